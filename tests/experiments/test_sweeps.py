@@ -136,7 +136,9 @@ def test_tuned_presets_have_equal_tokens_and_are_compared_at_both_intervals(pres
         wanted = {16_121_856}  # 20.03 for each of 804,992 parameters
     assert {tokens(e) for e in found} == {e.train.tokens for e in compared} == wanted
     assert {e.inner.optimizer for e in found + compared} == {preset.partition(",")[0]}
-    assert [e.sync.interval for e in (found[0], *compared[1:])] == [6, 6, 24]
+    often = 2 if "long" in preset else 6
+    assert [e.sync.interval for e in (found[0], *compared[1:])] == [often, often, 24]
+    assert found[0].outer.codec == found[0].outer.update_codec == ("int4" if "long" in preset else "f32")
 
 
 @pytest.mark.parametrize(

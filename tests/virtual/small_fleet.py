@@ -93,7 +93,7 @@ def small_fleet(
         total_steps,
         {learner: place(learner) for learner in range(policy.num_learners)},
         learner_arrays,
-        CountingSyncer(Traffic.of(sizes or (0,) * policy.num_fragments)),
+        CountingSyncer(Traffic(*[sizes or (0,) * policy.num_fragments] * 3)),
         merge_time=lambda: merge_seconds,
         notice_seconds=notice,
         recovery_seconds=recovery,

@@ -49,7 +49,7 @@ class Refusing(CountingSyncer):
     """Leaves the offers of some learners out of every merge."""
 
     def __init__(self, refused: frozenset[int], num_fragments: int) -> None:
-        super().__init__(Traffic.of((0,) * num_fragments))
+        super().__init__(Traffic(*[(0,) * num_fragments] * 3))
         self._refused = refused
 
     def merge(self, fragment, given):

@@ -37,7 +37,21 @@ def message_of(told: Event | news.News | news.Word) -> Any:
     Raises ValueError where a number has more than 64 bits.
     """
     union, name = _PLACES[type(told)]
-    return union(**{name: dataclasses.asdict(told)})
+    match told:  # `asdict` is slow where there are many fragments, and reports are the frequent ones
+        case events.StepReported(report):
+            value: Any = pb.StepReported(report=_report_message(report))
+        case news.Heard(report, step_time):
+            value = pb.Heard(report=_report_message(report), step_time=step_time)
+        case _:
+            value = dataclasses.asdict(told)
+    return union(**{name: value})
+
+
+def _report_message(r: messages.Report) -> pb.Report:
+    counters = [pb.FragmentCounters(version=c.version, steps=c.steps, tokens=c.tokens) for c in r.counters]
+    return pb.Report(
+        learner=r.learner, incarnation=r.incarnation, step=r.step, counters=counters, adopted=r.adopted
+    )
 
 
 def told_by(message: pb.Event | pb.News | pb.Word) -> Any:

@@ -274,16 +274,14 @@ class Experiment:
         """What needs rows and tokens, which only the loop itself knows."""
         if self.algorithm in BASELINES:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
-        if self.train.tokens is not None:
-            yield f"train.tokens: is {self.train.tokens}, but must be None for a loop"
-        if self.virtual.seconds is not None:
-            yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None for a loop"
+        told = (self.train.tokens, self.virtual.seconds, self.init_from)
+        for name, value in zip(("train.tokens", "virtual.seconds", "init_from"), told, strict=True):
+            if value is not None:
+                yield f"{name}: is {value}, but must be None for a loop"
         if self.train.sub_shards > 1:
             yield f"train.sub_shards: is {self.train.sub_shards}, but must be 1 for a loop"
         if max(self.remote.hosts, default=1) > 1:
             yield f"remote.hosts: is {self.remote.hosts}, but a loop's learners have one host each"
-        if self.init_from is not None:
-            yield f"init_from: is {self.init_from}, but must be None for a loop"
         if self.driver == "virtual" and not self.virtual.arrays:
             yield "virtual.arrays: is False, but must be True for a loop"
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import struct
 import tempfile
+import zlib
 
 from ddiloco.disk.tape import file as tape_file
 from ddiloco.disk.tape.header import Header
@@ -52,14 +53,14 @@ def conversation():
 
 
 def recorded_tape():
-    """The payloads of a tape's records."""
+    """The records of a tape, as they are before they are compressed."""
     made = learner_tape(pathlib.Path(tempfile.mkdtemp(dir=FOLDER)), 3, 7)
     tape = LearnerTape(3, 7, made, Header("learner", 3, 7, "local", "c0", "1a", MACHINE, 1.0, 2.0))
     report = Report(3, 7, 3, (FragmentCounters(1, 2, 9),) * 2)
     for event in (events.StepStarted(10), events.StepFinished(), events.StepReported(report)):
         tape.heard(event, 1.5)
     tape.end()
-    return [payload for _, payload in tape_file.read(made).records]
+    return [zlib.decompress(payload) for _, payload in tape_file.read(made).records]
 
 
 def parts_words():
@@ -158,7 +159,7 @@ SEEDS = {  # sound bytes, from which others are made
     "weights_index": [b'{"weight_map": {"a": "model.safetensors"}}'],
     "tokens": [b"a token that all share\n", b"0 a-token-of-its-own\n1 another-of-its-own\n"],
     "tape": [rpcs.joint(*recorded_tape())],
-    "torn_tape": [b"ddiloco tape 2\n" + bytes(12)],
+    "torn_tape": [b"ddiloco tape 3\n" + bytes(12)],
     "rpc": [
         rpcs.said("control", rpcs.greeting()),
         rpcs.said("greeted", learner_message(events.LearnerJoined(1, 100)).SerializeToString()),

@@ -234,8 +234,8 @@ def tape(data):
     path = learner_tape(FOLDER, 3, 7)
     path.unlink(missing_ok=True)
     written = TapeFile(path)
-    for payload in rpcs.split(data):
-        written.append(payload)
+    for record in rpcs.split(data):
+        written.append(zlib.compress(record))
     written.close()
     read_tape(path)
 

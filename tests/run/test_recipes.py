@@ -65,7 +65,7 @@ def test_a_loop_without_evaluation_scores_nothing():
         ({"train": {"tokens": 100}}, "config.train.tokens: is 100, but must be None for a loop"),
         (
             {"driver": "virtual", "virtual": {"seconds": 50.0}},
-            "config.virtual.seconds: is 50, but must be None for a loop",
+            "config.virtual.seconds: is 50.0, but must be None for a loop",
         ),
         (
             {"driver": "virtual", "virtual": {"arrays": False}},

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import zlib
 
 from google.protobuf.message import DecodeError
 
 from ddiloco.disk.tape import tape_pb2 as pb
-from ddiloco.protocol import events, news
-from ddiloco.protocol.messages import FragmentCounters, Report
+from ddiloco.protocol import news
 from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.schema import codec
+
+_LONGEST = 1 << 28  # bytes of a record; a few that are damaged must not become any number in memory
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -82,127 +83,58 @@ class Entry:
     content: Content
 
 
-class _Reports:
-    """The last report of each learner: writer and reader both predict the next one from it."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, Report] = {}
-
-    def encode(self, r: Report) -> pb.Report:
-        """Only what does not follow from the learner's last report."""
-        last = self._last.get(r.learner)
-        self._last[r.learner] = r
-        if last is None or len(last.counters) != len(r.counters):
-            others = [x for p, c in enumerate(r.counters) for x in (p, c.version, c.steps, c.tokens)]
-            return pb.Report(
-                learner=r.learner, incarnation=r.incarnation, step=r.step, others=others,
-                fragments=len(r.counters) + 1, adopted=r.adopted,
-            )  # fmt: skip
-        steps, tokens = _growth(last.counters, r.counters)
-        others = [
-            x
-            for p, (old, new) in enumerate(zip(last.counters, r.counters, strict=True))
-            if new != _grown(old, steps, tokens)
-            for x in (p, new.version, new.steps, new.tokens)
-        ]
-        same = r.incarnation == last.incarnation
-        return pb.Report(
-            learner=r.learner, incarnation=0 if same else r.incarnation, step=r.step - last.step,
-            steps=steps, tokens=tokens, others=others, adopted=r.adopted,
-        )  # fmt: skip
-
-    def decode(self, m: pb.Report) -> Report:
-        """Raises ValueError or KeyError if the message does not fit the last report."""
-        others = {p: FragmentCounters(*row) for p, *row in zip(*[iter(m.others)] * 4, strict=True)}
-        if m.fragments:
-            counters = tuple(others[p] for p in range(m.fragments - 1))
-            report = Report(m.learner, m.incarnation, m.step, counters, m.adopted)
-        else:
-            last = self._last[m.learner]
-            counters = tuple(
-                others.get(p) or _grown(c, m.steps, m.tokens) for p, c in enumerate(last.counters)
-            )
-            incarnation = m.incarnation or last.incarnation
-            report = Report(m.learner, incarnation, last.step + m.step, counters, m.adopted)
-        self._last[m.learner] = report
-        return report
+def message_of(content: Content, now: float | None = None) -> pb.Entry:
+    """The message of an entry. Raises ValueError if a number has more than 64 bits."""
+    match content:
+        case FromPart(part, word):
+            kind = {"of_part": pb.OfPart(part=part, word=codec.message_of(word))}
+        case PartConnected(part):
+            kind = {"of_part": pb.OfPart(part=part)}
+        case Adopted() | Gave() | Committed() | End():
+            kind = {type(content).__name__.lower(): dataclasses.asdict(content)}
+        case _:
+            kind = {"news" if isinstance(content, news.News) else "event": codec.message_of(content)}
+    return pb.Entry(now=now or 0.0, **kind)
 
 
-def _growth(old: Iterable[FragmentCounters], new: Iterable[FragmentCounters]) -> tuple[int, int]:
-    """How many steps and tokens were added; read from a fragment whose version is the same."""
-    for before, after in zip(old, new, strict=True):
-        if before.version == after.version:
-            return after.steps - before.steps, after.tokens - before.tokens
-    return 0, 0
+def payload_of(record: pb.Record) -> bytes:
+    """The bytes of a record on a tape, compressed: most of a report is as in the one before."""
+    return zlib.compress(record.SerializeToString(), 1)
 
 
-def _grown(c: FragmentCounters, steps: int, tokens: int) -> FragmentCounters:
-    return FragmentCounters(c.version, c.steps + steps, c.tokens + tokens)
+def record_of(payload: bytes) -> pb.Record:
+    """The record that `payload_of` made into these bytes; raises ValueError if they are none."""
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(payload, _LONGEST)
+        if not unpacking.eof or unpacking.unused_data:
+            raise ValueError("it is not whole, or longer than any")
+        return pb.Record.FromString(data)
+    except (zlib.error, DecodeError, ValueError) as error:
+        raise ValueError(f"a record that cannot be read: {error}") from None
 
 
-class Encoder:
-    """Entries as messages; each tape has its own encoder, since a report is encoded against the last one."""
-
-    def __init__(self) -> None:
-        self._reports = _Reports()
-
-    def __call__(self, content: Content, now: float | None = None) -> pb.Entry:
-        """The message. Raises ValueError if a number has more than 64 bits."""
-        match content:
-            case events.StepReported(report):
-                kind = {"report": self._reports.encode(report)}
-            case news.Heard(report, step_time):
-                kind = {"report": self._reports.encode(report)}
-                kind["report"].MergeFrom(pb.Report(heard=True, step_time=step_time))
-            case FromPart(part, word):
-                kind = {"of_part": pb.OfPart(part=part, word=codec.message_of(word))}
-            case PartConnected(part):
-                kind = {"of_part": pb.OfPart(part=part)}
-            case Adopted() | Gave() | Committed() | End():
-                kind = {type(content).__name__.lower(): dataclasses.asdict(content)}
-            case _ if isinstance(content, news.News):
-                kind = {"news": codec.message_of(content)}
-            case _:
-                kind = {"event": codec.message_of(content)}
-        return pb.Entry(now=now or 0.0, **kind)
+def entries_of(payload: bytes) -> list[Entry]:
+    """The entries of a record; raises ValueError if it cannot be read."""
+    try:
+        return [_entry(message) for message in record_of(payload).entries]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a record that cannot be read: {error}") from None
 
 
-class Decoder:
-    """Messages as entries; must decode them in the order in which they were encoded."""
-
-    def __init__(self) -> None:
-        self._reports = _Reports()
-
-    def __call__(self, payload: bytes) -> list[Entry]:
-        """The entries of a record; raises ValueError if it cannot be read."""
-        try:
-            return [self._entry(message) for message in pb.Record.FromString(payload).entries]
-        except (DecodeError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"a record that cannot be read: {error}") from None
-
-    def _entry(self, m: pb.Entry) -> Entry:
-        kind = m.WhichOneof("kind")
-        if kind is None:
-            raise ValueError("an empty entry")
-        value = getattr(m, kind)
-        match kind:
-            case "event":
-                return Entry(m.now, codec.told_by(value))
-            case "news":
-                return Entry(m.now, codec.told_by(value))
-            case "report":
-                return Entry(m.now, self._reported(value))
-            case "of_part" if value.HasField("word"):
-                return Entry(m.now, FromPart(value.part, codec.told_by(value.word)))
-            case "of_part":
-                return Entry(m.now, PartConnected(value.part))
-        return Entry(None, _NOTES[kind](value))
-
-    def _reported(self, m: pb.Report) -> events.StepReported | news.Heard:
-        report = self._reports.decode(m)
-        if not m.heard:
-            return events.StepReported(report)
-        return news.Heard(report, m.step_time if m.HasField("step_time") else None)
+def _entry(m: pb.Entry) -> Entry:
+    kind = m.WhichOneof("kind")
+    if kind is None:
+        raise ValueError("an empty entry")
+    value = getattr(m, kind)
+    match kind:
+        case "event" | "news":
+            return Entry(m.now, codec.told_by(value))
+        case "of_part" if value.HasField("word"):
+            return Entry(m.now, FromPart(value.part, codec.told_by(value.word)))
+        case "of_part":
+            return Entry(m.now, PartConnected(value.part))
+    return Entry(None, _NOTES[kind](value))
 
 
 _NOTES = {

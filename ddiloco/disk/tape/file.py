@@ -14,7 +14,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-MAGIC = b"ddiloco tape 2\n"
+MAGIC = b"ddiloco tape 3\n"
 _HEAD = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size  # before each record's payload

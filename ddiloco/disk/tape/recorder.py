@@ -14,10 +14,11 @@ from ddiloco.disk.tape.entries import (
     Committed,
     Content,
     CoreEvent,
-    Encoder,
     End,
     Gave,
     InnerOrigin,
+    message_of,
+    payload_of,
 )
 from ddiloco.disk.tape.file import HEAD_BYTES, TapeFile
 from ddiloco.disk.tape.header import Header
@@ -72,7 +73,6 @@ class Recorder:
         self._path, self._record = path, record
         self._left = most_bytes
         self._file: TapeFile | None = None
-        self._encode = Encoder()
         self._waiting: list[pb.Entry] = []
         self._written_at = 0.0
         self.header = header
@@ -108,12 +108,12 @@ class Recorder:
         if self._file is None:
             return
         try:
-            self._waiting.append(self._encode(content, now))
+            self._waiting.append(message_of(content, now))
         except ValueError as error:
             self._fail(error)
 
     def _append(self, message: pb.Record) -> None:
-        payload = message.SerializeToString()
+        payload = payload_of(message)
         self._left -= HEAD_BYTES + len(payload)
         try:
             if self._left < 0:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from ddiloco.disk.tape import tape_pb2 as pb
-from ddiloco.disk.tape.entries import Decoder, End, Entry
+from ddiloco.disk.tape.entries import End, Entry, entries_of, record_of
 from ddiloco.disk.tape.file import TapeError, read
 from ddiloco.disk.tape.header import Header, from_json
 from ddiloco.disk.tape.recorder import FOLDER, SUFFIX
@@ -45,13 +44,13 @@ def read_tape(path: pathlib.Path) -> Tape | None:
     content = read(path)
     if not content.records:
         return None
-    decode, entries, header = Decoder(), [], None
+    entries, header = [], None
     for at, payload in content.records:
         try:
             if header is None:
-                header = from_json(pb.Record.FromString(payload).header)
+                header = from_json(record_of(payload).header)
             else:
-                entries += decode(payload)
+                entries += entries_of(payload)
         except Exception as error:  # protobuf does not say which it raises
             raise TapeError(f"{path}: byte {at}: holds {error}") from None
     return Tape(path, header, entries, content.torn)

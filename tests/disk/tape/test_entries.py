@@ -1,23 +1,26 @@
 """What is told to a core, or noted of its arrays, comes back from its bytes as it was."""
 
 import dataclasses
-import itertools
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddiloco.disk.tape import entries as entries_module
 from ddiloco.disk.tape import header as headers
 from ddiloco.disk.tape import tape_pb2 as pb
 from ddiloco.disk.tape.entries import (
     Adopted,
     Committed,
-    Decoder,
-    Encoder,
     End,
     Entry,
     Gave,
     InnerOrigin,
+    entries_of,
+    message_of,
+    payload_of,
+    record_of,
 )
 from ddiloco.protocol import events, news
 from ddiloco.protocol.learner import FragmentWork
@@ -34,6 +37,13 @@ contributions = st.builds(Contribution, *[number] * 7)
 givens = st.lists(st.builds(Given, number, number), max_size=3).map(tuple)
 origins = st.builds(InnerOrigin, number, number, number)
 
+REPORTS = st.builds(
+    Report,
+    *[number] * 3,
+    st.lists(st.builds(FragmentCounters, number, number, number), max_size=3).map(tuple),
+    st.booleans(),
+)
+
 EVENTS = st.one_of(
     st.builds(events.Welcomed, number, number, numbers, numbers),
     st.builds(events.NotMember, number),
@@ -48,6 +58,7 @@ EVENTS = st.one_of(
     st.builds(events.LearnerJoined, number, number, number, numbers),
     st.builds(events.LearnerReady, number, number, number, numbers),
     st.builds(events.LearnerLost, number, number, text),
+    st.builds(events.StepReported, REPORTS),
     st.builds(events.FragmentArrived, rounds, contributions),
     st.builds(events.OfferFailed, rounds, number, number, text),
     st.builds(events.MergeFinished, rounds, numbers),
@@ -61,6 +72,7 @@ NEWS = st.one_of(
     st.builds(news.Returned, number, number),
     st.builds(news.AllPresent),
     st.builds(news.Noted, rounds),
+    st.builds(news.Heard, REPORTS, st.none() | st.floats(allow_nan=False)),
 )
 WORDS = st.one_of(
     st.builds(news.Committed, rounds, number, number),
@@ -80,57 +92,32 @@ ENTRIES = st.one_of(
     st.builds(Entry, st.floats(allow_nan=False, allow_infinity=False), EVENTS | BETWEEN),
     st.builds(Entry, st.none(), NOTES),
 )
-REPORTS = st.builds(
-    Report,
-    st.integers(0, 2),
-    st.integers(1, 3),
-    small,
-    st.lists(st.builds(FragmentCounters, st.integers(0, 2), small, small), max_size=3).map(tuple),
-    st.booleans(),
-)
-
-
-def there_and_back(entries, record_size=3):
-    encode, decode = Encoder(), Decoder()
-    found = []
-    for start in range(0, len(entries), record_size):
-        part = entries[start : start + record_size]
-        record = pb.Record(entries=[encode(entry.content, entry.now) for entry in part])
-        found += decode(record.SerializeToString())
-    return found
 
 
 @given(st.lists(ENTRIES, max_size=8))
 def test_entries_come_back_as_they_were(entries):
-    assert there_and_back(entries) == entries
+    record = pb.Record(entries=[message_of(entry.content, entry.now) for entry in entries])
+    assert entries_of(payload_of(record)) == entries
 
 
-@given(st.lists(REPORTS, max_size=12))
-def test_reports_come_back_whatever_came_before_them(reports):
-    step_times = itertools.cycle((None, 0.25))
-    entries = [Entry(1.5, events.StepReported(report)) for report in reports]
-    entries += [Entry(1.5, news.Heard(report, next(step_times))) for report in reports]
-    assert there_and_back(entries) == entries
-
-
-def test_a_report_that_follows_from_the_last_takes_few_bytes():
-    encode = Encoder()
-    sizes = []
-    for step in range(1, 4):
-        counters = tuple(FragmentCounters(7, step, 1000 * step) for _ in range(24))
-        entry = encode(events.StepReported(Report(2, 1_700_000_000_000_000, step, counters)), 1.5)
-        sizes.append(entry.ByteSize())
-    assert sizes[0] > 100
-    assert max(sizes[1:]) < 30
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_entries_or_a_value_error(data):
+@given(st.binary(max_size=60), st.booleans())
+def test_any_bytes_are_entries_or_a_value_error(data, compressed):
     try:
-        entries = Decoder()(data)
+        entries = entries_of(zlib.compress(data) if compressed else data)
     except ValueError:
         return
     assert all(isinstance(entry, Entry) for entry in entries)
+
+
+def test_a_record_that_is_cut_has_more_behind_it_or_would_become_too_long_is_none(monkeypatch):
+    payload = payload_of(pb.Record(header="x" * 1000))
+    assert record_of(payload).header == "x" * 1000
+    for harmed in (payload[:-1], payload + b"more"):
+        with pytest.raises(ValueError, match="a record that cannot be read"):
+            record_of(harmed)
+    monkeypatch.setattr(entries_module, "_LONGEST", 900)
+    with pytest.raises(ValueError, match="longer than any"):
+        record_of(payload)
 
 
 WORK = FragmentWork(2, 5, 3, 30, offered={7: (2, 20)})

@@ -6,7 +6,7 @@ WHAT
   interval    short runs in which learners meet every 6 steps (default)
   interleave  short runs with AdamW, every 24; a shard reads 128 documents side by side, not 8
   both        short runs with AdamW, every 6, and 128 documents
-  length      long runs: 20 tokens a parameter; over an hour each
+  length      long runs: 20 tokens a parameter, also every 6 steps in float32; one to two hours each
 
 Runs in virtual time at equal tokens, four to five minutes each on a core, with three seeds.
 """
@@ -16,11 +16,16 @@ from configs import baselines, tuned
 SEEDS = (0, 1, 2)
 OFTEN, SELDOM = {"sync.interval": tuned.OFTEN["short"]}, {"sync.interval": tuned.PAPERS}
 READING = {"data.interleave": 128}
-POINTS = {  # by preset of configs/tuned.py
-    "interval": {"decoupled,adamw,short": OFTEN, "decoupled,muon,short": OFTEN},
-    "interleave": {"data_parallel,adamw,short": READING, "decoupled,adamw,short": {**SELDOM, **READING}},
-    "both": {"decoupled,adamw,short": {**OFTEN, **READING}},
-    "length": {"data_parallel,muon,long": {}, "decoupled,muon,long": {}},
+EVERY_6 = {"sync.interval": 6, "outer.codec": "f32", "outer.update_codec": "f32"}
+POINTS = {  # presets of configs/tuned.py, and what is changed
+    "interval": (("decoupled,adamw,short", OFTEN), ("decoupled,muon,short", OFTEN)),
+    "interleave": (("data_parallel,adamw,short", READING), ("decoupled,adamw,short", {**SELDOM, **READING})),
+    "both": (("decoupled,adamw,short", {**OFTEN, **READING}),),
+    "length": (
+        ("data_parallel,muon,long", {}),
+        ("decoupled,muon,long", {}),
+        ("decoupled,muon,long", EVERY_6),
+    ),
 }
 
 
@@ -38,5 +43,5 @@ def get_sweep(what: str = "interval") -> list[dict]:
             "seed": seed,
         }
         for seed in SEEDS
-        for preset, changed in POINTS[what].items()
+        for preset, changed in POINTS[what]
     ]

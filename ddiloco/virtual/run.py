@@ -116,8 +116,8 @@ def play(
     return f"the run is not over after {now:g} virtual seconds"
 
 
-class FleetTapes(RecordingObserver):
-    """Writes the tapes of a fleet as well; their clock and wall clock are virtual time."""
+class TapingObserver(RecordingObserver):
+    """Writes a fleet's tapes, too; their clock and wall clock are virtual time."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class VirtualRun:
         self._equipment = assembly.equipment()
         self.score = assembly.scorer(self._equipment[0].program.mesh)
         self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process
-        self._observer = FleetTapes(workdir, e, model, self._equipment, record, self._merged)
+        self._observer = TapingObserver(workdir, e, model, self._equipment, record, self._merged)
         self._fleet: Fleet = make_fleet(e, e.train.steps, self._start, self._arrays, self._observer)
         calendar = self._fleet.calendar
         self._evaluations = Evaluations(self.score, e.eval.every, record, clock=lambda: calendar.now)

@@ -224,11 +224,11 @@ class LearnerWorker:
             if not step.complete:
                 self._patiently(lambda metrics=step.metrics: jax.block_until_ready(metrics))
             self._in_flight.popleft()
+            if step.position is not None:
+                self._recovery.finished(step.position)
             metrics = {**step.metrics, **self._meter.finished(step.data_wait)}
             self._record(records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, metrics))
             self._handle(events.StepFinished())
-            if step.position is not None:
-                self._recovery.finished(step.position)
 
     def _patiently(self, call: Callable[[], Result]) -> Result:
         """The result of a call that may wait for the devices, with heartbeats meanwhile."""

@@ -1,5 +1,8 @@
 """What waits on either side: bounded, coalesced, and never in anybody's way."""
 
+import json
+import threading
+
 import numpy as np
 import pytest
 
@@ -15,6 +18,7 @@ from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer, update_of
 from ddiloco.remote.wire.payload import receive
+from tests.integration.programs import LIMIT
 from tests.remote.ends import FORMATS, asked, report, until, update, welcome
 
 
@@ -112,6 +116,31 @@ def test_a_message_that_follows_records_is_never_sent_before_them():
         assert [r.step_done.step for r in sent.records.records] == [1, 2]
     sent, last = drain(outbox, 2)
     assert (sent.WhichOneof("kind"), last.WhichOneof("kind")) == ("records", "goodbye")
+
+
+class Late:
+    """A metric that is still on the devices until it is let go."""
+
+    def __init__(self):
+        self.there = threading.Event()
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.there.wait(LIMIT)
+        return np.zeros((), np.float32)
+
+
+def test_a_position_never_travels_ahead_of_the_records_of_its_steps():
+    outbox, late = Outbox(0), [Late() for _ in range(4)]
+    for step, metric in enumerate(late, start=1):
+        outbox.position({"batches": step})
+        outbox.record(records.StepDone(0, step, 0.0, 1, {"loss": metric}))
+    messages = outbox.messages(outbox.connected())
+    for step, metric in enumerate(late, start=1):
+        metric.there.set()
+        batch = pb.FromLearner.FromString(next(messages)).records
+        assert [record.step_done.step for record in batch.records] == [step]
+        # One ahead at most: the next step's is known before that step's record has been packed.
+        assert step <= json.loads(batch.position)["batches"] <= step + 1
 
 
 def test_what_was_sent_over_a_lost_connection_is_said_again_until_it_is_confirmed():

@@ -46,7 +46,8 @@ class Outbox:
         self._due = 0  # number of the first record that may wait longer than the messages
         self._connection = 0
         self._finished = False
-        self._raw: queue.SimpleQueue[LearnerRecord | pb.FromLearner | threading.Event] = queue.SimpleQueue()
+        self._raw: queue.SimpleQueue[LearnerRecord | pb.FromLearner | dict[str, Any] | threading.Event]
+        self._raw = queue.SimpleQueue()  # a dictionary is a position
         threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()
 
     def send(self, event: events.FromLearner | events.OfferFailed) -> None:
@@ -76,9 +77,8 @@ class Outbox:
         self._raw.put(record)
 
     def position(self, position: dict[str, Any]) -> None:
-        """Keeps where the batches go on; replaces the last position."""
-        with self._change:
-            self._position = position
+        """Puts in where the batches go on; it travels with the records that follow, not with earlier ones."""
+        self._raw.put(position)
 
     def taken(self, following: int) -> None:
         """The syncer has all records before this number."""
@@ -157,6 +157,10 @@ class Outbox:
             record = self._raw.get()
             if isinstance(record, threading.Event):
                 record.set()
+                continue
+            if isinstance(record, dict):
+                with self._change:
+                    self._position = record
                 continue
             if isinstance(record, pb.FromLearner):
                 with self._change:

@@ -7,6 +7,7 @@ codec left out is added to the next difference.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -44,11 +45,13 @@ class DifferenceEncoder:
         """Compiles for fragment p, unless it has been done for one of the same shapes."""
         self._programs(self._layout.piece_shapes(p))
 
-    def __call__(self, p: int, last: Arrays, new: Arrays, left_out: Arrays) -> Difference:
+    def __call__(
+        self, p: int, last: Sequence[np.ndarray | jax.Array], new: Arrays, left_out: Arrays
+    ) -> Difference:
         """Encodes a step of fragment p, and waits for the result.
 
         Args:
-          last: the version before, on the CPU device.
+          last: the version before, numpy or on the CPU device.
           new: what the outer step made of it; its memory is taken.
           left_out: by earlier updates; its memory is taken.
         """

@@ -150,11 +150,8 @@ class FragmentDecoder:
                     f"array {i} of fragment {p} in {self._name} is {array.dtype}{list(array.shape)}, "
                     f"but must be {dtype}{list(shape)}"
                 )
-        placed = [
-            tuple(jax.device_put(aligned(np.asarray(x)), self._device) for x in group)
-            for group in (arrays, anchor)
-        ]
-        pieces = self._reading(self._layout.piece_shapes(p))(*placed)
+        given = [tuple(aligned(np.asarray(x)) for x in group) for group in (arrays, anchor)]
+        pieces = self._reading(self._layout.piece_shapes(p))(*given)
         return tuple(np.asarray(piece) for piece in pieces)
 
     def _compiled(self, shapes: tuple[Shape, ...]) -> jax.stages.Compiled:

@@ -56,9 +56,8 @@ class OuterStep:
     def init(self, pieces: Pieces) -> Any:
         """The outer optimizer's state before the first round of a fragment with these pieces."""
         with jax.default_device(self._device):
-            placed = self._placed(pieces)
-            state = _begin(self._config, placed)
-            return state if self._encode is None else (state, self._zeros(placed))
+            state = _begin(self._config, _readable(pieces))
+            return state if self._encode is None else (state, self._zeros(pieces))
 
     def compile(self, p: int) -> None:
         """Compiles the step of fragment p, unless one of the same shapes has been compiled."""
@@ -109,10 +108,10 @@ class OuterStep:
         anchor, slots = self._slots(pieces, contributions)
         if norms is None:
             norms = self._measure(p)(anchor, slots)
-        given = jax.device_put((normalised([*weights, *[0.0] * absent]), norms), self._device)
+        shares = normalised([*weights, *[0.0] * absent])
         spare = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
-        results = self._executable(p)(spare, opt_state, anchor, slots, *given)
+        results = self._executable(p)(spare, opt_state, anchor, slots, shares, norms)
         new, opt_state, metrics = jax.block_until_ready(results)
         values = {name: float(value) for name, value in metrics.items()}
         finite = bool(values.pop("finite"))
@@ -121,21 +120,13 @@ class OuterStep:
         encoded = self._encode(p, anchor, new, left_out)
         return OuterResult(encoded.pieces, (opt_state, encoded.left_out), values, difference=encoded.arrays)
 
-    def _slots(
-        self, pieces: Pieces, contributions: Sequence[Pieces]
-    ) -> tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]]:
-        """Theta_p, and M contributions of which those of absent learners are Theta_p, on the device."""
+    def _slots(self, pieces: Pieces, contributions: Sequence[Pieces]) -> tuple[Pieces, tuple[Pieces, ...]]:
+        """Theta_p, and M contributions of which those of absent learners are Theta_p."""
         absent = self._num_learners - len(contributions)
         if absent < 0:
             raise ValueError(f"there are {len(contributions)} contributions, more than {self._num_learners}")
-        anchor = self._placed(pieces)
-        return anchor, (*(self._placed(contribution) for contribution in contributions), *[anchor] * absent)
-
-    def _placed(self, pieces: Pieces) -> tuple[jax.Array, ...]:
-        return tuple(
-            jax.device_put(aligned(piece) if isinstance(piece, np.ndarray) else piece, self._device)
-            for piece in pieces
-        )
+        anchor = _readable(pieces)
+        return anchor, (*map(_readable, contributions), *[anchor] * absent)
 
     def _zeros(self, pieces: Pieces) -> tuple[jax.Array, ...]:
         return tuple(owned(np.zeros(piece.shape, np.float32), self._device) for piece in pieces)
@@ -165,6 +156,11 @@ class OuterStep:
         weights, norms = self._described((count,), (len(shapes), count))
         given = pieces, state, pieces, (pieces,) * count, weights, norms
         return _step.lower(self._config, rules, *given).compile()
+
+
+def _readable(pieces: Pieces) -> tuple[np.ndarray | jax.Array, ...]:
+    """Pieces that XLA reads where they are: given to a program as they are, they cost no `device_put`."""
+    return tuple(aligned(piece) if isinstance(piece, np.ndarray) else piece for piece in pieces)
 
 
 # Jitted here and not in each OuterStep, so that JAX traces and compiles them once for all of a process.

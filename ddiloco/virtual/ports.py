@@ -44,8 +44,8 @@ class SyncerArrays(Protocol):
     def fragment(self, fragment: int) -> Payload:
         """A global fragment."""
 
-    def problem(self, fragment: int, payload: Payload) -> str | None:
-        """Why a learner's fragment is unsound; None if it is sound."""
+    def received(self, fragment: int, payload: Payload) -> Payload:
+        """A learner's fragment, to be merged; raises InvalidContribution if it is unsound."""
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
         """Merges and commits."""

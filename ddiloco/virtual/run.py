@@ -13,7 +13,7 @@ from ddiloco.disk.tape.recorder import LearnerTape
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.encoding import Traffic, traffic
-from ddiloco.outer.global_model import GlobalModel, InvalidContribution, NextVersion, pieces_sha256
+from ddiloco.outer.global_model import GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import actions, events
@@ -30,7 +30,7 @@ from ddiloco.settings.experiment import Experiment, step_tokens, task_of
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
 from ddiloco.virtual.learner_process import VirtualLearner
-from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
+from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
 
 Record = Callable[[Any], None]
 
@@ -47,23 +47,17 @@ class GlobalArrays:
         """The pieces of a global fragment; they stay as they are through later merges."""
         return self.model.fragment(fragment)[1]
 
-    def problem(self, fragment: int, payload: Payload) -> str | None:
-        """Why a learner's fragment is unsound; None if it is sound."""
-        try:
-            self.model.validate(fragment, self._decoded(fragment, payload))
-        except InvalidContribution as error:
-            return str(error)
-        return None
+    def received(self, fragment: int, payload: Offer) -> Pieces:
+        """A learner's fragment, decoded; raises InvalidContribution if it is unsound."""
+        # A difference is against the present version; if not, the core drops the offer.
+        pieces = self.model.decode(fragment, payload.on_host(), self.fragment(fragment))
+        self.model.validate(fragment, pieces)
+        return pieces
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Pieces]]) -> NextVersion:
         """Merges what the guard lets pass."""
-        pieces = [self._decoded(fragment, payload) for _, payload in given]
         counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
-        return self.model.merge(fragment, pieces, counts, learners)
-
-    def _decoded(self, fragment: int, offer: Offer) -> Pieces:
-        # A difference is against the present version; if not, the core has dropped the offer or will.
-        return self.model.decode(fragment, offer.on_host(), self.fragment(fragment))
+        return self.model.merge(fragment, [pieces for _, pieces in given], counts, learners)
 
 
 class RecordingObserver(Observer):

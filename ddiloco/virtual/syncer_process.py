@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddiloco.outer.encoding import InvalidContribution
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
@@ -66,7 +67,8 @@ class VirtualSyncer:
         """Handles an event; while the process is down, the event is lost."""
         if self.core is None:
             return
-        event = self._checked(event, payload)
+        if isinstance(event, events.FragmentArrived):
+            event, payload = self._received(event, payload)
         out = self.core.handle(event, self._calendar.now)
         if isinstance(event, events.LearnerJoined):
             self.durable = self.core.state()
@@ -77,16 +79,16 @@ class VirtualSyncer:
             self._perform(action, payload)
         self._alarm.set(self.core.next_deadline())
 
-    def _checked(self, event: events.SyncerEvent, payload: Payload) -> events.SyncerEvent:
-        """The event; if it is an offer of an unsound fragment, that the offer failed."""
-        if not isinstance(event, events.FragmentArrived):
-            return event
-        c, problem = event.contribution, self.arrays.problem(event.round.fragment, payload)
-        if problem is None:
-            return event
-        unsound = Notice("unsound", c.learner, problem)
-        self._observer.guarded(event.round, (unsound,), self._calendar.now)
-        return events.OfferFailed(event.round, c.learner, c.incarnation, problem)
+    def _received(
+        self, event: events.FragmentArrived, payload: Payload
+    ) -> tuple[events.FragmentArrived | events.OfferFailed, Payload]:
+        """The event with what is to be merged; if the fragment is unsound, that the offer failed."""
+        try:
+            return event, self.arrays.received(event.round.fragment, payload)
+        except InvalidContribution as error:
+            c, problem = event.contribution, str(error)
+        self._observer.guarded(event.round, (Notice("unsound", c.learner, problem),), self._calendar.now)
+        return events.OfferFailed(event.round, c.learner, c.incarnation, problem), None
 
     def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
         match action:

@@ -111,7 +111,9 @@ class PartedSyncer(VirtualSyncer):
             self._handle(self._authority, event)
             return
         part = self._parts[event.round.fragment % len(self._parts)]
-        self._handle(part, self._checked(event, payload))
+        if isinstance(event, events.FragmentArrived):
+            event, _ = self._received(event, payload)
+        self._handle(part, event)
 
     def _handle(
         self, process: _Process, event: events.SyncerEvent | PartConnected | FromPart | news.News

@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddiloco.outer.encoding import Traffic
+from ddiloco.outer.encoding import InvalidContribution, Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
@@ -59,9 +59,11 @@ class _Doubtful(CountingSyncer):
         self.unsound, self.refused = unsound, refused
         self._rng = rng
 
-    def problem(self, fragment: int, payload: Payload) -> str | None:
+    def received(self, fragment: int, payload: Payload) -> Payload:
         """Finds a random share of the fragments unsound."""
-        return "not finite" if self.unsound and self._rng.random() < self.unsound else None
+        if self.unsound and self._rng.random() < self.unsound:
+            raise InvalidContribution("not finite")
+        return payload
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
         """Leaves a random share of the offers out."""

@@ -198,8 +198,9 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
         pb.FromPart(word=pb.FromPart().word),
         pb.FromPart(records=pb.Records(records=[{"noted": {"name": "x", "json": "{"}}])),
         pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files="7")),
+        pb.FromPart(fragments_written={"snapshot": 1, "versions": [{"round": {"step": 4, "fragment": 1}}]}),
     ],
-    ids=["another's fragment", "no word", "no record", "no files"],
+    ids=["another's fragment", "no word", "no record", "no files", "another's version"],
 )
 def test_what_cannot_be_is_told_in_an_alarm_and_ends_only_the_connection(stack, message):
     authority, part = connected(stack)

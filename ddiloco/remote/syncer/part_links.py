@@ -234,7 +234,7 @@ class PartLinks:
             case "records":
                 link.say(pb.ToPart(records_taken=self._take_records(link, message.records)))
             case "fragments_written":
-                self._send(_written(link.part, message.fragments_written))
+                self._send(self._written(link.part, message.fragments_written))
             case "goodbye":
                 return False
         return True
@@ -245,6 +245,12 @@ class PartLinks:
             if p >= self._terms.num_fragments or p % self.count != part:
                 raise WireError("malformed message", f"fragment {p} is not of part {part}")
         return word
+
+    def _written(self, part: int, message: pb.FragmentsWritten) -> FragmentsWritten:
+        """Raises WireError or ValueError: its files are none, or its versions not the part's."""
+        files = PartFiles.from_json(json.loads(message.files)) if message.files else None
+        versions = tuple(self._checked(part, codec.read(one)) for one in message.versions)
+        return FragmentsWritten(part, message.snapshot, files, versions, message.problem)
 
     def _take_records(self, link: _Link, message: pb.Records) -> int:
         """Passes on the records that are new: a connection repeats what the one before may have lost."""
@@ -281,10 +287,3 @@ def _reached(address: str, peer: str) -> str:
     """Where learners reach a part that listens at HOST:PORT; its peer's host if that is every one."""
     host, _, port = address.rpartition(":")
     return f"{host_of(peer)}:{port}" if host in ("", "0.0.0.0", "[::]", "*") else address
-
-
-def _written(part: int, message: pb.FragmentsWritten) -> FragmentsWritten:
-    """Raises ValueError: its files are none."""
-    files = PartFiles.from_json(json.loads(message.files)) if message.files else None
-    versions = tuple(map(codec.read, message.versions))
-    return FragmentsWritten(part, message.snapshot, files, versions, message.problem)

@@ -72,21 +72,36 @@ Cache = list[Any]
 
 
 class Projection(nnx.Module):
-    """A linear map without bias; `equation` is its einsum, where r is B and L of the input in one axis."""
+    """A linear map; `equation` is its einsum, where r is the leading axes of the input, B and L, in one."""
 
     def __init__(
-        self, rngs: nnx.Rngs, equation: str, shape: tuple[int, ...], axes: Axes, stddev: float, dtype: str
+        self,
+        rngs: nnx.Rngs,
+        equation: str,
+        shape: tuple[int, ...],
+        axes: Axes,
+        stddev: float,
+        dtype: str,
+        bias_axes: int = 0,
     ) -> None:
+        """`bias_axes`: of the kernel's, the last ones, which the bias has too; 0: there is none."""
         self.kernel = parameter(rngs, shape, axes, Normal(stddev))
+        if bias_axes:
+            self.bias = parameter(rngs, shape[-bias_axes:], axes[-bias_axes:], Constant(0.0))
+        self.biased = bias_axes > 0
         self.equation = equation
         self.dtype = dtype
 
     def __call__(self, x: jax.Array, output_dtype: str | None = None) -> jax.Array:
+        dtype = output_dtype or self.dtype
+        leading = x.ndim - self.equation.index(",") + 1
         # One axis of rows, since XLA on CPU is several times slower at gradients that contract both B and L.
-        x_RxI = x.reshape(-1, *x.shape[2:])
+        x_RxI = x.reshape(-1, *x.shape[leading:])
         kernel = self.kernel[...].astype(self.dtype)
-        y_RxO = jnp.einsum(self.equation, x_RxI, kernel, preferred_element_type=output_dtype or self.dtype)
-        return y_RxO.reshape(*x.shape[:2], *y_RxO.shape[1:])
+        y_RxO = jnp.einsum(self.equation, x_RxI, kernel, preferred_element_type=dtype)
+        if self.biased:
+            y_RxO = y_RxO + self.bias[...].astype(dtype)
+        return y_RxO.reshape(*x.shape[:leading], *y_RxO.shape[1:])
 
 
 class RMSNorm(nnx.Module):

@@ -17,8 +17,9 @@ from flax import nnx
 
 from ddiloco.config import setting
 from ddiloco.models import stack
+from ddiloco.models.dense import Projection
 from ddiloco.models.model import Model
-from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
+from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unconstrained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,35 +81,6 @@ def check_pixels(config: Any) -> None:
             raise ValueError(f"{name}: has {count} entries, but must have 1 or one a channel")
 
 
-class Linear(nnx.Module):
-    """A linear map, by default with bias; `equation` is its einsum."""
-
-    def __init__(
-        self,
-        rngs: nnx.Rngs,
-        equation: str,
-        shape: tuple[int, ...],
-        axes: Axes,
-        outputs: int,
-        stddev: float,
-        dtype: str,
-        bias: bool = True,
-    ) -> None:
-        """`outputs` is the number of the kernel's last axes that are axes of the output."""
-        self.kernel = parameter(rngs, shape, axes, Normal(stddev))
-        if bias:
-            self.bias = parameter(rngs, shape[-outputs:], axes[-outputs:], Constant(0.0))
-        self.biased = bias
-        self.equation = equation
-        self.dtype = dtype
-
-    def __call__(self, x: jax.Array, output_dtype: str | None = None) -> jax.Array:
-        dtype = output_dtype or self.dtype
-        kernel = self.kernel[...].astype(self.dtype)
-        y = jnp.einsum(self.equation, x, kernel, preferred_element_type=dtype)
-        return y + self.bias[...].astype(dtype) if self.biased else y
-
-
 class LayerNorm(nnx.Module):
     """Normalises the last axis to mean 0 and variance 1, in float32, then scales and shifts it."""
 
@@ -132,13 +104,15 @@ class Attention(nnx.Module):
         c, head_dim = config, config.model_dim // config.num_heads
         stddev = c.model_dim**-0.5
         shape, axes = (c.model_dim, c.num_heads, head_dim), ("embed", "heads", "head_dim")
-        self.query = Linear(rngs, "bld,dnh->blnh", shape, axes, 2, stddev, c.compute_dtype)
+        self.query = Projection(rngs, "rd,dnh->rnh", shape, axes, stddev, c.compute_dtype, bias_axes=2)
         # A bias of the keys would add the same to all scores of a query: it has no gradient but rounding.
-        self.key = Linear(rngs, "bld,dnh->blnh", shape, axes, 2, stddev, c.compute_dtype, bias=False)
-        self.value = Linear(rngs, "bld,dnh->blnh", shape, axes, 2, stddev, c.compute_dtype)
+        self.key = Projection(rngs, "rd,dnh->rnh", shape, axes, stddev, c.compute_dtype)
+        self.value = Projection(rngs, "rd,dnh->rnh", shape, axes, stddev, c.compute_dtype, bias_axes=2)
         out_shape, out_axes = (c.num_heads, head_dim, c.model_dim), ("heads", "head_dim", "embed")
         out_stddev = stddev / math.sqrt(2 * c.num_layers)
-        self.out = Linear(rngs, "blnh,nhd->bld", out_shape, out_axes, 1, out_stddev, c.compute_dtype)
+        self.out = Projection(
+            rngs, "rnh,nhd->rd", out_shape, out_axes, out_stddev, c.compute_dtype, bias_axes=1
+        )
         self.implementation: Any = c.attention  # JAX has a literal type for it
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
@@ -154,10 +128,12 @@ class MLP(nnx.Module):
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
         c = config
         up_shape, up_axes = (c.model_dim, c.mlp_dim), ("embed", "mlp")
-        self.up = Linear(rngs, "bld,df->blf", up_shape, up_axes, 1, c.model_dim**-0.5, c.compute_dtype)
+        self.up = Projection(
+            rngs, "rd,df->rf", up_shape, up_axes, c.model_dim**-0.5, c.compute_dtype, bias_axes=1
+        )
         down_stddev = c.mlp_dim**-0.5 / math.sqrt(2 * c.num_layers)
-        self.down = Linear(
-            rngs, "blf,fd->bld", up_shape[::-1], up_axes[::-1], 1, down_stddev, c.compute_dtype
+        self.down = Projection(
+            rngs, "rf,fd->rd", up_shape[::-1], up_axes[::-1], down_stddev, c.compute_dtype, bias_axes=1
         )
         self.approximate = c.activation == "gelu_tanh"
 
@@ -211,7 +187,7 @@ class Embedding(nnx.Module):
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
         c, pixels = config, config.patch_size**2 * config.channels
         shape, axes = (pixels, c.model_dim), (None, "embed")
-        self.patches = Linear(rngs, "blp,pd->bld", shape, axes, 1, pixels**-0.5, c.compute_dtype)
+        self.patches = Projection(rngs, "rp,pd->rd", shape, axes, pixels**-0.5, c.compute_dtype, bias_axes=1)
         if c.positions == "learned":
             self.positions = parameter(rngs, (c.num_patches, c.model_dim), (None, "embed"), Normal(0.02))
         if c.pooling == "token":
@@ -243,7 +219,9 @@ class ViT(nnx.Module):
         self.layers = nnx.Dict(layers)
         self.final_norm = LayerNorm(rngs, c.model_dim, c.norm_epsilon)
         shape, stddev = (c.model_dim, c.num_classes), c.model_dim**-0.5
-        self.head = Linear(rngs, "bd,dc->bc", shape, ("embed", "vocab"), 1, stddev, c.compute_dtype)
+        self.head = Projection(
+            rngs, "rd,dc->rc", shape, ("embed", "vocab"), stddev, c.compute_dtype, bias_axes=1
+        )
 
     def __call__(self, image_BxHxWxC: jax.Array, constrain: Constrain = unconstrained) -> jax.Array:
         """Logits (B, C) float32; `constrain` pins activations to the layout of their logical axes."""

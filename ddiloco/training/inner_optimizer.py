@@ -67,11 +67,13 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: int) -> np.fl
 
 
 def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
-    """Which parameters decay: matrices, the embedding only if configured, and never a norm."""
-    return {
-        name: leaf.ndim - is_stack(name) >= 2 and (config.decay_embeddings or not name.startswith("embed/"))
-        for name, leaf in params.items()
-    }
+    """Which parameters decay: matrices, the embedding only if configured, and never a norm or a bias."""
+
+    def decays(name: str, axes: int) -> bool:
+        matrix = axes >= 2 and not name.endswith("/bias")
+        return matrix and (config.decay_embeddings or not name.startswith("embed/"))
+
+    return {name: decays(name, leaf.ndim - is_stack(name)) for name, leaf in params.items()}
 
 
 def scale_by_rate() -> optax.GradientTransformationExtraArgs:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddiloco.models.vit import ViTConfig
 from ddiloco.training.inner_optimizer import InnerConfig, decay_mask, learning_rate_at, make_inner_optimizer
 from ddiloco.training.parameters import abstract_parameters
 from tests.training.batches import TINY
@@ -81,6 +82,15 @@ def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked(scan):
     assert spared == {"embed/embedding"} | {name for name in shapes if name.endswith("scale")}
     assert decay_mask(InnerConfig(decay_embeddings=True), shapes)["embed/embedding"]
     assert decay_mask(InnerConfig(), shapes)["head/kernel"]
+
+
+def test_biases_do_not_decay_whatever_their_axes():
+    shapes = abstract_parameters(ViTConfig())
+    decaying = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if decays}
+    assert "layers/0/attention/query/bias" in shapes
+    assert decaying == {
+        name for name in shapes if name.endswith("/kernel") and name.startswith(("layers/", "head/"))
+    }
 
 
 def test_decay_alone_shrinks_matrices_by_rate_times_decay():

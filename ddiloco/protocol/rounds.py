@@ -375,10 +375,9 @@ class Rounds:
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _too_late(self, due: RoundId) -> bool:
-        """Whether the fragment's next turn has come for a whole quorum; never where learners wait."""
+        """Whether the fragment's next turn has come for a whole quorum, none of whom waits for this one."""
         enough = self.members.count >= (self.policy.quorum or 1)
-        next_turn = due.step + self.policy.interval
-        return self.policy.max_run_ahead is None and enough and self._asking.front.step >= next_turn
+        return enough and self._asking.front.step >= due.step + self.policy.interval
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that is its own and has not been merged."""

@@ -190,15 +190,9 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "rounds: a round that a bounded run could still merge is skipped",
-        "return self.policy.max_run_ahead is None and enough and self._asking.front.step >= next_turn",
-        "return enough and self._asking.front.step >= next_turn",
-        PROTOCOL,
-    ),
-    Mutant(
         "rounds: a fragment's next turn comes one step early",
-        "next_turn = due.step + self.policy.interval",
-        "next_turn = due.step + self.policy.interval - 1",
+        "self._asking.front.step >= due.step + self.policy.interval",
+        "self._asking.front.step + 1 >= due.step + self.policy.interval",
         PROTOCOL,
     ),
     Mutant(

@@ -1,5 +1,6 @@
 """The programs as their users run them: processes of their own, with the data and the caches of the tests."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -69,10 +70,13 @@ class Programs:
         return [*SMALLEST, f"--config.data.data_dir={self.data_dir}", f"--workdir={workdir}"]
 
     def finish(self, process: Program, limit: float = LIMIT) -> subprocess.CompletedProcess:
-        """Waits for a program; one that does not end is killed, and fails the test."""
+        """Waits for a program; one that takes too long is ended with what it started, and fails the test."""
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10.0)
             process.kill()
             raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)

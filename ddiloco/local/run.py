@@ -50,6 +50,9 @@ class LocalLink:
             size = sum(array.nbytes for arrays in moved for array in arrays)
             self._record(records.Transferred(self._learner, sent=0, received=size))
 
+    def begun(self, incarnation: int) -> None:
+        """Nothing follows: threads of one process do not give each other inner states."""
+
 
 class LocalRun:
     """One run of the decoupled family; `run` returns when it ends or `stop` is set."""

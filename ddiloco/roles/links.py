@@ -17,6 +17,9 @@ class LearnerLink(Protocol):
     def deliver(self, delivery: Delivery) -> None:
         """Hands over a delivery, without waiting for the learner; records the bytes that this moves."""
 
+    def begun(self, incarnation: int) -> None:
+        """Hears that the syncer counts this incarnation: what it holds is of this run's history."""
+
 
 class Links:
     """Links by learner and incarnation. Any thread sets them, the syncer's uses and forgets them."""
@@ -36,6 +39,12 @@ class Links:
         link = self._links.get(receiver) or self._links.get((receiver[0], WHICHEVER))
         if link is not None:
             link.deliver(delivery)
+
+    def begun(self, learner: int, incarnation: int) -> None:
+        """Tells a link that its incarnation counts from now on."""
+        link = self._links.get((learner, incarnation))
+        if link is not None:
+            link.begun(incarnation)
 
     def joined(self, event: events.LearnerJoined) -> None:
         """Forgets earlier incarnations of a link that leads to a newer one by now."""

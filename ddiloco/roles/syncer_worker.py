@@ -394,6 +394,8 @@ class SyncerWorker:
                 metrics = self._merging.metrics.pop(values["fragment"], {})
                 busy = {"inbox": self._inbox.qsize(), "merging": self._merging.under_way}
                 values = {**values, **metrics, **busy}
+        if action.name == "learner_ready":
+            self._links.begun(values["learner"], values["incarnation"])
         if action.name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
         self._record(records.Noted(action.name, values, time.time()))

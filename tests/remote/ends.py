@@ -169,10 +169,12 @@ def ended(*ends):
 
 
 def joined(syncer, learner, incarnation=100, number=0):
-    """Has a learner join, and gives the syncer's link to it."""
+    """Has a learner join and the syncer count it, and gives the syncer's link to it."""
     learner.send(events.LearnerJoined(number, incarnation))
     assert syncer.next(events.LearnerJoined).incarnation == incarnation
-    return syncer.links[number, incarnation]
+    link = syncer.links[number, incarnation]
+    link.begun(incarnation)
+    return link
 
 
 def ask(learner, link, fragment, step=4):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddiloco.observe import records
+from ddiloco.protocol import events
 from ddiloco.remote.learner import inner_files
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -27,6 +28,21 @@ def test_a_joining_learner_finds_the_peer_that_steps_and_tells_of_it():
             note = notes(syncer)[0]
             assert (note["learner"], note["inner_state"], note["donor_step"]) == (0, "peer", 7)
             assert note["bytes"] == FORMAT.bytes
+
+
+def test_a_peer_is_asked_only_while_the_syncer_counts_it():
+    syncer = SyncerEnd()
+    with Steps(given := state(2)) as donor, ended(syncer) as _:
+        port = int(donor.address.rpartition(":")[2])
+        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
+            joined(syncer, first, number=1)
+            # As one that was told that it is no member, since a rollback has undone what it holds.
+            first.send(events.LearnerJoined(1, 101, 9, (8, 8), (3, 3)))
+            syncer.next(events.LearnerJoined)
+            assert recovery(late).inner_state((3, 4)) is None
+            assert not donor.wishes
+            syncer.links[1, 101].begun(101)
+            assert_same(recovery(late).inner_state((3, 4)), given)
 
 
 def test_learners_that_join_together_do_not_wait_for_each_other():

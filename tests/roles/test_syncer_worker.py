@@ -29,10 +29,13 @@ class Peer:
 
     def __init__(self, learner, worker):
         self.learner, self._worker = learner, worker
-        self.inbox = queue.SimpleQueue()
+        self.inbox, self.counted = queue.SimpleQueue(), []
 
     def deliver(self, delivery):
         self.inbox.put(delivery)
+
+    def begun(self, incarnation):
+        self.counted.append(incarnation)
 
     def report(self, step=2):
         counters = (FragmentCounters(version=0, steps=step, tokens=10),)
@@ -179,6 +182,21 @@ def test_of_a_merge_that_is_empty_nothing_is_committed_nor_sent_and_the_next_one
     assert it.commits == [2]
     assert it.noted("round_refused") == [{"step": 2, "fragment": 0, "left_out": [0, 1]}]
     assert len(it.noted("round")) == 1
+
+
+def test_a_learner_counts_once_it_is_ready_not_when_it_joins(desk):
+    d = desk(1)
+    [peer] = d.peers
+    peer.is_asked()
+    assert peer.counted == [1]
+    d.worker.send(events.LearnerLost(0, 1, "connection lost"))
+    d.worker.connect(0, 2, peer)
+    d.worker.send(events.LearnerJoined(0, 2, 9, (7,), (5,)))  # of versions that there never were
+    peer.next(events.Welcomed)
+    assert peer.counted == [1]
+    d.worker.send(events.LearnerReady(0, 2, 0, (0,)))
+    peer.is_asked()
+    assert peer.counted == [1, 2]
 
 
 def test_what_nobody_asked_for_is_dropped(desk):

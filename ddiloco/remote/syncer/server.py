@@ -193,7 +193,7 @@ class SyncerServer:
         del requests
         own = self._calls.session(context).learner
         with self._lock:
-            others = [s for s in self._sessions.values() if s.learner != own and s.incarnation and s.donor]
+            others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
         yield pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
 

@@ -49,6 +49,7 @@ class Session:
         self.caller = caller
         self.heard_at = time.monotonic()
         self.incarnation = 0  # the newest that has joined or reported over this connection
+        self.counted = 0  # the newest incarnation that takes part, by the syncer's word
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
         self.down = Downlink(newest, moved, self.hosts)
@@ -78,6 +79,16 @@ class Session:
                 self.say(pb.ToLearner(snapshot_begun=delivery.number))
             case Leave():
                 self.say(pb.ToLearner(leave=True))
+
+    def begun(self, incarnation: int) -> None:
+        """Hears that the syncer counts this incarnation."""
+        self.counted = incarnation
+
+    @property
+    def may_give(self) -> bool:
+        """Whether peers may ask for its inner state: not before it holds this history's fragments, which one
+        that comes back after a rollback does not."""
+        return bool(self.donor) and self.counted > 0 and self.counted == self.incarnation
 
     def say(self, message: pb.ToLearner, replaces: bool = False) -> None:
         """Puts a message into the control stream; with `replaces` in place of those of its kind."""

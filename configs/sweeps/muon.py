@@ -3,7 +3,7 @@
   python -m experiments.sweep --sweep=configs/sweeps/muon.py[:PART] --output=runs/muon-PART --jobs=2
 
 PART
-  gap    data-parallel, and learners that meet every 6 steps; three seeds (default)
+  gap    data-parallel, and learners that meet every 24, 6 and 2 steps; three seeds (default)
   rates  what these were chosen from: another seed, on the first nine tenths of the split, scored on the last
 
 Two to five minutes a run on a core. The inner rate goes down to 0, and 128 documents are read side by side.
@@ -27,7 +27,7 @@ def get_sweep(part: str = "gap") -> list[dict]:
     if part == "rates":
         tried = [_data_parallel(*point) for point in DATA_PARALLEL]
         return [{**point, **CHOOSING} for point in (*tried, *(_decoupled(*point) for point in DECOUPLED))]
-    found = (_data_parallel(2, 0.024), _decoupled(6, 0.024, 0.5))
+    found = (_data_parallel(2, 0.024), *(_decoupled(interval, 0.024, 0.5) for interval in (24, 6, 2)))
     return [{**point, "seed": seed} for seed in micro.SEEDS for point in found]
 
 

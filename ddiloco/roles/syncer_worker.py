@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -312,8 +312,8 @@ class SyncerWorker:
         return decided
 
     def _snapshot_is_due(self) -> bool:
-        may_take = self._snapshots is not None and not self.core.finished
-        return may_take and self._snapshots.wanted(self.core.step)
+        taker = None if self.core.finished else self._snapshots
+        return taker is not None and taker.wanted(self.core.step)
 
     def _record_state(self, fragments: list[FragmentState]) -> None:
         """Records this process's state for a snapshot, and has the others record theirs."""
@@ -387,13 +387,12 @@ class SyncerWorker:
                 self.ended.set()
 
     def _note(self, action: actions.Record) -> None:
-        values: Mapping[str, Any] = action.values
+        values: dict[str, Any] = {**action.values}
         if self._merging is not None:
             self._merging.arrivals.forget(action)
             if action.name == "round":
-                metrics = self._merging.metrics.pop(values["fragment"], {})
-                busy = {"inbox": self._inbox.qsize(), "merging": self._merging.under_way}
-                values = {**values, **metrics, **busy}
+                values |= self._merging.metrics.pop(values["fragment"], {})
+                values |= {"inbox": self._inbox.qsize(), "merging": self._merging.under_way}
         if action.name == "learner_ready":
             self._links.begun(values["learner"], values["incarnation"])
         if action.name == "learner_silent" and self._snapshots is not None:

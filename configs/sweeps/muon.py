@@ -15,9 +15,10 @@ BASELINE = {"algorithm": "data_parallel"}
 CHOOSING = {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "seed": 100}
 #         rows, inner rate: of data-parallel, whose step has all learners' rows
 DATA_PARALLEL = ((2, 0.006), (2, 0.012), (2, 0.024), (2, 0.048), (1, 0.024), (4, 0.024))
-#         H, inner rate, outer rate
+#         H, inner rate, outer rate, and outer momentum where it is not 0.3
 DECOUPLED = ((24, 0.006, 0.7), (24, 0.006, 1.0), (24, 0.012, 0.5), (24, 0.012, 0.7), (24, 0.024, 0.5))
-DECOUPLED += ((24, 0.048, 0.5), (6, 0.024, 0.5), (6, 0.012, 0.7), (2, 0.024, 0.5), (1, 0.024, 0.5))
+DECOUPLED += ((24, 0.048, 0.5), (6, 0.024, 0.5), (6, 0.012, 0.7), (2, 0.024, 0.5), (2, 0.024, 0.7))
+DECOUPLED += ((2, 0.024, 1.0, 0.0), (1, 0.024, 0.5))
 
 
 def get_sweep(part: str = "gap") -> list[dict]:
@@ -35,8 +36,9 @@ def _data_parallel(rows: int, rate: float) -> dict:
     return _point("data_parallel", rows, rate)
 
 
-def _decoupled(interval: int, rate: float, outer: float) -> dict:
-    return {**_point("decoupled", 2, rate), "sync.interval": interval, "outer.learning_rate": outer}
+def _decoupled(interval: int, rate: float, outer: float, momentum: float = 0.3) -> dict:
+    found = {"sync.interval": interval, "outer.learning_rate": outer, "outer.momentum": momentum}
+    return {**_point("decoupled", 2, rate), **found}
 
 
 def _point(algorithm: str, rows: int, rate: float) -> dict:

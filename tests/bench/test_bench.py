@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.integration.programs import LIMIT
+
 NAMES = ("merge", "snapshot", "protocol")
 SLOW = (
     "learner",
@@ -23,7 +25,8 @@ SLOW = (
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_quick_benchmark_writes_its_rows(name, programs, tmp_path):
     path = tmp_path / "bench.json"
-    done = programs.run("bench", name, "--quick", f"--output={path}")
+    bench = programs.start("bench", name, "--quick", f"--output={path}")
+    done = programs.finish(bench, limit=5 * LIMIT)  # the slow ones take two minutes
     assert done.returncode == 0, done.stderr
     result = json.loads(path.read_text())
     assert result["rows"][0] == {key: value for key, value in result.items() if key != "rows"}

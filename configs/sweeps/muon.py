@@ -6,7 +6,7 @@ PART
   gap    data-parallel, and learners that meet every 24, 6 and 2 steps; three seeds (default)
   rates  what these were chosen from: another seed, on the first nine tenths of the split, scored on the last
 
-Two to five minutes a run on a core. The inner rate goes down to 0, and 128 documents are read side by side.
+Two to ten minutes a run on a core. The inner rate goes down to 0, and 128 documents are read side by side.
 """
 
 from configs import baselines, micro

@@ -312,8 +312,8 @@ class SyncerWorker:
         return decided
 
     def _snapshot_is_due(self) -> bool:
-        taker = self._snapshots  # None of a part, whose core does not say that it has finished
-        return taker is not None and not self.core.finished and taker.wanted(self.core.step)
+        may_take = self._snapshots is not None and not self.core.finished
+        return may_take and self._snapshots.wanted(self.core.step)
 
     def _record_state(self, fragments: list[FragmentState]) -> None:
         """Records this process's state for a snapshot, and has the others record theirs."""

@@ -1,6 +1,7 @@
 """Where a learner that joins has its inner optimizer state from, whoever gives, hangs, lies or joins too."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 
@@ -17,32 +18,35 @@ from tests.remote.donors import FORMAT, THREE, Steps, assert_same, notes, recove
 from tests.remote.ends import PATIENCE, SyncerEnd, ended, joined, until
 
 
-def test_a_joining_learner_finds_the_peer_that_steps_and_tells_of_it():
+@contextlib.contextmanager
+def peer_and_joiner(given):
+    """A syncer, a donor of this state, its learner, which counts, and one that joins."""
     syncer = SyncerEnd()
-    with Steps(given := state(2)) as donor, ended(syncer) as _:
+    with Steps(given) as donor, ended(syncer):
         port = int(donor.address.rpartition(":")[2])
         with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
             joined(syncer, first, number=1)
-            assert_same(recovery(late).inner_state((3, 4)), given)
-            until(lambda: notes(syncer), "the note")
-            note = notes(syncer)[0]
-            assert (note["learner"], note["inner_state"], note["donor_step"]) == (0, "peer", 7)
-            assert note["bytes"] == FORMAT.bytes
+            yield syncer, donor, first, late
+
+
+def test_a_joining_learner_finds_the_peer_that_steps_and_tells_of_it():
+    with peer_and_joiner(given := state(2)) as (syncer, _, _, late):
+        assert_same(recovery(late).inner_state((3, 4)), given)
+        until(lambda: notes(syncer), "the note")
+        note = notes(syncer)[0]
+        assert (note["learner"], note["inner_state"], note["donor_step"]) == (0, "peer", 7)
+        assert note["bytes"] == FORMAT.bytes
 
 
 def test_a_peer_is_asked_only_while_the_syncer_counts_it():
-    syncer = SyncerEnd()
-    with Steps(given := state(2)) as donor, ended(syncer) as _:
-        port = int(donor.address.rpartition(":")[2])
-        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
-            joined(syncer, first, number=1)
-            # As one that was told that it is no member, since a rollback has undone what it holds.
-            first.send(events.LearnerJoined(1, 101, 9, (8, 8), (3, 3)))
-            syncer.next(events.LearnerJoined)
-            assert recovery(late).inner_state((3, 4)) is None
-            assert not donor.wishes
-            syncer.links[1, 101].begun(101)
-            assert_same(recovery(late).inner_state((3, 4)), given)
+    with peer_and_joiner(given := state(2)) as (syncer, donor, first, late):
+        # As one that was told that it is no member, since a rollback has undone what it holds.
+        first.send(events.LearnerJoined(1, 101, 9, (8, 8), (3, 3)))
+        syncer.next(events.LearnerJoined)
+        assert recovery(late).inner_state((3, 4)) is None
+        assert not donor.wishes
+        syncer.links[1, 101].begun(101)
+        assert_same(recovery(late).inner_state((3, 4)), given)
 
 
 def test_learners_that_join_together_do_not_wait_for_each_other():

@@ -86,9 +86,9 @@ class Session:
 
     @property
     def may_give(self) -> bool:
-        """Whether peers may ask for its inner state: not before it holds this history's fragments, which one
-        that comes back after a rollback does not."""
-        return bool(self.donor) and self.counted > 0 and self.counted == self.incarnation
+        """Whether peers may ask for its inner state."""
+        # One that has joined, but does not count yet, may hold what a rollback has undone.
+        return bool(self.donor and self.counted and self.counted == self.incarnation)
 
     def say(self, message: pb.ToLearner, replaces: bool = False) -> None:
         """Puts a message into the control stream; with `replaces` in place of those of its kind."""

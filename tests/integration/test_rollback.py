@@ -41,7 +41,6 @@ def test_a_run_that_was_set_back_goes_on_with_learners_of_the_undone_history(pro
     job.wait_for(again, "versions whose numbers others bore", alive)
     returned = lines(job.workdir / "recoveries.jsonl")[-2:]
     assert max(r["seconds"] for r in returned) < BOUNDARY_SECONDS, "they waited for each other"
-    assert returned[0]["inner_state"] != "peer", "an inner state of steps that were undone"
     first = {}
     for r in job.rounds(back):
         first.setdefault(r["fragment"], r)

@@ -26,6 +26,8 @@ ALGORITHMS = {
     "Streaming DiLoCo": "streaming",
     "Decoupled DiLoCo": "decoupled",
 }
+# What chooses sees nine tenths of the training split, and is scored on the last.
+CHOOSING = {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]"}
 STEP_VARIATION = 0.02  # standard deviation of a step's time, as a share of it
 
 
@@ -79,8 +81,6 @@ TUNED = {  # side by side: algorithm, inner optimizer, number of learners where 
 def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[str, ...]) -> dict[str, Any]:
     """Algorithms to be tuned alike, for `experiments.tune`; all but data-parallel are held against it.
 
-    What chooses sees the first nine tenths of the training split, and is scored on the last.
-
     Args:
       get_config: as for `comparison`.
       argument: `SIZE`, `WHAT` or `SIZE,WHAT`. WHAT is `inner`, data-parallel and Decoupled DiLoCo with either
@@ -102,7 +102,7 @@ def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[
         },
         "together": ["inner.learning_rate", "train.batch_size"],  # a larger batch wants a larger rate
         "budget": 24,
-        "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "eval.every": 0},
+        "choosing": {**CHOOSING, "eval.every": 0},
     }
 
 

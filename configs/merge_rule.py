@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import micro
+from configs import baselines, micro
 
 ROWS = 32  # of all learners together
 LEARNERS = (4, 8, 16)
@@ -35,7 +35,7 @@ def get_tuning() -> dict[str, Any]:
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
         },
         "budget": 5,  # points: both axes are tried to both sides
-        "choosing": {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]"},
+        "choosing": baselines.CHOOSING,
     }
 
 

@@ -24,6 +24,7 @@ from configs import baselines, dense, moe, multimodal, sections, vit
 
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 SEEDS = (0, 1, 2)
+CHOOSING = {**baselines.CHOOSING, "seed": 100}  # of runs that choose what those with SEEDS have
 # Machines of which none is as fast as another, for what is about waiting: each 10% off, a step 5% more.
 UNEVEN = {"virtual.speed_variation": 0.1, "virtual.step_variation": 0.05}
 

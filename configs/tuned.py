@@ -9,7 +9,7 @@ INNER
   muon (default), adamw
 LENGTH
   short  the tokens of configs/dense.py:tiny, 2.4 a parameter; five minutes a run on a core (default)
-  long   20 tokens a parameter, 128 documents side by side; Muon only; one to two hours a run
+  long   20 tokens a parameter, 128 documents side by side; decoupled with Muon only; 20 to 100 minutes a run
 
 What is best at one length is not at the other. In short runs learners meet every 6 steps, which is four times
 the bytes of the paper's 24 and about two thirds of the gap to data-parallel; --config.sync.interval=24 has
@@ -40,6 +40,7 @@ POINTS = {
     ("data_parallel", "muon", "short"): Point(2, 0.006),
     ("decoupled", "adamw", "short"): Point(2, 0.006),
     ("decoupled", "muon", "short"): Point(4, 0.012),
+    ("data_parallel", "adamw", "long"): Point(2, 0.006, left=0.0),
     ("data_parallel", "muon", "long"): Point(2, 0.012, left=0.0),
     ("decoupled", "muon", "long"): Point(4, 0.012, left=0.0),
 }
@@ -49,7 +50,7 @@ def get_config(preset: str = "decoupled,muon,short") -> ConfigDict:
     """The settings of `ALGORITHM,INNER,LENGTH`; any of them may be left out."""
     algorithm, inner, length = sections.words(preset, ALGORITHMS, INNER, LENGTHS)
     if (algorithm, inner, length) not in POINTS:
-        raise ValueError(f"no preset {preset!r}: {inner} was not tuned for {length} runs")
+        raise ValueError(f"no preset {preset!r}: {algorithm} with {inner} was not tuned for {length} runs")
     point = POINTS[algorithm, inner, length]
     config = dense.get_config(f"tiny,{algorithm}")
     config.train.steps = STEPS[length] * config.train.batch_size // point.rows  # as many tokens

@@ -1,8 +1,8 @@
 """Fits scaling laws to sweeps: `python -m experiments.scaling --sweep=DIR[,DIR...] --output=DIR`.
 
 The folders are those of `experiments.sweep` over configs/sweeps/scaling.py. Laws of the loss are fitted to
-the first, at its best hyperparameters; those of the best hyperparameters to all of them. Laws with no D in
-them take of each size the runs with the most tokens.
+the first, at its best hyperparameters; those of the best hyperparameters to the others, which may have other
+data, or to the first if it is alone. Laws with no D in them take of each size the runs with the most tokens.
 
 Writes scaling.json, scaling.md and scaling.png. What the runs do not determine gets a line of its own.
 """
@@ -30,9 +30,10 @@ def main(_) -> int:
 
     if not _SWEEP.value or not _OUTPUT.value:
         raise cli.UsageError("scaling: give both --sweep and --output")
-    sweeps = [read_sweep(pathlib.Path(folder)) for folder in _SWEEP.value]
+    losses, *others = [read_sweep(pathlib.Path(folder)) for folder in _SWEEP.value]
+    swept = [row for rows in others for row in rows]
     try:
-        found = study.study(sweeps[0], [row for rows in sweeps for row in rows], _SEED.value, _DRAWS.value)
+        found = study.study(losses, swept, _SEED.value, _DRAWS.value)
     except ScalingError as error:
         raise cli.UsageError(f"sweep: {error}") from None
     output = cli.made_folder("output", _OUTPUT.value)

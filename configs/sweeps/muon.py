@@ -12,7 +12,6 @@ Two to ten minutes a run on a core. The inner rate goes down to 0, and 128 docum
 from configs import baselines, micro
 
 BASELINE = {"algorithm": "data_parallel"}
-CHOOSING = {"data.train_split": "train[:90%]", "data.eval_split": "train[90%:]", "seed": 100}
 #         rows, inner rate: of data-parallel, whose step has all learners' rows
 DATA_PARALLEL = ((2, 0.006), (2, 0.012), (2, 0.024), (2, 0.048), (1, 0.024), (4, 0.024))
 #         H, inner rate, outer rate, and outer momentum where it is not 0.3
@@ -27,7 +26,8 @@ def get_sweep(part: str = "gap") -> list[dict]:
         raise ValueError(f"no part {part!r}; there are gap, rates")
     if part == "rates":
         tried = [_data_parallel(*point) for point in DATA_PARALLEL]
-        return [{**point, **CHOOSING} for point in (*tried, *(_decoupled(*point) for point in DECOUPLED))]
+        tried += [_decoupled(*point) for point in DECOUPLED]
+        return [{**point, **micro.CHOOSING} for point in tried]
     found = (_data_parallel(2, 0.024), *(_decoupled(interval, 0.024, 0.5) for interval in (24, 6, 2)))
     return [{**point, "seed": seed} for seed in micro.SEEDS for point in found]
 

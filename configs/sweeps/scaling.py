@@ -4,13 +4,15 @@
   python -m experiments.scaling --sweep=runs/scaling-loss,runs/scaling-inner --output=runs/scaling
 
 PART
-  loss   sizes x tokens a parameter x learners, and data-parallel, three seeds (default)
-  inner  sizes but the largest x learners x inner learning rate, one seed
-  batch  the same with the global batch, of at least a row a learner, at an inner rate good at all sizes
-  outer  the same with the outer learning rate, beside data-parallel, which has none
+  loss   sizes x tokens a parameter x learners, and data-parallel; best rates of each, three seeds (default)
+  inner  sizes x learners x inner learning rate, at 10 tokens a parameter
+  outer  the same with the outer learning rate, at the best inner one
+  batch  sizes but the largest x learners x global batch of at least a row a learner, at one inner rate
 SCALE
   cpu    25 to 126 thousand parameters, at most 20 tokens a parameter (default)
-  accelerator  1 to 30 million
+  accelerator  1 to 30 million, at the rates of the largest of these
+
+What chooses a rate has a seed of its own, sees nine tenths of the training split, and is scored on the last.
 
 After "Scaling Laws for DiLoCo" (arXiv 2503.09799), whose models are a hundred times as large and more.
 """
@@ -20,51 +22,65 @@ import itertools
 from configs import micro, sections
 
 BASELINE = {"algorithm": "data_parallel"}
-PARTS = ("loss", "inner", "batch", "outer")
+PARTS = ("loss", "inner", "outer", "batch")
 #          layers width mlp: parameters, of which embedding and head are 518 a width
 SIZES = {
     "cpu": ((2, 24, 64), (2, 32, 88), (2, 48, 128), (2, 64, 176)),
     "accelerator": ((4, 160, 432), (6, 256, 688), (8, 384, 1024), (10, 512, 1408)),
 }
 LEARNERS = (1, 2, 4, 8)
+SYSTEMS = (("data_parallel", 1), *(("decoupled", m) for m in LEARNERS))
 ROWS = 8  # of the global batch
 LENGTH = 128  # tokens in a row
 TOKENS_A_PARAMETER = (5, 10, 20)
 INNER_RATES = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3)
-GOOD_RATE = 16e-3  # losses within 5% of the best at each size and M; lower rates favour small batches
-GLOBAL_BATCHES = (2, 4, 8, 16, 32)  # rows
 OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
+GLOBAL_BATCHES = (2, 4, 8, 16, 32)  # rows
+GOOD_RATE = 16e-3  # losses within 5% of the best at each size and M; lower rates favour small batches
+BEST = {  # by width: of data-parallel the inner rate; of M = 1, 2, 4, 8 the inner and the outer one
+    24: (0.032, (0.032, 0.7), (0.032, 0.7), (0.032, 0.7), (0.032, 0.7)),
+    32: (0.032, (0.032, 0.7), (0.032, 0.7), (0.032, 0.7), (0.032, 0.7)),
+    48: (0.016, (0.016, 0.7), (0.016, 0.7), (0.016, 0.7), (0.016, 0.7)),
+    64: (0.016, (0.016, 0.7), (0.016, 0.7), (0.016, 0.7), (0.016, 0.7)),
+}
 
 
 def get_sweep(argument: str = "loss") -> list[dict]:
     """The points of `PART`, `SCALE` or `PART,SCALE`."""
     part, scale = sections.words(argument, PARTS, tuple(SIZES))
     sizes = SIZES[scale]
-    systems = [("data_parallel", 1), *(("decoupled", m) for m in LEARNERS)]
     if part == "loss":
         return [
-            _point(size, multiple, algorithm, learners, seed=seed)
+            _point(size, multiple, system, seed=seed) | best(size, system)
             for seed in micro.SEEDS
             for size in sizes
             for multiple in TOKENS_A_PARAMETER
-            for algorithm, learners in systems
+            for system in SYSTEMS
         ]
     return [
-        settings | _point(size, TOKENS_A_PARAMETER[1], algorithm, learners, rows)
-        for size, (algorithm, learners) in itertools.product(sizes[:-1], systems)
-        for rows, settings in _tried(part, algorithm, learners)
+        {**_point(size, TOKENS_A_PARAMETER[1], system, rows), **micro.CHOOSING, **settings}
+        for size, system in itertools.product(sizes[:-1] if part == "batch" else sizes, SYSTEMS)
+        for rows, settings in _tried(part, size, system)
     ]
 
 
-def _tried(part: str, algorithm: str, learners: int) -> list[tuple[int, dict]]:
+def best(size: tuple[int, int, int], system: tuple[str, int]) -> dict:
+    """The best rates at this size, or at the largest that was tried."""
+    found = BEST.get(size[1], BEST[max(BEST)])[SYSTEMS.index(system)]
+    inner, outer = found if isinstance(found, tuple) else (found, None)
+    return {"inner.learning_rate": inner, **({"outer.learning_rate": outer} if outer else {})}
+
+
+def _tried(part: str, size: tuple[int, int, int], system: tuple[str, int]) -> list[tuple[int, dict]]:
     """The rows of the global batch and the other settings that a part tries at each size."""
     if part == "batch":
-        return [(rows, {"inner.learning_rate": GOOD_RATE}) for rows in GLOBAL_BATCHES if rows >= learners]
+        rows = [rows for rows in GLOBAL_BATCHES if rows >= system[1]]
+        return [(rows, {"inner.learning_rate": GOOD_RATE}) for rows in rows]
     if part == "inner":
         return [(ROWS, {"inner.learning_rate": rate}) for rate in INNER_RATES]
-    if algorithm == "data_parallel":
-        return [(ROWS, {})]
-    return [(ROWS, {"outer.learning_rate": rate}) for rate in OUTER_RATES]
+    found = best(size, system)
+    rates = OUTER_RATES if "outer.learning_rate" in found else (None,)
+    return [(ROWS, {**found, "outer.learning_rate": rate} if rate else found) for rate in rates]
 
 
 def parameters(size: tuple[int, int, int]) -> int:
@@ -75,9 +91,9 @@ def parameters(size: tuple[int, int, int]) -> int:
 
 
 def _point(
-    size: tuple[int, int, int], multiple: int, algorithm: str, learners: int, rows: int = ROWS, seed: int = 0
+    size: tuple[int, int, int], multiple: int, system: tuple[str, int], rows: int = ROWS, seed: int = 0
 ) -> dict:
-    layers, width, mlp = size
+    (layers, width, mlp), (algorithm, learners) = size, system
     steps = round(multiple * parameters(size) / (rows * LENGTH))
     return {
         "config": "configs/micro.py:dense",

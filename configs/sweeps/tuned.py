@@ -6,14 +6,15 @@ WHAT
   interval    short runs in which learners meet every 6 steps (default)
   interleave  short runs with AdamW, every 24; a shard reads 128 documents side by side, not 8
   both        short runs with AdamW, every 6, and 128 documents
-  length      long runs: 20 tokens a parameter, also every 6 steps in float32; one to two hours each
+  length      long runs: 20 tokens a parameter, also every 6 steps in float32; 20 to 100 minutes each
+  adamw       long runs of data-parallel with AdamW: what its point was chosen from
 
-Runs in virtual time at equal tokens, four to five minutes each on a core, with three seeds.
+Runs in virtual time at equal tokens, two to five minutes each on a core, with three seeds; but `adamw` has
+the split and the seed that choose.
 """
 
-from configs import baselines, tuned
+from configs import baselines, micro, tuned
 
-SEEDS = (0, 1, 2)
 OFTEN, SELDOM = {"sync.interval": tuned.OFTEN["short"]}, {"sync.interval": tuned.PAPERS}
 READING = {"data.interleave": 128}
 EVERY_6 = {"sync.interval": 6, "outer.codec": "f32", "outer.update_codec": "f32"}
@@ -22,15 +23,23 @@ POINTS = {  # presets of configs/tuned.py, and what is changed
     "interleave": (("data_parallel,adamw,short", READING), ("decoupled,adamw,short", {**SELDOM, **READING})),
     "both": (("decoupled,adamw,short", {**OFTEN, **READING}),),
     "length": (
+        ("data_parallel,adamw,long", {}),
         ("data_parallel,muon,long", {}),
         ("decoupled,muon,long", {}),
         ("decoupled,muon,long", EVERY_6),
+    ),
+    "adamw": tuple(
+        (
+            "data_parallel,adamw,long",
+            {"train.batch_size": rows, "inner.learning_rate": rate, "train.steps": 31_488 // rows},
+        )
+        for rows, rate in ((2, 0.003), (2, 0.006))
     ),
 }
 
 
 def get_sweep(what: str = "interval") -> list[dict]:
-    """Each point with each seed."""
+    """Each point with each seed, or with what chooses."""
     if what not in POINTS:
         raise ValueError(f"no sweep {what!r}; there are {', '.join(POINTS)}")
     return [
@@ -40,8 +49,8 @@ def get_sweep(what: str = "interval") -> list[dict]:
             "train.tokens": baselines.budget(tuned.get_config(preset)),
             **changed,
             "config": f"configs/tuned.py:{preset}",
-            "seed": seed,
+            **data,
         }
-        for seed in SEEDS
+        for data in ([micro.CHOOSING] if what == "adamw" else [{"seed": seed} for seed in micro.SEEDS])
         for preset, changed in POINTS[what]
     ]

@@ -35,12 +35,7 @@ def axes_of(points: Sequence[Row]) -> Axes:
     A setting with one value is left out, and so is one that follows from an earlier one, as the batch of a
     learner from the number of learners at an equal global batch.
     """
-    kept: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for point in points for name in point):
-        values = [str(point.get(name)) for point in points]
-        follows = any(len({*zip(other, values, strict=True)}) == len({*other}) for other in kept.values())
-        if name != SEED and len({*values}) > 1 and not follows:
-            kept[name] = values
+    kept = _differing(points, dict.fromkeys(name for point in points for name in point if name != SEED))
     x = next((name for name in kept if all(number(point.get(name)) is not None for point in points)), None)
     return Axes(x, tuple(name for name in kept if name != x))
 
@@ -109,17 +104,25 @@ def number(value: Any) -> float | None:
         return None
 
 
+def _differing(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
+    """The settings in which the rows differ, without those that follow from one before them."""
+    kept: dict[str, list[str]] = {}
+    for name in names:
+        values = [str(row.get(name)) for row in rows]
+        follows = any(len({*zip(other, values, strict=True)}) == len({*other}) for other in kept.values())
+        if len({*values}) > 1 and not follows:
+            kept[name] = values
+    return list(kept)
+
+
 def _peers(rows: Sequence[Row], axes: Axes, baseline: Row, apart: str | None = None) -> list[list[Row]]:
     """For each run the baseline's of its seed, and of its settings wherever the baseline's differ.
 
-    `apart`: a setting in which they may differ from the run.
+    But not of those that follow from others, as the baseline's own best rate at each size. `apart`: a setting
+    in which they may differ from the run.
     """
     references = [row for row in rows if is_of(row, baseline)]
-    several = [
-        name
-        for name in axes.settings
-        if name not in (*baseline, apart) and len({_text(row, name) for row in references}) > 1
-    ]
+    several = _differing(references, [name for name in axes.settings if name not in (*baseline, apart)])
 
     def key(row: Row) -> tuple[str, ...]:
         return tuple(_text(row, name) for name in (SEED, *several))

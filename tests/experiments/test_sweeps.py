@@ -149,7 +149,7 @@ def test_tuned_presets_have_equal_tokens_and_are_compared_at_both_intervals(pres
             "decoupled,sgd",
             "no preset 'sgd'; there are decoupled, data_parallel, muon, adamw",
         ),
-        (tuned.get_config, "adamw,long", "no preset 'adamw,long': adamw was not tuned for long runs"),
+        (tuned.get_config, "adamw,long", "decoupled with adamw was not tuned for long runs"),
         (tuned.get_comparison, "decoupled", "no preset 'decoupled'; there are muon, adamw, short, long"),
     ],
 )

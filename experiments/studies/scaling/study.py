@@ -12,23 +12,24 @@ from experiments.studies.scaling.measurements import Measurements, Place, Scalin
 
 
 def study(
-    losses: Sequence[Mapping[str, Any]], everything: Sequence[Mapping[str, Any]], seed: int, draws: int
+    losses: Sequence[Mapping[str, Any]], swept: Sequence[Mapping[str, Any]], seed: int, draws: int
 ) -> dict[str, Any]:
     """Everything that scaling.json says, ready for JSON.
 
     Laws of the loss are fitted to `losses`, rows of a sweep, at its best hyperparameters, those of the best
-    hyperparameters to `everything`; `seed` and `draws` are of the bootstrap.
+    hyperparameters to `swept`, or if that is empty to the same; `seed` and `draws` are of the bootstrap.
 
     Raises:
       ScalingError: a row lacks its parameters, tokens or learners, or no row has a loss.
     """
-    best = measurements.best(measurements.read_rows(losses).losses)
-    swept = measurements.read_rows(everything)
+    reported = measurements.read_rows(losses)
+    choosing = measurements.read_rows(swept) if swept else reported
+    best = measurements.best(reported.losses)
     return {
-        "without_loss": swept.without_loss,
+        "without_loss": reported.without_loss + (choosing.without_loss if swept else 0),
         "laws": fit_laws(best, seed, draws),
         "losses": loss_rows(best),
-        "hyperparameters": fit_hyperparameters(swept.losses, seed, draws),
+        "hyperparameters": fit_hyperparameters(choosing.losses, seed, draws),
     }
 
 

@@ -116,6 +116,19 @@ def test_what_is_tuned_side_by_side_has_one_grid_and_equal_tokens(argument, labe
         assert f"M={e.sync.num_learners}" in f"{row.label}, M=4"
 
 
+@pytest.mark.parametrize("config", ["configs/merge_rule.py", "configs/outer_methods.py"])
+def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
+    plan = tuning.plan_of(config)
+    found = []
+    for row in plan.rows:
+        at = zip(row.axes, row.start, strict=True)
+        found.append(parse(cli.resolve(f"{config}:{row.preset}", [*row.settings.items(), *at])))
+        assert row.against is None or row.against in [row.label for row in plan.rows]
+    assert len({(e.train.tokens, e.train.steps) for e in found}) == 1
+    assert len({e.sync.num_learners * e.batch_size(0) for e in found}) == 1
+    assert len({(e.outer, e.sync, e.algorithm) for e in found}) == len(found)
+
+
 def test_a_table_that_there_is_not_is_told():
     with pytest.raises(cli.UsageError, match=r"no preset 'sgd'; there are tiny, .*inner, algorithms"):
         tuning.plan_of("configs/dense.py:sgd")

@@ -33,7 +33,7 @@ POINTS = {  # presets of configs/tuned.py, and what is changed
             "data_parallel,adamw,long",
             {"train.batch_size": rows, "inner.learning_rate": rate, "train.steps": 31_488 // rows},
         )
-        for rows, rate in ((2, 0.003), (2, 0.006))
+        for rows, rate in ((2, 0.003), (2, 0.006), (2, 0.012))
     ),
 }
 

@@ -1,6 +1,6 @@
-"""Outer optimizers beside each other, each with its own best settings, and data-parallel.
+"""Algorithms and outer optimizers beside each other, each with its own best settings, and data-parallel.
 
-  python -m experiments.tune --config=configs/outer_methods.py --output=runs/tune-outer_methods
+  python -m experiments.tune --config=configs/methods.py --output=runs/tune-methods
 
 Of the micro dense model (configs/micro.py) at 20 tokens a parameter, with Muon inside, at the batch that
 configs/sweeps/muon.py found; learners meet every 24 steps. Its outcome: docs/results/tuning.md.
@@ -12,19 +12,24 @@ from ml_collections import ConfigDict
 
 from configs import baselines, micro
 
-METHODS = {  # what each has, and where the climb on each of its own axes begins
-    "Nesterov": ({}, {"outer.learning_rate": 0.5, "outer.momentum": 0.3}),
-    "direct": ({"outer.optimizer": "direct"}, {}),
-    "moving average": (
+NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
+METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
+    "DiLoCo": ("diloco", {}, NESTEROV),
+    "Streaming DiLoCo": ("streaming", {}, NESTEROV),
+    "decoupled": ("decoupled", {}, NESTEROV),
+    "decoupled, direct": ("decoupled", {"outer.optimizer": "direct"}, {}),
+    "decoupled, moving average": (
+        "decoupled",
         {"outer.optimizer": "moving_average"},
         {"outer.learning_rate": 0.7, "outer.momentum": 0.3},
     ),
-    "persistence": ({"outer.optimizer": "persistence"}, {"outer.target": 0.7, "outer.momentum": 0.3}),
-    "Nesterov, RDA of all": (
-        {"outer.embeddings": "rda"},
-        {"outer.learning_rate": 0.5, "outer.momentum": 0.3},
+    "decoupled, persistence": (
+        "decoupled",
+        {"outer.optimizer": "persistence"},
+        {"outer.target": 0.7, "outer.momentum": 0.3},
     ),
-    "Nesterov, averaged": ({"outer.merge": "direct"}, {"outer.learning_rate": 0.5, "outer.momentum": 0.3}),
+    "decoupled, RDA of all": ("decoupled", {"outer.embeddings": "rda"}, NESTEROV),
+    "decoupled, averaged": ("decoupled", {"outer.merge": "direct"}, NESTEROV),
 }
 
 
@@ -42,9 +47,9 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
 
 
 def get_tuning() -> dict[str, Any]:
-    """Data-parallel, and Decoupled DiLoCo with each of METHODS."""
+    """Data-parallel, and each of METHODS."""
     rows = [_row("data-parallel", "data_parallel", {}, {})]
-    rows += [_row(label, "decoupled", has, begin) for label, (has, begin) in METHODS.items()]
+    rows += [_row(label, *method) for label, method in METHODS.items()]
     return {
         "rows": rows,
         "grid": {

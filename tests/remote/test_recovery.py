@@ -19,18 +19,25 @@ from tests.remote.ends import PATIENCE, SyncerEnd, ended, joined, until
 
 
 @contextlib.contextmanager
-def peer_and_joiner(given):
-    """A syncer, a donor of this state, its learner, which counts, and one that joins."""
-    syncer = SyncerEnd()
-    with Steps(given) as donor, ended(syncer):
-        port = int(donor.address.rpartition(":")[2])
-        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
-            joined(syncer, first, number=1)
-            yield syncer, donor, first, late
+def peers_and_joiner(*donors):
+    """A syncer, learners 1, 2, ... that count, each with its donor, and learner 0, which joins."""
+    syncer = SyncerEnd(terms=THREE)
+    with contextlib.ExitStack() as held:
+        for donor in donors:
+            held.enter_context(donor)
+        held.enter_context(ended(syncer))
+        late = with_client(syncer.address, 0)
+        held.enter_context(ended(late))
+        peers = []
+        for m, donor in enumerate(donors, 1):
+            peers.append(with_client(syncer.address, m, int(donor.address.rpartition(":")[2])))
+            held.enter_context(ended(peers[-1]))
+            joined(syncer, peers[-1], number=m)
+        yield syncer, late, *peers
 
 
 def test_a_joining_learner_finds_the_peer_that_steps_and_tells_of_it():
-    with peer_and_joiner(given := state(2)) as (syncer, _, _, late):
+    with peers_and_joiner(Steps(given := state(2))) as (syncer, late, _):
         assert_same(recovery(late).inner_state((3, 4)), given)
         until(lambda: notes(syncer), "the note")
         note = notes(syncer)[0]
@@ -39,9 +46,9 @@ def test_a_joining_learner_finds_the_peer_that_steps_and_tells_of_it():
 
 
 def test_a_peer_is_asked_only_while_the_syncer_counts_it():
-    with peer_and_joiner(given := state(2)) as (syncer, donor, first, late):
+    with peers_and_joiner(donor := Steps(given := state(2))) as (syncer, late, peer):
         # As one that was told that it is no member, since a rollback has undone what it holds.
-        first.send(events.LearnerJoined(1, 101, 9, (8, 8), (3, 3)))
+        peer.send(events.LearnerJoined(1, 101, 9, (8, 8), (3, 3)))
         syncer.next(events.LearnerJoined)
         assert recovery(late).inner_state((3, 4)) is None
         assert not donor.wishes
@@ -93,86 +100,56 @@ def test_an_own_copy_of_steps_that_a_rollback_has_undone_is_not_taken(tmp_path):
 
 
 def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path):
-    syncer = SyncerEnd(terms=THREE)
     inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
     garbage = dataclasses.replace(state(np.nan), trained=900)  # more than the other: it is taken first
     given = dataclasses.replace(state(2), trained=800)
-    with Steps(garbage) as bad, Steps(given) as good, ended(syncer) as _:
-        ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
-        with ended(
-            late := with_client(syncer.address, 0),
-            first := with_client(syncer.address, 1, ports[0]),
-            again := with_client(syncer.address, 2, ports[1]),
-        ):
-            joined(syncer, first, number=1)
-            joined(syncer, again, number=2)
-            with np.errstate(invalid="ignore"):
-                assert_same(recovery(late, tmp_path).inner_state((3, 4)), given)
-            until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
+    with peers_and_joiner(Steps(garbage), Steps(given)) as (syncer, late, *_):
+        with np.errstate(invalid="ignore"):
+            assert_same(recovery(late, tmp_path).inner_state((3, 4)), given)
+        until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
 
 
 def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp_path):
-    syncer = SyncerEnd()
     fewer, old = (dataclasses.replace(state(value), trained=n) for value, n in ((1, 800), (2, 900)))
-    with Steps(fewer) as donor, ended(syncer) as _:
-        port = int(donor.address.rpartition(":")[2])
-        with ended(first := with_client(syncer.address, 1, port), late := with_client(syncer.address, 0)):
-            joined(syncer, first, number=1)
-            inner_files.save(tmp_path, FORMAT, old)
-            found = recovery(late, tmp_path).inner_state((3, 4))
-            assert (found.trained, found.step) == (900, 7)
-            assert_same(found, old)
-            donor.given = dataclasses.replace(state(5), trained=900)
-            assert_same(recovery(late, tmp_path).inner_state((3, 4)), state(5))
-            until(lambda: len(notes(syncer)) == 2, "the notes")
-            told = [(n["inner_state"], n["trained"]) for n in notes(syncer)]
-            assert told == [("checkpoint", 900), ("peer", 900)]
+    with peers_and_joiner(donor := Steps(fewer)) as (syncer, late, _):
+        inner_files.save(tmp_path, FORMAT, old)
+        found = recovery(late, tmp_path).inner_state((3, 4))
+        assert (found.trained, found.step) == (900, 7)
+        assert_same(found, old)
+        donor.given = dataclasses.replace(state(5), trained=900)
+        assert_same(recovery(late, tmp_path).inner_state((3, 4)), state(5))
+        until(lambda: len(notes(syncer)) == 2, "the notes")
+        told = [(n["inner_state"], n["trained"]) for n in notes(syncer)]
+        assert told == [("checkpoint", 900), ("peer", 900)]
 
 
 @pytest.mark.parametrize("poison", [-1.0, 1e8, 0.0])
 @pytest.mark.parametrize("copies", ["an own copy", "another peer"])
 def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_path, poison, copies):
     """It would make the steps of every learner that returns useless, or not finite."""
-    syncer = SyncerEnd(terms=THREE)
-    lie = dataclasses.replace(state(poison), trained=1 << 50)
+    bad = Steps(dataclasses.replace(state(poison), trained=1 << 50))
     honest = dataclasses.replace(state(2), trained=900)
-    with Steps(lie) as bad, Steps(honest) as good, ended(syncer) as _:
-        ports = [int(donor.address.rpartition(":")[2]) for donor in (bad, good)]
-        with ended(
-            late := with_client(syncer.address, 0),
-            first := with_client(syncer.address, 1, ports[0]),
-            again := with_client(syncer.address, 2, ports[1] if copies == "another peer" else 0),
-        ):
-            joined(syncer, first, number=1)
-            joined(syncer, again, number=2)
-            if copies == "an own copy":
-                inner_files.save(tmp_path, FORMAT, honest)
-                assert_same(recovery(late, tmp_path).inner_state((3, 4)), honest)
-            else:  # nobody can tell which of two is true
-                assert recovery(late).inner_state((3, 4)) is None
-                bad.given = dataclasses.replace(state(3), trained=901)
-                assert_same(recovery(late).inner_state((3, 4)), honest)
-            until(lambda: "peer: unlike others" in syncer.drops(), "the drop")
+    others = [Steps(honest)] if copies == "another peer" else []
+    with peers_and_joiner(bad, *others) as (syncer, late, *_):
+        if not others:
+            inner_files.save(tmp_path, FORMAT, honest)
+            assert_same(recovery(late, tmp_path).inner_state((3, 4)), honest)
+        else:  # nobody can tell which of two is true
+            assert recovery(late).inner_state((3, 4)) is None
+            bad.given = dataclasses.replace(state(3), trained=901)
+            assert_same(recovery(late).inner_state((3, 4)), honest)
+        until(lambda: "peer: unlike others" in syncer.drops(), "the drop")
 
 
 def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next(tmp_path):
-    syncer = SyncerEnd(terms=THREE)
     given = dataclasses.replace(state(2), trained=800)
     inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
-    with Steps(None) as hangs, Steps(given) as good, ended(syncer) as _:
-        ports = [int(donor.address.rpartition(":")[2]) for donor in (hangs, good)]
-        with ended(
-            late := with_client(syncer.address, 0),
-            first := with_client(syncer.address, 1, ports[0]),
-            other := with_client(syncer.address, 2, ports[1]),
-        ):
-            joined(syncer, first, number=1)
-            joined(syncer, other, number=2)
-            found = recovery(late, tmp_path, donation_timeout=PATIENCE).inner_state((3, 4))
-            assert_same(found, given)
-            until(lambda: hangs.wishes[0].answer.cancelled(), "the hanging donor to be let go of")
-            [note] = notes(syncer) or [None]
-            assert note is None or note["seconds"] < PATIENCE / 2
+    with peers_and_joiner(hangs := Steps(None), Steps(given)) as (syncer, late, *_):
+        found = recovery(late, tmp_path, donation_timeout=PATIENCE).inner_state((3, 4))
+        assert_same(found, given)
+        until(lambda: hangs.wishes[0].answer.cancelled(), "the hanging donor to be let go of")
+        [note] = notes(syncer) or [None]
+        assert note is None or note["seconds"] < PATIENCE / 2
 
 
 class Trickles:
@@ -200,43 +177,21 @@ class Trickles:
 
 
 def test_a_donor_that_trickles_leaves_time_for_the_next(tmp_path):
-    syncer = SyncerEnd(terms=THREE)
     given = dataclasses.replace(state(2), trained=800)
     inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
-    with Trickles() as slow, Steps(given) as good, ended(syncer) as _:
-        ports = [int(donor.address.rpartition(":")[2]) for donor in (slow, good)]
-        with ended(
-            late := with_client(syncer.address, 0),
-            first := with_client(syncer.address, 1, ports[0]),
-            other := with_client(syncer.address, 2, ports[1]),
-        ):
-            joined(syncer, first, number=1)
-            joined(syncer, other, number=2)
-            assert_same(recovery(late, tmp_path, donation_timeout=6.0).inner_state((3, 4)), given)
+    with peers_and_joiner(Trickles(), Steps(given)) as (_, late, *_):
+        assert_same(recovery(late, tmp_path, donation_timeout=6.0).inner_state((3, 4)), given)
 
 
 def test_one_of_two_peers_that_keeps_the_other_from_giving_is_not_believed():
-    syncer = SyncerEnd(terms=THREE)
     lie = dataclasses.replace(state(-1.0), trained=1 << 50)
-    with Steps(None) as busy, Steps(lie) as bad, ended(syncer) as _:
-        ports = [int(donor.address.rpartition(":")[2]) for donor in (busy, bad)]
-        with ended(
-            late := with_client(syncer.address, 0),
-            first := with_client(syncer.address, 1, ports[0]),
-            other := with_client(syncer.address, 2, ports[1]),
-        ):
-            joined(syncer, first, number=1)
-            joined(syncer, other, number=2)
-            assert recovery(late).inner_state((3, 4)) is None
+    with peers_and_joiner(Steps(None), Steps(lie)) as (_, late, *_):
+        assert recovery(late).inner_state((3, 4)) is None
 
 
 def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_setting():
-    syncer = SyncerEnd()
-    with Steps(None) as hangs, ended(syncer) as _:
-        port = int(hangs.address.rpartition(":")[2])
-        with ended(late := with_client(syncer.address, 0), first := with_client(syncer.address, 1, port)):
-            joined(syncer, first, number=1)
-            assert recovery(late, donation_timeout=0.1).inner_state((3, 4)) is None
-            told = "came within 0 s, by remote.donation_timeout"
-            alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
-            until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")
+    with peers_and_joiner(Steps(None)) as (syncer, late, _):
+        assert recovery(late, donation_timeout=0.1).inner_state((3, 4)) is None
+        told = "came within 0 s, by remote.donation_timeout"
+        alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
+        until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")

@@ -28,8 +28,6 @@ METHODS = {  # algorithm, what else the method has, and where the climb on each 
         {"outer.optimizer": "persistence"},
         {"outer.target": 0.7, "outer.momentum": 0.3},
     ),
-    "decoupled, RDA of all": ("decoupled", {"outer.embeddings": "rda"}, NESTEROV),
-    "decoupled, averaged": ("decoupled", {"outer.merge": "direct"}, NESTEROV),
 }
 
 

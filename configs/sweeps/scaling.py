@@ -6,7 +6,7 @@
 PART
   loss   sizes x tokens a parameter x learners, and data-parallel; best rates of each, three seeds (default)
   inner  sizes x learners x inner learning rate, at 10 tokens a parameter
-  outer  the same with the outer learning rate, at the best inner one
+  outer  sizes but the largest, with the outer learning rate, at the best inner one
   batch  sizes but the largest x learners x global batch of at least a row a learner, at one inner rate
 SCALE
   cpu    25 to 126 thousand parameters, at most 20 tokens a parameter (default)
@@ -59,7 +59,7 @@ def get_sweep(argument: str = "loss") -> list[dict]:
         ]
     return [
         {**_point(size, TOKENS_A_PARAMETER[1], system, rows), **micro.CHOOSING, **settings}
-        for size, system in itertools.product(sizes[:-1] if part == "batch" else sizes, SYSTEMS)
+        for size, system in itertools.product(sizes if part == "inner" else sizes[:-1], SYSTEMS)
         for rows, settings in _tried(part, size, system)
     ]
 

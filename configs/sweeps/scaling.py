@@ -33,15 +33,15 @@ SYSTEMS = (("data_parallel", 1), *(("decoupled", m) for m in LEARNERS))
 ROWS = 8  # of the global batch
 LENGTH = 128  # tokens in a row
 TOKENS_A_PARAMETER = (5, 10, 20)
-INNER_RATES = (8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
+INNER_RATES = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
 OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
 GLOBAL_BATCHES = (2, 4, 8, 16, 32)  # rows
 GOOD_RATE = 16e-3  # losses within 5% of the best at each size and M; lower rates favour small batches
 BEST = {  # by width: of data-parallel the inner rate; of M = 1, 2, 4, 8 the inner and the outer one
-    24: (0.032, (0.032, 0.7), (0.032, 0.7), (0.032, 0.7), (0.032, 0.7)),
-    32: (0.032, (0.032, 0.7), (0.032, 0.7), (0.032, 0.7), (0.032, 0.7)),
-    48: (0.016, (0.016, 0.7), (0.016, 0.7), (0.016, 0.7), (0.016, 0.7)),
-    64: (0.016, (0.016, 0.7), (0.016, 0.7), (0.016, 0.7), (0.016, 0.7)),
+    24: (0.032, (0.032, 0.7), (0.032, 0.7), (0.032, 0.7), (0.016, 0.7)),
+    32: (0.032, (0.032, 0.7), (0.032, 0.7), (0.016, 0.7), (0.016, 0.7)),
+    48: (0.016, (0.016, 0.7), (0.016, 0.7), (0.016, 0.7), (0.008, 0.7)),
+    64: (0.008, (0.008, 0.7), (0.008, 0.7), (0.008, 0.7), (0.008, 0.7)),
 }
 
 

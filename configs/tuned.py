@@ -9,7 +9,7 @@ INNER
   muon (default), adamw
 LENGTH
   short  the tokens of configs/dense.py:tiny, 2.4 a parameter; five minutes a run on a core (default)
-  long   20 tokens a parameter, 128 documents side by side; decoupled with Muon only; 20 to 100 minutes a run
+  long   20 tokens a parameter, 128 documents side by side; not decoupled with AdamW; 20 to 100 minutes a run
 
 What is best at one length is not at the other. In short runs learners meet every 6 steps, which is four times
 the bytes of the paper's 24 and about two thirds of the gap to data-parallel; --config.sync.interval=24 has

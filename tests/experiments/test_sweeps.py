@@ -71,16 +71,16 @@ def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the
 @pytest.mark.parametrize("part", scaling.PARTS)
 def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp_path):
     sweep = grid.load(f"{scaling.__file__}:{part}")
-    rows = [row(point) for point in sweep.points]
+    rows = [row(point, part) for point in sweep.points]
     axes = series.axes_of(sweep.points)
     frame = series.frame_of(rows, axes, sweep.baseline)
     assert list(frame["gap"]) == pytest.approx([0.5 * ("decoupled" in line) for line in frame["line"]])
     sweep_figure.draw(tmp_path / "sweep.png", rows, axes, sweep.baseline)
 
 
-def row(point):
-    """A run with a loss by half above the baseline's of the same steps and inner learning rate."""
-    loss = 1 / (point["train.steps"] + point.get("inner.learning_rate", 0))
+def row(point, part):
+    """A run with a loss by half above the baseline's of the same steps, and of its inner rate if that is swept."""
+    loss = 1 / (point["train.steps"] + (point["inner.learning_rate"] if part == "inner" else 0))
     return {**point, "eval_loss": loss * (1 if point["algorithm"] == "data_parallel" else 1.5)}
 
 

@@ -79,7 +79,7 @@ def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp
 
 
 def row(point, part):
-    """A run with a loss by half above the baseline's of the same steps, and of its inner rate if that is swept."""
+    """A run with a loss by half above the baseline's of the same steps, and inner rate if that is swept."""
     loss = 1 / (point["train.steps"] + (point["inner.learning_rate"] if part == "inner" else 0))
     return {**point, "eval_loss": loss * (1 if point["algorithm"] == "data_parallel" else 1.5)}
 

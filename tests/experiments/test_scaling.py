@@ -71,6 +71,7 @@ def test_tables_and_a_figure_tell_the_same(told):
     output, text = told
     assert (output / "scaling.md").read_text().strip() in text
     assert "1 runs had no loss and are left out." in text
+    assert "The gap of M = 2, 4, 8 goes by " in text
     assert (output / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -82,6 +83,7 @@ def test_what_cannot_be_fitted_is_told_and_the_rest_is_there(programs, tmp_path)
     needs = "A N^alpha M^beta + E: needs 3 values of N, but there are 2"
     assert f"Not determined: floor: {needs}.\n" in done.stdout
     assert "| power | A N^alpha M^beta |" in done.stdout
+    assert "How the gap goes with parameters and tokens: not determined." in done.stdout
 
 
 WRONG = {

@@ -12,12 +12,19 @@ from experiments.front.tables import markdown
 Entry = Mapping[str, Any]  # of `studies.scaling.study`: a law, or a hyperparameter
 
 _PARAMETERS = "parameters, 95% interval over seeds"
+_SLOPES = ("params", "tokens")
 
 
 def report(found: Mapping[str, Any]) -> str:
     """The tables, as Markdown."""
     laws, best = found["laws"], found["hyperparameters"]
-    parts = ["## Loss", _laws_table(laws), *_problems(laws), _losses_table(found["losses"])]
+    parts = [
+        "## Loss",
+        _laws_table(laws),
+        *_problems(laws),
+        _losses_table(found["losses"]),
+        _gap(found["gap"]),
+    ]
     if best:
         parts += ["## Best hyperparameters", _best_table(best), _best_laws_table(best), *_problems(best)]
     if found["without_loss"]:
@@ -52,6 +59,18 @@ def _losses_table(losses: Sequence[Entry]) -> str:
 def _loss(row: Entry) -> str:
     text = f"{row['loss']:.4f}" + ("" if row["spread"] is None else f" ± {row['spread']:.4f}")
     return text if row["gap"] is None else f"{text} ({100 * row['gap']:+.1f}%)"
+
+
+def _gap(trend: Mapping[str, Any] | None) -> str:
+    """How the gap goes with N and D, in points of percent."""
+    if trend is None:
+        return "How the gap goes with parameters and tokens: not determined."
+    by_n, by_d = (f"{100 * slope:+.2f} ± {100 * error:.2f}" for slope, error in map(trend.get, _SLOPES))
+    which = ", ".join(map(str, trend["learners"]))
+    return (
+        f"The gap of M = {which} goes by {by_n} points for each factor e of parameters, at equal tokens, and "
+        f"by {by_d} for each of tokens (standard errors of a jackknife over sizes and lengths)."
+    )
 
 
 def _best_table(entries: Sequence[Entry]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.scaling import confidence, laws, measurements, optima
+from experiments.studies.scaling import confidence, gaps, laws, measurements, optima
 from experiments.studies.scaling.measurements import Measurements, Place, ScalingError
 
 
@@ -25,10 +25,12 @@ def study(
     reported = measurements.read_rows(losses)
     choosing = measurements.read_rows(swept) if swept else reported
     best = measurements.best(reported.losses)
+    rows = loss_rows(best)
     return {
         "without_loss": reported.without_loss + (choosing.without_loss if swept else 0),
         "laws": fit_laws(best, seed, draws),
-        "losses": loss_rows(best),
+        "losses": rows,
+        "gap": _or_none(lambda: gaps.trend(rows)),
         "hyperparameters": fit_hyperparameters(choosing.losses, seed, draws),
     }
 

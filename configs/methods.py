@@ -3,7 +3,7 @@
   python -m experiments.tune --config=configs/methods.py --output=runs/tune-methods
 
 Of the micro dense model (configs/micro.py) at 20 tokens a parameter, with Muon inside, at the batch that
-configs/sweeps/muon.py found; learners meet every 24 steps. Its outcome: docs/results/tuning.md.
+configs/sweeps/muon.py found; learners meet every 24 steps.
 """
 
 from typing import Any

@@ -83,7 +83,7 @@ def test_what_cannot_be_fitted_is_told_and_the_rest_is_there(programs, tmp_path)
     needs = "A N^alpha M^beta + E: needs 3 values of N, but there are 2"
     assert f"Not determined: floor: {needs}.\n" in done.stdout
     assert "| power | A N^alpha M^beta |" in done.stdout
-    assert "How the gap goes with parameters and tokens: not determined." in done.stdout
+    assert "Not determined: gap: needs runs with several learners, and of data-parallel beside" in done.stdout
 
 
 WRONG = {

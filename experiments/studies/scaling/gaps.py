@@ -20,23 +20,24 @@ def trend(losses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       losses: rows of `study.loss_rows`.
 
     Raises:
-      ScalingError: the runs do not tell log N from log D, or would not with one (N, D) less.
+      ScalingError: there are no gaps, or with one (N, D) less they do not tell log N from log D.
     """
     rows = [row for row in losses if row["gap"] is not None and row["learners"] > 1]
+    if not rows:
+        raise ScalingError("needs runs with several learners, and of data-parallel beside them")
+    slopes = _slopes(rows)
     places = sorted({(row["params"], row["tokens"]) for row in rows})
     left = [_slopes([row for row in rows if (row["params"], row["tokens"]) != place]) for place in places]
-    slopes = _slopes(rows)
     errors = np.sqrt((len(places) - 1) * np.var(left, axis=0))
-    names = ("params", "tokens")
-    by_name = {name: pair for name, *pair in zip(names, slopes.tolist(), errors.tolist(), strict=True)}
-    return {"learners": sorted({row["learners"] for row in rows}), **by_name}
+    by_params, by_tokens = np.stack([slopes, errors], axis=1).tolist()
+    return {"learners": sorted({row["learners"] for row in rows}), "params": by_params, "tokens": by_tokens}
 
 
 def _slopes(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     learners = sorted({row["learners"] for row in rows})
     constants = [[float(row["learners"] == m) for m in learners] for row in rows]
     logs = [[np.log(row["params"]), np.log(row["tokens"])] for row in rows]
-    matrix = np.hstack([np.array(logs) - np.mean(logs, axis=0), constants]) if rows else np.zeros((0, 2))
+    matrix = np.hstack([np.array(logs) - np.mean(logs, axis=0), constants])
     # Tokens are whole batches: what follows from N does so to a few parts in a thousand.
     if np.linalg.matrix_rank(matrix, tol=0.1) < 2 + len(learners):
         raise ScalingError("needs more sizes, and tokens that do not follow from them")

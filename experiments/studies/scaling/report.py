@@ -9,21 +9,21 @@ import pandas as pd
 
 from experiments.front.tables import markdown
 
-Entry = Mapping[str, Any]  # of `studies.scaling.study`: a law, or a hyperparameter
+Entry = Mapping[str, Any]  # of `studies.scaling.study`: a law, the trend of the gap, or a hyperparameter
 
 _PARAMETERS = "parameters, 95% interval over seeds"
-_SLOPES = ("params", "tokens")
 
 
 def report(found: Mapping[str, Any]) -> str:
     """The tables, as Markdown."""
-    laws, best = found["laws"], found["hyperparameters"]
+    laws, trend, best = found["laws"], found["gap_trend"], found["hyperparameters"]
     parts = [
         "## Loss",
         _laws_table(laws),
         *_problems(laws),
         _losses_table(found["losses"]),
-        _gap(found["gap"]),
+        _gap_trend(trend),
+        *_problems([trend]),
     ]
     if best:
         parts += ["## Best hyperparameters", _best_table(best), _best_laws_table(best), *_problems(best)]
@@ -61,11 +61,12 @@ def _loss(row: Entry) -> str:
     return text if row["gap"] is None else f"{text} ({100 * row['gap']:+.1f}%)"
 
 
-def _gap(trend: Mapping[str, Any] | None) -> str:
+def _gap_trend(trend: Entry) -> str:
     """How the gap goes with N and D, in points of percent."""
-    if trend is None:
-        return "How the gap goes with parameters and tokens: not determined."
-    by_n, by_d = (f"{100 * slope:+.2f} ± {100 * error:.2f}" for slope, error in map(trend.get, _SLOPES))
+    if trend["problem"]:
+        return ""
+    slopes = (trend["params"], trend["tokens"])
+    by_n, by_d = (f"{100 * slope:+.2f} ± {100 * error:.2f}" for slope, error in slopes)
     which = ", ".join(map(str, trend["learners"]))
     return (
         f"The gap of M = {which} goes by {by_n} points for each factor e of parameters, at equal tokens, and "

@@ -30,7 +30,7 @@ def study(
         "without_loss": reported.without_loss + (choosing.without_loss if swept else 0),
         "laws": fit_laws(best, seed, draws),
         "losses": rows,
-        "gap": _or_none(lambda: gaps.trend(rows)),
+        "gap_trend": fit_gap_trend(rows),
         "hyperparameters": fit_hyperparameters(choosing.losses, seed, draws),
     }
 
@@ -65,6 +65,14 @@ def loss_rows(losses: Measurements) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def fit_gap_trend(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the gap in `loss_rows` goes with parameters and tokens, or why the runs do not determine it."""
+    try:
+        return {"name": "gap", "problem": None, **gaps.trend(rows)}
+    except ScalingError as error:
+        return {"name": "gap", "problem": str(error)}
 
 
 def fit_hyperparameters(losses: Measurements, seed: int, draws: int) -> list[dict[str, Any]]:

@@ -32,7 +32,9 @@ def test_what_no_slope_explains_is_in_the_errors():
     assert 0 < abs(by_n) < 2 * n_error and 0 < abs(by_d + 0.016) < 2 * d_error
 
 
-@pytest.mark.parametrize("multiples", [(), (20,)], ids=["no runs", "tokens that follow from parameters"])
-def test_what_the_runs_do_not_determine_is_said(multiples):
-    with pytest.raises(ScalingError, match="needs more sizes"):
+@pytest.mark.parametrize(
+    ("multiples", "told"), [((), "needs runs with several"), ((20,), "needs more sizes")]
+)
+def test_what_the_runs_do_not_determine_is_said(multiples, told):
+    with pytest.raises(ScalingError, match=told):
         gaps.trend(rows(lambda n, d, m: 0.01, multiples))

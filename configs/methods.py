@@ -12,12 +12,16 @@ from ml_collections import ConfigDict
 
 from configs import baselines, micro
 
+ROUNDS = 102  # of each fragment
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
     "DiLoCo": ("diloco", {}, NESTEROV),
     "Streaming DiLoCo": ("streaming", {}, NESTEROV),
     "decoupled": ("decoupled", {}, NESTEROV),
     "decoupled, direct": ("decoupled", {"outer.optimizer": "direct"}, {}),
+    "decoupled, rate to 1": ("decoupled", {"outer.rate_rounds": ROUNDS, "outer.final_rate": 1.0}, NESTEROV),
+    "decoupled, delayed Nesterov": ("decoupled", {"outer.optimizer": "delayed_nesterov"}, NESTEROV),
+    "decoupled, HeLoCo": ("decoupled", {"outer.optimizer": "heloco"}, NESTEROV),
     "decoupled, moving average": (
         "decoupled",
         {"outer.optimizer": "moving_average"},

@@ -87,6 +87,22 @@ def start(
     return process
 
 
+def share_of_threads(
+    environment: Mapping[str, str], sharers: int, cores: int | None = None
+) -> dict[str, str]:
+    """The environment of one of so many processes, in which XLA computes in its share of the cores.
+
+    With more threads, a step on CPU waits for whichever has lost its core to another process. Their number
+    changes no result. What PJRT_NPROC or NPROC says already holds. `cores` None: those of this process.
+    """
+    threads = max(1, (cores or _own_cores()) // sharers)
+    return {"PJRT_NPROC": environment.get("NPROC", str(threads)), **environment}
+
+
+def _own_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _start(process: BaseProcess) -> None:
     """A server that has just died may still seem to be there; a later attempt starts another."""
     for pause in (0.05, 0.2, 1.0, None):

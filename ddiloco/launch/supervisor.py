@@ -268,13 +268,10 @@ def learner_environment(
     Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
     likewise, with learners in turn where there are fewer GPUs; and the chips of TPU_VISIBLE_CHIPS. Otherwise
     all processes see the same devices.
-    On CPU devices a learner computes in as many threads as its share of the `cores`, unless PJRT_NPROC says
-    otherwise: with more, a step waits for whichever thread has lost its core to another learner. Their number
-    changes no result. `cores` None: those of this process. The learner's `hosts` share its simulated devices.
+    On CPU devices a learner computes in as many threads as its share of the `cores`, None: those of this
+    process. The learner's `hosts` share its simulated devices.
     """
-    given = dict(environment)
-    threads = max(1, (cores or _own_cores()) // num_learners // hosts)
-    given.setdefault("PJRT_NPROC", given.get("NPROC", str(threads)))
+    given = processes.share_of_threads(environment, num_learners * hosts, cores)
     flags = given.get("XLA_FLAGS", "")
     count = _DEVICE_COUNT.search(flags)
     if count is not None:
@@ -296,10 +293,6 @@ def evaluator_environment(num_learners: int, environment: Mapping[str, str]) -> 
     return (
         {**environment, "CUDA_VISIBLE_DEVICES": ",".join(left)} if left else syncer_environment(environment)
     )
-
-
-def _own_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:

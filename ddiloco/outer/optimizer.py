@@ -9,10 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from ddiloco.config import Marks, section, setting
@@ -20,8 +17,10 @@ from ddiloco.outer.codecs import CODECS, UPDATE_CODECS
 from ddiloco.outer.fragments import STRATEGIES
 from ddiloco.outer.guards import GuardConfig
 from ddiloco.outer.merging import MERGE_RULES
+from ddiloco.outer.momentum import delayed_nesterov, heloco, persistence
 
 _OF_FRAGMENTS = Marks(may_change="never", because="versions and outer states are of those fragments")
+_OF_STATES = Marks(may_change="never", because="the outer states in the snapshot are of that optimizer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +39,22 @@ class OuterConfig:
     )
     optimizer: str = setting(
         "nesterov",
-        "nesterov, direct, moving_average, persistence, or the name of an optax optimizer",
-        may_change="never",
-        because="the outer states in the snapshot are of that optimizer",
+        "nesterov, direct, moving_average, persistence, delayed_nesterov, heloco, or an optimizer of optax",
+        **_OF_STATES,
     )
     learning_rate: float = setting(
         0.7, "outer learning rate; `direct` has 1 and `persistence` sets its own", above=0.0
     )
-    momentum: float = setting(
-        0.3, "momentum of nesterov, moving_average and persistence", at_least=0.0, below=1.0
+    rate_rounds: int = setting(
+        0,
+        "rounds of a fragment in which the rate goes in a straight line to final_rate; 0: it stays",
+        at_least=0,
+        **_OF_STATES,
+    )
+    final_rate: float = setting(1.0, "outer learning rate after `rate_rounds` rounds", above=0.0)
+    momentum: float = setting(0.3, "momentum, of all but direct and optax's", at_least=0.0, below=1.0)
+    momentum_every: int = setting(
+        4, "rounds of a fragment between two steps of delayed_nesterov's momentum", at_least=1
     )
     target: float = setting(
         1.0, "effective outer step rate/(1 - momentum*rho) that `persistence` holds", above=0.0
@@ -79,6 +85,10 @@ class OuterConfig:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
+        if self.rate_rounds and self.optimizer in ("direct", "persistence"):
+            raise ValueError(
+                f"rate_rounds: is {self.rate_rounds}, but {self.optimizer} has no outer rate to move"
+            )
         if self.error_feedback and CODECS[self.codec].of_parameters:
             lossy = [name for name, codec in CODECS.items() if not codec.of_parameters]
             raise ValueError(
@@ -89,89 +99,30 @@ class OuterConfig:
 
 def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     """The outer optimizer that the settings name, for the merged outer gradient of one fragment."""
+    rate: float | optax.Schedule = config.learning_rate
+    if config.rate_rounds:
+        rate = optax.linear_schedule(config.learning_rate, config.final_rate, config.rate_rounds)
     if config.optimizer in OPTIMIZERS:
-        return OPTIMIZERS[config.optimizer](config)
-    return _optax_optimizer(config.optimizer)(learning_rate=config.learning_rate)
+        return OPTIMIZERS[config.optimizer](config, rate)
+    return _optax_optimizer(config.optimizer)(learning_rate=rate)
 
 
-class PersistenceState(NamedTuple):
-    """State of `persistence`."""
-
-    measured: jax.Array  # how often rho has been measured, int32
-    rho_sum: jax.Array  # exponential moving average of the measured cosines, which starts from 0
-    rho: jax.Array  # the same, corrected for that start; 0 until two outer gradients have been seen
-    rate: jax.Array  # learning rate of the newest update; 0 before the first
-    previous: optax.Updates  # the newest outer gradient
-    momentum: optax.Updates  # m_t
+def _with_rate(
+    direction: optax.GradientTransformation, rate: float | optax.Schedule
+) -> optax.GradientTransformation:
+    return optax.chain(direction, optax.scale_by_learning_rate(rate))
 
 
-def persistence(target: float, momentum: float, rho_decay: float) -> optax.GradientTransformation:
-    """Momentum whose effective step does not depend on how alike successive outer gradients are.
-
-      m_t = momentum * m_{t-1} + g_t
-      rate_t = target * (1 - momentum * rho_t)
-      update = -rate_t * m_t
-
-    rho_t is an exponential moving average of the cosine between successive outer gradients g_{t-1} and g_t,
-    over the whole fragment. If that cosine were constant, momentum with a fixed rate would move Theta along
-    each outer gradient by rate / (1 - momentum * rho): this is what `target` holds.
-
-    Args:
-      target: the effective step, rate / (1 - momentum * rho).
-      momentum: 0 <= momentum < 1.
-      rho_decay: weight of the past in rho, a round.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> optimizer = persistence(target=1.0, momentum=0.5, rho_decay=0.0)
-      >>> state = optimizer.init(jnp.zeros(2))
-      >>> for gradient in (jnp.array([1.0, 0.0]), jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])):
-      ...     _, state = optimizer.update(gradient, state)
-      ...     print(f"rho {state.rho:.1f} rate {state.rate:.2f}")
-      rho 0.0 rate 1.00
-      rho 1.0 rate 0.50
-      rho 0.0 rate 1.00
-    """
-
-    def init(params: optax.Params) -> PersistenceState:
-        zero = jnp.zeros((), jnp.float32)
-        zeros = optax.tree.zeros_like
-        return PersistenceState(jnp.zeros((), jnp.int32), zero, zero, zero, zeros(params), zeros(params))
-
-    def update(
-        gradients: optax.Updates, state: PersistenceState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, PersistenceState]:
-        del params
-        lengths = optax.tree.norm(gradients) * optax.tree.norm(state.previous)
-        measured = lengths > 0  # not in the first round, nor where nobody moved
-        cosine = optax.tree.vdot(gradients, state.previous) / jnp.where(measured, lengths, 1)
-        times = state.measured + measured
-        rho_sum = jnp.where(measured, rho_decay * state.rho_sum + (1 - rho_decay) * cosine, state.rho_sum)
-        rho = jnp.where(times > 0, rho_sum / (1 - rho_decay ** jnp.maximum(times, 1)), 0)
-        rho = jnp.clip(rho, -1, 1)
-        rate = target * (1 - momentum * rho)
-        trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, gradients)
-        updates = jax.tree.map(lambda m: -rate * m, trace)
-        return updates, PersistenceState(times, rho_sum, rho, rate, gradients, trace)
-
-    return optax.GradientTransformation(init, update)
-
-
-def measurements(state: Any) -> dict[str, jax.Array]:
-    """The metrics in an outer optimizer's state: `rho` and `outer_rate` if `persistence` is part of it."""
-    parts = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PersistenceState))
-    found = [part for part in parts if isinstance(part, PersistenceState)]
-    return {"rho": found[0].rho, "outer_rate": found[0].rate} if found else {}
-
-
-OPTIMIZERS: dict[str, Callable[[OuterConfig], optax.GradientTransformation]] = {
-    "nesterov": lambda config: optax.sgd(config.learning_rate, config.momentum, nesterov=True),
-    "direct": lambda config: optax.scale(-1.0),
+OPTIMIZERS: dict[str, Callable[[OuterConfig, float | optax.Schedule], optax.GradientTransformation]] = {
+    "nesterov": lambda config, rate: optax.sgd(rate, config.momentum, nesterov=True),
+    "direct": lambda config, rate: optax.scale(-1.0),
     # The weights of all past outer gradients add up to 1, unlike momentum's: the rate is the effective step.
-    "moving_average": lambda config: optax.chain(
-        optax.ema(config.momentum, debias=False), optax.scale(-config.learning_rate)
+    "moving_average": lambda config, rate: _with_rate(optax.ema(config.momentum, debias=False), rate),
+    "persistence": lambda config, rate: persistence(config.target, config.momentum, config.rho_decay),
+    "delayed_nesterov": lambda config, rate: _with_rate(
+        delayed_nesterov(config.momentum, config.momentum_every), rate
     ),
-    "persistence": lambda config: persistence(config.target, config.momentum, config.rho_decay),
+    "heloco": lambda config, rate: _with_rate(heloco(config.momentum), rate),
 }
 
 

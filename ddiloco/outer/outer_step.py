@@ -15,7 +15,8 @@ from ddiloco.outer.differences import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
 from ddiloco.outer.host_memory import aligned, owned
 from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
-from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
+from ddiloco.outer.momentum import measurements
+from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
 Pieces = Sequence[np.ndarray | jax.Array]
 

@@ -183,20 +183,22 @@ def run_all(
 ) -> None:
     """Runs a program with each of the argument lists, in their order and `jobs` at a time.
 
-    Processes are forked from one that has imported everything, where that can be, and end with this one.
+    Processes are forked from one that has imported everything, where that can be, divide the cores among
+    them, and end with this one.
     `started` gets the place of a list, `ended` the place and the exit status. What `ended` raises, like
     Ctrl-C, ends the processes under way by SIGTERM; the exception goes on when they are gone.
     """
     from ddiloco.launch import processes
 
     waiting = list(enumerate(arguments))
+    environment = processes.share_of_threads(os.environ, min(jobs, len(waiting)) or 1)
     under_way: dict[int, tuple[int, BaseProcess]] = {}  # by sentinel
     try:
         while waiting or under_way:
             while waiting and len(under_way) < jobs:
                 place, given = waiting.pop(0)
                 started(place)
-                process = processes.start(module, given, os.environ, quiet=True)
+                process = processes.start(module, given, environment, quiet=True)
                 under_way[process.sentinel] = place, process
             for sentinel in connection.wait(list(under_way)):
                 place, process = under_way.pop(sentinel)

@@ -1,5 +1,7 @@
 """Outer optimizers against recurrences written out by hand in float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,10 @@ import optax
 import pytest
 
 from ddiloco.config import ConfigError, build
-from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer, measurements
+from ddiloco.outer.momentum import measurements
+from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
-RATE, MU, TARGET, DECAY = 0.3, 0.8, 0.9, 0.7
+RATE, MU, TARGET, DECAY, EVERY = 0.3, 0.8, 0.9, 0.7, 3
 
 
 def stream(steps=6, seed=0):
@@ -67,8 +70,46 @@ def adam(gradients):
         yield -RATE * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
 
 
+def delayed(gradients):
+    momentum = total = 0
+    for t, g in enumerate(gradients, start=1):
+        total, step = total + g, g
+        if t % EVERY == 0:
+            momentum, total = MU * momentum + total, 0
+            step = g + MU * momentum
+        yield -RATE * step
+
+
+def corrected(g, m):
+    """arXiv 2606.00271: shrunk along the momentum where against it, turned where the two hardly agree."""
+    length, other = np.linalg.norm(g), np.linalg.norm(m)
+    if not length * other:
+        return g
+    u, v = g / length, m / other
+    c, confidence = u @ v, length / (length + other)
+    if c >= 0.2:
+        return g
+    if c < 0:
+        return g - min(-c * confidence, 1) * c * length * v
+    turned = u + (1 - c) * confidence / 2 * (v - u)
+    return length * turned / np.linalg.norm(turned)
+
+
+def towards_momentum(gradients):
+    parts = np.split(np.zeros(10), [6])  # of `stream`, whose tensors have 6 and 4 elements
+    for gradient in gradients:
+        found = []
+        for i, g in enumerate(np.split(gradient, [6])):
+            g = corrected(g, parts[i])
+            parts[i] = MU * parts[i] + (1 - MU) * g
+            found.append(-RATE * (g + MU * parts[i]))
+        yield np.concatenate(found)
+
+
 FORMULAS = {
     "nesterov": nesterov,
+    "delayed_nesterov": delayed,
+    "heloco": towards_momentum,
     "direct": lambda gradients: (-g for g in gradients),
     "moving_average": average,
     "persistence": persistent,
@@ -79,11 +120,45 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_updates_follow_the_recurrence(name):
-    config = OuterConfig(optimizer=name, learning_rate=RATE, momentum=MU, target=TARGET, rho_decay=DECAY)
-    gradients = stream()
+    config = OuterConfig(
+        optimizer=name,
+        learning_rate=RATE,
+        momentum=MU,
+        target=TARGET,
+        rho_decay=DECAY,
+        momentum_every=EVERY,
+    )
+    gradients = stream(20)
     updates, _ = run(config, gradients)
     for got, want in zip(updates, FORMULAS[name]([flat(g) for g in gradients]), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_the_stream_meets_every_case_of_heloco():
+    momentum, cosines = np.zeros(6), []
+    for g in (flat(g)[:6] for g in stream(20)):
+        if momentum.any():
+            cosines.append(g @ momentum / np.linalg.norm(g) / np.linalg.norm(momentum))
+        momentum = MU * momentum + (1 - MU) * corrected(g, momentum)
+    assert min(cosines) < -0.1
+    assert any(0 < c < 0.2 for c in cosines)
+    assert max(cosines) > 0.3
+
+
+def test_delayed_nesterov_is_nesterov_where_momentum_steps_each_round():
+    config = OuterConfig(learning_rate=RATE, momentum=MU)
+    delayed_one = dataclasses.replace(config, optimizer="delayed_nesterov", momentum_every=1)
+    for got, want in zip(run(delayed_one, stream())[0], run(config, stream())[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS.keys() - {"direct", "persistence"}))
+def test_the_rate_goes_to_its_last_value_in_a_straight_line_and_stays(name):
+    steady = OuterConfig(optimizer=name, learning_rate=0.5, momentum=MU)
+    moving = dataclasses.replace(steady, rate_rounds=4, final_rate=0.9)
+    ratios = zip(run(moving, stream())[0], run(steady, stream())[0], strict=True)
+    for (got, unscaled), rate in zip(ratios, [0.5, 0.6, 0.7, 0.8, 0.9, 0.9], strict=True):
+        np.testing.assert_allclose(got, unscaled * rate / 0.5, rtol=1e-4, atol=1e-6)
 
 
 def test_unit_gain_step_tends_to_the_learning_rate_whatever_the_momentum():
@@ -150,6 +225,12 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(n
         f"config.optimizer: is {name!r}, but must be one of nesterov, direct,"
     )
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["direct", "persistence"])
+def test_a_schedule_of_a_rate_that_is_not_used_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"^config\.rate_rounds: is 9, but {name} has no outer rate"):
+        build(OuterConfig, {"optimizer": name, "rate_rounds": 9})
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ import textwrap
 
 import pytest
 
+from ddiloco.launch import processes
 from experiments.studies import runs
 from tests.remote.ends import alive, until
 
 ENDS = "import sys; sys.exit(int(sys.argv[1]))"
+THREADS = "import os, sys; sys.exit(int(os.environ['PJRT_NPROC']))"
 INTERRUPTS = """
     import os, signal, sys
     os.kill(int(sys.argv[1]), signal.SIGINT)
@@ -28,7 +30,7 @@ HOLDS = """
 @pytest.fixture(autouse=True)
 def programs(tmp_path, monkeypatch):
     """The programs above can be imported."""
-    for name, text in {"ends": ENDS, "interrupts": INTERRUPTS, "holds": HOLDS}.items():
+    for name, text in {"ends": ENDS, "threads": THREADS, "interrupts": INTERRUPTS, "holds": HOLDS}.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -37,6 +39,16 @@ def test_runs_side_by_side_tell_their_exit_statuses():
     started, ended = [], {}
     runs.run_all("ends", [["0"], ["3"], ["2"]], 2, started.append, ended.__setitem__)
     assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
+
+
+def test_runs_side_by_side_divide_the_cores(monkeypatch):
+    monkeypatch.setattr(processes, "_own_cores", lambda: 6)
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    ended = {}
+    for runs_at_a_time, count in ((2, 3), (4, 2), (8, 1)):
+        runs.run_all("threads", [[]] * count, runs_at_a_time, lambda _: None, ended.__setitem__)
+        assert set(ended.values()) == {6 // min(runs_at_a_time, count)}
+        ended.clear()
 
 
 @pytest.fixture

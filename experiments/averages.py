@@ -1,0 +1,50 @@
+"""Averages of parameters beside the global model: `python -m experiments.averages --output=FOLDER`.
+
+Trains under the virtual driver and scores, at every evaluation and on the same held-out rows, the global
+model, its averages over the last rounds of each fragment, each learner's own parameters, and the plain
+average of these; with experts, how evenly these are used, too. --seeds=0,1,2 trains once for each.
+
+Writes `averages.json` and `averages.png`, and prints the losses at the end beside the global model's.
+"""
+
+from __future__ import annotations
+
+import json
+
+from absl import flags
+
+from experiments.front import cli, ending
+
+_CONFIG = cli.define_config("configs/dense.py")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder of the figure and its numbers.")
+_SEEDS = flags.DEFINE_list("seeds", [], "Seeds, one run each. Default: the config's.")
+
+
+def main(_) -> int:
+    from ddiloco.settings.experiment import parse
+    from ddiloco.training import platform
+    from experiments.studies import averages, runs
+
+    if not _OUTPUT.value:
+        raise cli.UsageError("output: is missing; give --output=FOLDER")
+    config = _CONFIG.value
+    config.driver = "virtual"
+    seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [config.seed]
+    platform.prepare()
+    folder = cli.made_folder("output", _OUTPUT.value)
+    stop, _ = ending.stop_on_signals()
+    points = []
+    for seed in seeds:
+        config.seed = seed
+        points += averages.scored_run(parse(config), stop)
+        (folder / "averages.json").write_text(json.dumps(points, indent=1) + "\n")
+        if stop.is_set():
+            break
+    averages.draw(folder / "averages.png", points)
+    print(averages.table(points))
+    print(folder / "averages.png")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

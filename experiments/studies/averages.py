@@ -1,0 +1,137 @@
+"""Scores of the global model, of its averages over rounds, of each learner, and of the learners' average."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddiloco.observe.figures import dress, figure_at
+from ddiloco.observe.records import Evaluated
+from ddiloco.outer.fragments import assemble
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.run.recipes import assembly_of
+from ddiloco.settings.experiment import Experiment
+from ddiloco.training.evaluation import Score
+from ddiloco.virtual.run import VirtualRun
+
+PANELS = {  # those after the first are of models with experts
+    "loss": "held-out loss, nats/token",
+    "max_load": "busiest expert of any layer, over an even share",
+    "router_entropy": "entropy of the router, nats",
+    "dropped_share": "share of choices dropped",
+}
+GLOBAL, AVERAGE, LEARNER = "global model", "average of the learners", "learner"
+ROUNDS = (2, 4, 10)  # that averages of the global model reach back: their weights fall by 1 - 1/N a round
+
+
+class RoundAverage:
+    """The mean of all versions of each fragment, the newer the heavier: weights fall by 1 - 1/rounds."""
+
+    def __init__(self, model: GlobalModel, rounds: int) -> None:
+        """Begins with the fragments as they are, which no longer count once there is a newer version."""
+        self._model, self._keep = model, 1 - 1 / rounds
+        self._seen = dict.fromkeys(model.fragments, 0)
+        self._means = {p: [np.array(x) for x in model.fragment(p)[1]] for p in model.fragments}
+
+    def look(self) -> None:
+        """Takes in the versions that are new; to be called after every merge."""
+        for p in self._model.fragments:
+            version, pieces = self._model.fragment(p)
+            if version > self._seen[p]:
+                self._seen[p] = version
+                share = (1 - self._keep) / (1 - self._keep**version)
+                for mean, piece in zip(self._means[p], pieces, strict=True):
+                    mean += np.float32(share) * (piece - mean)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The average's tensors by name."""
+        return assemble(self._model.layout, [tuple(self._means[p]) for p in self._model.fragments])
+
+
+class ScoredRun(VirtualRun):
+    """A virtual run that scores more than the global model; `points` has one entry for each score."""
+
+    def __init__(self, experiment: Experiment, stop: threading.Event) -> None:
+        self.points: list[dict[str, Any]] = []
+        self._seed, self._averages = experiment.seed, {}
+        super().__init__(assembly_of(experiment), self._note, stop)
+        model = self._arrays.model
+        self._averages = {f"average of {n} rounds": RoundAverage(model, n) for n in ROUNDS}
+
+    def evaluate(self, step: int) -> float:
+        loss = super().evaluate(step)
+        found: dict[str, Mapping[str, Any]] = {
+            name: average.parameters() for name, average in self._averages.items() if step
+        }
+        alive = {f"{LEARNER} {m}": own.params for m, own in sorted(self.learners.items()) if own.params}
+        if step and alive:
+            names = next(iter(alive.values()))
+            found[AVERAGE] = {n: np.mean([np.asarray(own[n]) for own in alive.values()], 0) for n in names}
+        for name, params in {**found, **alive}.items() if step else ():
+            self._add(step, name, self.score(params))
+        return loss
+
+    def _merged(self, step: int) -> None:
+        for average in self._averages.values():
+            average.look()
+        super()._merged(step)
+
+    def _note(self, record: Any) -> None:
+        if isinstance(record, Evaluated):
+            self._add(record.step, GLOBAL, record)
+            print(f"seed {self._seed}, step {record.step}: held-out loss {record.loss:.4f}", flush=True)
+
+    def _add(self, step: int, name: str, score: Score | Evaluated) -> None:
+        scores = {"loss": score.loss, **score.statistics}
+        self.points.append({"seed": self._seed, "step": step, "name": name, **scores})
+
+
+def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, Any]]:
+    """Trains in virtual time; the scores of all parameters at every evaluation, on the same held-out rows."""
+    run = ScoredRun(experiment, stop)
+    run.run()
+    return run.points
+
+
+def table(points: Sequence[Mapping[str, Any]]) -> str:
+    """Losses at the last evaluation, and how far from the global model's of the same seed; in Markdown."""
+    lines = ["| at the end | held-out loss | against the global model, by seed |", "|---|---|---|"]
+    ends = {point["seed"]: point["step"] for point in points}  # the last of each seed
+    last = [point for point in points if point["step"] == ends[point["seed"]]]
+    whole = {point["seed"]: point["loss"] for point in last if point["name"] == GLOBAL}
+    for name in dict.fromkeys(point["name"] for point in last):
+        own = {point["seed"]: point["loss"] for point in last if point["name"] == name}
+        apart = " / ".join(f"{loss / whole[seed] - 1:+.2%}" for seed, loss in own.items())
+        lines.append(f"| {name} | {statistics.mean(own.values()):.4f} | {apart if name != GLOBAL else '-'} |")
+    return "\n".join(lines)
+
+
+def draw(path: pathlib.Path, points: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the figure of the first seed's run: a panel for each entry of `PANELS` that its model has."""
+    points = [point for point in points if point["seed"] == points[0]["seed"]]
+    panels = [name for name in PANELS if name in points[0]]
+    rows, columns = (2, 2) if len(panels) > 1 else (1, 1)
+    with figure_at(path, 6.5 * columns, 4 * rows, dpi=120) as figure:
+        panes = figure.subplots(rows, columns, squeeze=False).flat
+        for axes, metric in zip(panes, panels, strict=True):
+            for name in dict.fromkeys(point["name"] for point in points):
+                # The initial loss would hide all that follows.
+                own = [p for p in points if p["name"] == name and (p["step"] or metric != "loss")]
+                axes.plot([p["step"] for p in own], [p[metric] for p in own], **_style(name))
+            axes.set_xlabel("step")
+            axes.set_title(PANELS[metric], fontsize=10)
+            dress(axes)
+            if metric == "loss":
+                axes.legend()
+
+
+def _style(name: str) -> dict[str, Any]:
+    if name.startswith(LEARNER):
+        return {"color": "0.6", "lw": 1, "label": "learners" if name == f"{LEARNER} 0" else None}
+    heavy = {"lw": 2.2} if name in (GLOBAL, AVERAGE) else {"lw": 1.4}
+    return {**heavy, "ls": "-" if name == GLOBAL else "--", "label": name}

@@ -1,0 +1,82 @@
+"""Scores of averages and of learners beside those of the global model, while learners come and go."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from ddiloco.outer.fragments import fragment
+from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.virtual.lives import Change, write_trace
+from experiments.studies import averages
+from experiments.studies.averages import AVERAGE, GLOBAL, ROUNDS
+from tests import workbench
+from tests.virtual_runs import virtual
+
+OF_ROUNDS = [f"average of {n} rounds" for n in ROUNDS]
+
+
+def test_an_average_over_rounds_is_the_weighted_mean_of_the_versions():
+    rng = np.random.default_rng(0)
+    draw = lambda: {"a": rng.standard_normal((4, 2)).astype(np.float32)}  # noqa: E731
+    model = GlobalModel(fragment({"a": (4, 2)}, 2), draw(), OuterConfig(optimizer="direct"), 1)
+    average = averages.RoundAverage(model, 4)
+    np.testing.assert_array_equal(average.parameters()["a"], model.parameters()["a"])
+    versions: list[list[np.ndarray]] = [[], []]
+    for p in (0, 1, 0, 0, 1, 0):
+        whole = draw()["a"]
+        model.merge(p, [(whole[2 * p : 2 * p + 2],)], [(1, 1)])
+        versions[p].append(model.parameters()["a"][2 * p : 2 * p + 2].astype(np.float64))
+        average.look()
+        average.look()  # nothing is new
+    for p, seen in enumerate(versions):
+        weights = 0.75 ** np.arange(len(seen))[::-1]
+        want = np.tensordot(weights / weights.sum(), np.stack(seen), 1)
+        np.testing.assert_allclose(average.parameters()["a"][2 * p : 2 * p + 2], want, rtol=1e-5)
+
+
+def test_all_that_is_scored_is_scored_on_the_same_rows_and_dead_learners_are_not(data_dir, tmp_path):
+    changes = [Change(9.5, 0, "fail"), Change(21.5, 1, "fail")]
+    write_trace(tmp_path / "lives.csv", changes)
+    lives = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    e = virtual(data_dir, virtual=lives, eval={"every": 4}, train={"steps": 40})
+    with workbench.devices(1):
+        points = averages.scored_run(e, threading.Event())
+    scored: dict[int, dict[str, float]] = {}
+    for point in points:
+        scored.setdefault(point["step"], {})[point["name"]] = point["loss"]
+    assert scored.pop(0).keys() == {GLOBAL}
+    assert scored.popitem()[1].keys() == {GLOBAL, *OF_ROUNDS}
+    assert scored[4].keys() == {"learner 0", "learner 1", AVERAGE, GLOBAL, *OF_ROUNDS}
+    assert scored[16].keys() == {"learner 1", AVERAGE, GLOBAL, *OF_ROUNDS}
+    assert scored[16]["learner 1"] == scored[16][AVERAGE]  # of one
+    assert len(set(scored[16].values())) == 2 + len(OF_ROUNDS)
+
+
+def test_the_table_has_the_last_evaluation_of_each_seed():
+    losses = {0: {GLOBAL: 2.0, AVERAGE: 1.9}, 1: {GLOBAL: 3.0, AVERAGE: 3.3}}
+    points = [{"seed": 0, "step": 4, "name": GLOBAL, "loss": 9.0}]
+    for seed, own in losses.items():
+        points += [{"seed": seed, "step": 8, "name": name, "loss": loss} for name, loss in own.items()]
+    rows = averages.table(points).splitlines()[2:]
+    assert rows == [
+        f"| {GLOBAL} | 2.5000 | - |",
+        f"| {AVERAGE} | 2.6000 | -5.00% / +10.00% |",
+    ]
+
+
+@pytest.mark.parametrize("preset", ["dense", "moe"])
+def test_the_program_trains_once_for_each_seed_and_draws(preset, programs, tmp_path):
+    small = ["--config.train.steps=4", "--config.inner.warmup_steps=0", "--config.eval.every=2"]
+    small += ["--config.eval.num_batches=1", "--config.sync.interval=2", "--config.sync.num_fragments=2"]
+    given = [f"--config=configs/micro.py:{preset}", *small, "--seeds=3,5", f"--output={tmp_path}"]
+    done = programs.run("averages", *given)
+    assert done.returncode == 0, done.stderr
+    points = json.loads((tmp_path / "averages.json").read_text())
+    assert {point["seed"] for point in points} == {3, 5}
+    assert [point["step"] for point in points if (point["seed"], point["name"]) == (5, GLOBAL)] == [0, 2, 4]
+    assert ("max_load" in points[0]) == (preset == "moe")
+    assert (tmp_path / "averages.png").read_bytes().startswith(b"\x89PNG")
+    assert f"| {OF_ROUNDS[0]} |" in done.stdout

@@ -59,7 +59,11 @@ def main(_) -> int:
         sweep_figure.draw(output / "sweep.png", rows, axes, sweep.baseline)
         return rows
 
-    failed = runs.train(planned, _JOBS.value, gather)
+    def ended(_: runs.Planned) -> list[runs.Planned]:
+        gather()
+        return []
+
+    failed = runs.train(planned, _JOBS.value, ended)
     print(sweep_report.report(gather(), sweep))
     print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
     return runs.tell_failed(failed)

@@ -61,32 +61,66 @@ def main(_) -> int:
     return comparison.carry_out(rows, _JOBS.value, output, "tune")
 
 
+class _Climber:
+    """A row on its climb: the runs of the point where it is, and where their losses lead it."""
+
+    def __init__(self, row: tuning.Row, plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> None:
+        self._row, self._plan, self._seeds, self._output = row, plan, seeds, output
+        self._climb = tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together)
+        self._point = next(self._climb)
+        self._missing: set[str] = set()  # names of runs under way
+        self._tried: list[tuning.Tried] = []
+        self.end: tuning.Tuned | None = None
+
+    def on(self) -> list[runs.Planned]:
+        """The runs that its point lacks; it climbs for as long as there are none. Empty: it is at its end."""
+        while self.end is None:
+            missing = [one for one in self._runs() if one.lacks() is not None]
+            self._missing = {one.name for one in missing}
+            if missing:
+                return missing
+            self._hear()
+        return []
+
+    def ended(self, run: runs.Planned) -> list[runs.Planned]:
+        """One of its runs is over, with a loss or without; what it wants to run now."""
+        self._missing.discard(run.name)
+        if self._missing:
+            return []
+        self._hear()
+        return self.on()
+
+    def _runs(self) -> list[runs.Planned]:
+        return _planned(self._row, self._point, self._plan.choosing, self._seeds, self._output)
+
+    def _hear(self) -> None:
+        done = [runs.read_summary(one.run.workdir) for one in self._runs() if one.lacks() is None]
+        losses = [summary["eval_loss"] for summary in done]
+        whole = len(done) == len(self._seeds) and all(loss is not None for loss in losses)
+        loss = statistics.mean(losses) if whole else math.inf
+        tokens = sum(summary["tokens_total"] for summary in done)
+        self._tried.append(tuning.Tried(self._point, loss, tokens))
+        try:
+            self._point = self._climb.send(loss)
+        except StopIteration as end:
+            self.end = tuning.Tuned(self._row, self._tried, end.value, self._plan.budget)
+
+
 def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[tuning.Tuned]:
     """The end of every row's climb; rows climb side by side."""
-    climbs = [
-        tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together) for row in plan.rows
-    ]
-    waiting = {i: next(climb) for i, climb in enumerate(climbs)}
-    tried: list[list[tuning.Tried]] = [[] for _ in plan.rows]
-    best: dict[int, tuning.Point] = {}
-    while waiting:
-        planned = {
-            i: _planned(plan.rows[i], point, plan.choosing, seeds, output / "chosen")
-            for i, point in waiting.items()
-        }
-        runs.train([plan for points in planned.values() for plan in points], _JOBS.value, lambda: None)
-        for i, point in dict(waiting).items():
-            done = [runs.read_summary(one.run.workdir) for one in planned[i] if one.lacks() is None]
-            losses = [summary["eval_loss"] for summary in done]
-            whole = len(done) == len(seeds) and all(loss is not None for loss in losses)
-            loss = statistics.mean(losses) if whole else math.inf
-            tried[i].append(tuning.Tried(point, loss, sum(summary["tokens_total"] for summary in done)))
-            try:
-                waiting[i] = climbs[i].send(loss)
-            except StopIteration as end:
-                best[i] = end.value
-                del waiting[i]
-    return [tuning.Tuned(row, tried[i], best[i], plan.budget) for i, row in enumerate(plan.rows)]
+    climbers = [_Climber(row, plan, seeds, output / "chosen") for row in plan.rows]
+    owners: dict[str, _Climber] = {}
+
+    def owned(climber: _Climber, wanted: list[runs.Planned]) -> list[runs.Planned]:
+        owners.update((run.name, climber) for run in wanted)
+        return wanted
+
+    def ended(run: runs.Planned) -> list[runs.Planned]:
+        return owned(owners[run.name], owners[run.name].ended(run))
+
+    first = [run for climber in climbers for run in owned(climber, climber.on())]
+    runs.train(first, _JOBS.value, ended)
+    return [climber.end for climber in climbers if climber.end is not None]
 
 
 def _planned(

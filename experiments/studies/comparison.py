@@ -114,7 +114,11 @@ def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -
         (output / f"{name}.md").write_text(table(results) + "\n")
         return results
 
-    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, write)
+    def ended(_: runs.Planned) -> list[runs.Planned]:
+        write()
+        return []
+
+    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, ended)
     results = write()
     comparison_figure.draw(output / f"{name}.png", results, clock_of(results))
     print(table(results))

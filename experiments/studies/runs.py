@@ -129,21 +129,29 @@ def parse_seeds(texts: Sequence[str]) -> list[int]:
     return seeds
 
 
-def train(planned: Sequence[Planned], jobs: int, ended: Callable[[], object]) -> list[str]:
+def train(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequence[Planned]]) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
-    Calls `ended` after each; returns the names of those that failed, with why.
+    Calls `ended` after each, and runs what that returns after the others. Returns the names of those that
+    failed, with why.
 
     Raises:
       UsageError: a run had one; the others are ended too.
     """
-    left = [(i, plan, why) for i, plan in enumerate(planned, 1) if (why := plan.lacks()) is not None]
+    known = list(planned)
+    left, arguments = [], []  # of those that lack something
     failed = []
+
+    def take(plans: Sequence[Planned]) -> None:
+        for plan in plans:
+            if (why := plan.lacks()) is not None:
+                left.append((known.index(plan) + 1, plan, why))
+                arguments.append(plan.run.arguments())
 
     def announce(place: int) -> None:
         i, plan, why = left[place]
         again = f", again: {why}" if finished(plan.run.workdir) else ""
-        cli.tell(f"[{i}/{len(planned)}] {plan.name}{again}")
+        cli.tell(f"[{i}/{len(known)}] {plan.name}{again}")
 
     def note(place: int, status: int) -> None:
         plan = left[place][1]
@@ -152,9 +160,12 @@ def train(planned: Sequence[Planned], jobs: int, ended: Callable[[], object]) ->
         why = plan.lacks()
         if status or why:
             failed.append(f"{plan.name} ({why or f'exit status {status}'})")
-        ended()
+        more = ended(plan)
+        known.extend(more)
+        take(more)
 
-    run_all("experiments.train", [plan.run.arguments() for _, plan, _ in left], jobs, announce, note)
+    take(planned)
+    run_all("experiments.train", arguments, jobs, announce, note)
     return failed
 
 
@@ -185,21 +196,22 @@ def run_all(
 
     Processes are forked from one that has imported everything, where that can be, divide the cores among
     them, and end with this one.
-    `started` gets the place of a list, `ended` the place and the exit status. What `ended` raises, like
-    Ctrl-C, ends the processes under way by SIGTERM; the exception goes on when they are gone.
+    `started` gets the place of a list, `ended` the place and the exit status; it may append more lists. What
+    it raises, like Ctrl-C, ends the processes under way by SIGTERM; the exception goes on when they are gone.
     """
     from ddiloco.launch import processes
 
-    waiting = list(enumerate(arguments))
-    environment = processes.share_of_threads(os.environ, min(jobs, len(waiting)) or 1)
+    begun = 0
     under_way: dict[int, tuple[int, BaseProcess]] = {}  # by sentinel
     try:
-        while waiting or under_way:
-            while waiting and len(under_way) < jobs:
-                place, given = waiting.pop(0)
-                started(place)
-                process = processes.start(module, given, environment, quiet=True)
-                under_way[process.sentinel] = place, process
+        while begun < len(arguments) or under_way:
+            while begun < len(arguments) and len(under_way) < jobs:
+                started(begun)
+                sharers = min(jobs, len(under_way) + len(arguments) - begun)
+                environment = processes.share_of_threads(os.environ, sharers)
+                process = processes.start(module, arguments[begun], environment, quiet=True)
+                under_way[process.sentinel] = begun, process
+                begun += 1
             for sentinel in connection.wait(list(under_way)):
                 place, process = under_way.pop(sentinel)
                 process.join()

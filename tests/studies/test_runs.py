@@ -1,6 +1,8 @@
 """Runs side by side in processes of their own: how they end, and that they end."""
 
+import dataclasses
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import textwrap
 import pytest
 
 from ddiloco.launch import processes
+from experiments.front import cli
 from experiments.studies import runs
 from tests.remote.ends import alive, until
 
@@ -39,6 +42,58 @@ def test_runs_side_by_side_tell_their_exit_statuses():
     started, ended = [], {}
     runs.run_all("ends", [["0"], ["3"], ["2"]], 2, started.append, ended.__setitem__)
     assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
+
+
+def test_what_is_appended_as_a_run_ends_is_run_too():
+    arguments, ended = [["1"], ["2"]], []
+
+    def note(place, status):
+        ended.append((place, status))
+        if status < 5:
+            arguments.append([str(status + 4)])
+
+    runs.run_all("ends", arguments, 1, lambda _: None, note)
+    assert ended == [(0, 1), (1, 2), (2, 5), (3, 6)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretended:
+    """A run that is over once it has been run."""
+
+    name: str
+    over: set[str]
+
+    @property
+    def run(self):
+        return runs.Run(self.name, (), pathlib.Path(self.name))
+
+    def lacks(self):
+        return None if self.name in self.over else "it has not finished"
+
+
+def test_training_goes_on_with_what_a_run_leads_to_and_skips_what_is_there(monkeypatch):
+    over = {"b", "d"}
+    told, ended = [], []
+    leads = {"a": ["d", "e"], "e": ["f"]}
+    of = lambda names: [Pretended(name, over) for name in names]  # noqa: E731
+
+    def run_all(module, arguments, jobs, started, note):
+        for place, given in enumerate(arguments):  # which grows
+            started(place)
+            if not given[0].endswith("=f"):
+                over.add(given[0].removeprefix("--config="))
+            note(place, 0)
+
+    def end(run):
+        ended.append(run.name)
+        return of(leads.get(run.name, []))
+
+    monkeypatch.setattr(runs, "run_all", run_all)
+    monkeypatch.setattr(cli, "tell", told.append)
+    failed = runs.train(of(["a", "b", "c"]), 2, end)
+    assert ended == ["a", "c", "e", "f"]
+    assert told == ["[1/3] a", "[3/5] c", "[5/5] e", "[6/6] f"]
+    assert failed == ["f (it has not finished)"]
 
 
 def test_runs_side_by_side_divide_the_cores(monkeypatch):

@@ -1,7 +1,7 @@
 """Training while 1.2 million chips fail: decoupled learners and data-parallel under the same interruptions.
 
-  python -m experiments.train --config=configs/chaos.py[:PRESET] [--config.any.field=value]
-  python -m experiments.compare --config=configs/chaos.py --output=runs/chaos --seeds=0,1,2
+  python -m experiments.train --config=configs/chaos.py[:PRESET][,FAMILY] [--config.any.field=value]
+  python -m experiments.compare --config=configs/chaos.py[:FAMILY] --output=runs/chaos --seeds=0,1,2
 
 PRESET
   decoupled               M=8 learners of 150,000 chips each, K=1 (default)
@@ -9,17 +9,18 @@ PRESET
   data_parallel           one job of all chips that starts again with spares
   undisturbed             decoupled, without failures
   data_parallel_undisturbed
+FAMILY                    of configs/micro.py, whose model it is then; without one the tiny dense model
 
 One seed draws one list of interruptions, which all three meet: a chip fails once a year, so some chip
-every 26 s. The tiny dense model stands for a large one whose step takes 5 s: there are as many
+every 26 s. The small model stands for a large one whose step takes 5 s: there are as many
 interruptions in a round of 24 steps (120 s) as there would be at full scale, though not as many rounds.
-All train on the same number of tokens. About 4 minutes each on 2 CPU cores. Paper: goodput 88% / 58% /
-27%. Outcome: docs/results/chaos.md.
+All of a family train on the same number of tokens. The tiny model takes about 4 minutes each on 2 CPU
+cores. Paper: goodput 88% / 58% / 27%. Outcome: docs/results/chaos.md.
 """
 
 from ml_collections import ConfigDict
 
-from configs import dense
+from configs import baselines, micro, sections
 
 PRESETS = (
     "decoupled",
@@ -32,16 +33,15 @@ STEP_SECONDS = 5.0
 
 
 def get_config(preset: str = "decoupled") -> ConfigDict:
-    """The settings of one of PRESETS."""
-    if preset not in PRESETS:
-        raise ValueError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
-    algorithm = preset.removesuffix("_undisturbed").replace("undisturbed", "decoupled")
-    config = dense.get_config("tiny")
-    config.algorithm = algorithm
+    """The settings of one of PRESETS, and a family."""
+    preset, family = sections.words(preset, PRESETS, micro.OR_TINY)
+    config = micro.or_tiny(family)
+    config.algorithm = preset.removesuffix("_undisturbed").replace("undisturbed", "decoupled")
     config.driver = "virtual"
-    config.train.batch_size = 4  # of eight learners: as many rows in all as four with 8
-    config.train.tokens = 480 * 8 * 4 * config.data.sequence_length
+    config.train.batch_size //= 2  # of eight learners: as many rows in all as of four
+    config.train.steps = 480
     config.sync.num_learners = 8
+    config.train.tokens = baselines.budget(config)
     config.virtual.num_chips = 1_200_000
     config.virtual.step_seconds = (STEP_SECONDS,)  # on all chips; longer when slices are away
     config.virtual.step_variation = 0.02
@@ -49,12 +49,13 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
     return config
 
 
-def get_comparison() -> list[dict]:
+def get_comparison(family: str = "tiny") -> list[dict]:
     """The three under failures, and the two without."""
-    return [
+    rows = [
         {"label": "decoupled, M=8", "preset": "decoupled", "paper": {"goodput": 0.88}},
         {"label": "elastic data-parallel", "preset": "elastic_data_parallel", "paper": {"goodput": 0.58}},
         {"label": "data-parallel", "preset": "data_parallel", "paper": {"goodput": 0.27}},
         {"label": "decoupled, no failures", "preset": "undisturbed"},
         {"label": "data-parallel, no failures", "preset": "data_parallel_undisturbed"},
     ]
+    return [{**row, "preset": f"{row['preset']},{family}"} for row in rows]

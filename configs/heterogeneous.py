@@ -1,15 +1,16 @@
 """Eight learners on two hardware generations: what waiting for all of them costs, and what not waiting costs.
 
-  python -m experiments.train --config=configs/heterogeneous.py[:PRESET] [--config.any.field=value]
-  python -m experiments.compare --config=configs/heterogeneous.py --output=runs/heterogeneous
+  python -m experiments.train --config=configs/heterogeneous.py[:PRESET][,FAMILY] [--config.any.field=value]
+  python -m experiments.compare --config=configs/heterogeneous.py[:FAMILY] --output=runs/heterogeneous
 
 PRESET
   grace  K=1, and learners that come within the slack are let in (default)
   all    K=8: every round waits for all learners, and learners for the rounds
   first  K=1 and no grace: whoever comes first is merged alone
+FAMILY   of configs/micro.py, whose model it is then; without one the tiny dense model
 
 Four learners take a second for a step, four 18% longer; learners of a kind differ by a further 10%,
-drawn from the seed. The tiny dense model, a global batch as in configs/dense.py:tiny. All have the same
+drawn from the seed. The global batch is that of the family's other presets. All have the same
 600 virtual seconds, about 3 minutes on 2 CPU cores; for the same number of tokens instead, add
 --config.virtual.seconds=None --config.train.tokens=1966080. Paper: goodput 100% / 84% / 100%, text quality
 55.3 / 54.4 / 51.4. Outcome: docs/results/heterogeneous.md.
@@ -17,19 +18,18 @@ drawn from the seed. The tiny dense model, a global batch as in configs/dense.py
 
 from ml_collections import ConfigDict, config_dict
 
-from configs import dense
+from configs import micro, sections
 
 PRESETS = ("grace", "all", "first")
 PAPER = {"grace": {"goodput": 1.0}, "all": {"goodput": 0.84}, "first": {"goodput": 1.0}}
 
 
 def get_config(preset: str = "grace") -> ConfigDict:
-    """The settings of one of PRESETS."""
-    if preset not in PRESETS:
-        raise ValueError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
-    config = dense.get_config("tiny,streaming" if preset == "all" else "tiny")
+    """The settings of one of PRESETS, and a family."""
+    preset, family = sections.words(preset, PRESETS, micro.OR_TINY)
+    config = micro.or_tiny(family, "streaming" if preset == "all" else "decoupled")
     config.driver = "virtual"
-    config.train.batch_size = 4  # of eight learners: as many rows in all as four with 8
+    config.train.batch_size //= 2  # of eight learners: as many rows in all as of four
     config.sync.num_learners = 8
     config.sync.quorum = config_dict.placeholder(int) if preset == "all" else 1  # None: all
     if preset == "first":
@@ -42,7 +42,7 @@ def get_config(preset: str = "grace") -> ConfigDict:
     return config
 
 
-def get_comparison() -> list[dict]:
+def get_comparison(family: str = "tiny") -> list[dict]:
     """The three, side by side."""
     labels = {"grace": "K=1 with grace", "all": "K=8", "first": "K=1, no grace"}
-    return [{"label": labels[name], "preset": name, "paper": PAPER[name]} for name in PRESETS]
+    return [{"label": labels[name], "preset": f"{name},{family}", "paper": PAPER[name]} for name in PRESETS]

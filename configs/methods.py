@@ -12,6 +12,15 @@ from ml_collections import ConfigDict
 
 from configs import baselines, micro
 
+SETTINGS = {
+    "inner.optimizer": "muon",
+    "inner.final_fraction": 0.0,
+    "train.batch_size": 2,  # rows
+    "train.tokens": 2_513_920,  # 20 a parameter
+    "data.interleave": 128,
+    "eval.num_batches": 64,
+    "virtual.step_variation": baselines.STEP_VARIATION,
+}
 ROUNDS = 102  # of each fragment
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
@@ -38,13 +47,7 @@ METHODS = {  # algorithm, what else the method has, and where the climb on each 
 def get_config(preset: str = "decoupled") -> ConfigDict:
     """The settings of configs/micro.py, of this algorithm."""
     config = micro.get_config(preset)
-    config.inner.optimizer = "muon"
-    config.inner.final_fraction = 0.0
-    config.train.batch_size = 2
-    config.train.tokens = 2_513_920
-    config.data.interleave = 128
-    config.eval.num_batches = 64
-    config.virtual.step_variation = baselines.STEP_VARIATION
+    config.update_from_flattened_dict(SETTINGS)
     return config
 
 

@@ -24,6 +24,7 @@ from configs import baselines, dense, moe, multimodal, sections, vit
 
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 SEEDS = (0, 1, 2)
+OR_TINY = ("tiny", *FAMILIES)  # what `or_tiny` takes
 CHOOSING = {**baselines.CHOOSING, "seed": 100}  # of runs that choose what those with SEEDS have
 # Machines of which none is as fast as another, for what is about waiting: each 10% off, a step 5% more.
 UNEVEN = {"virtual.speed_variation": 0.1, "virtual.step_variation": 0.05}
@@ -51,6 +52,13 @@ def get_config(preset: str = "dense") -> ConfigDict:
     config.eval.every = 0
     config.eval.num_batches *= 2
     return config
+
+
+def or_tiny(family: str, algorithm: str = "decoupled") -> ConfigDict:
+    """The settings of a family here, or with "tiny" those of the tiny dense model."""
+    if family == "tiny":
+        return dense.get_config(f"tiny,{algorithm}")
+    return get_config(f"{family},{algorithm}")
 
 
 def get_comparison(family: str = "dense") -> list[dict[str, Any]]:

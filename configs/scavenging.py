@@ -1,22 +1,22 @@
 """Four learners, and more that come while a cluster has capacity to spare: time to the same number of tokens.
 
   python -m experiments.train --config=configs/scavenging.py[:PRESET] [--config.any.field=value]
-  python -m experiments.compare --config=configs/scavenging.py --output=runs/scavenging
+  python -m experiments.compare --config=configs/scavenging.py[:FAMILY] --output=runs/scavenging
 
-PRESET
+PRESET, and after it ,FAMILY: of configs/micro.py, whose model it is then; without one the tiny dense model
   decoupled,N              N extra learners that arrive and leave; N=0, 1, 2, 4, 12 are +0, 25, 50, 100, 300%
   elastic_data_parallel,N  one job with the chips of 4 learners and those of N extra ones, while there are any
 
 Extra learners meet the same spare capacity whatever their number (ddiloco/goodput/spare_capacity.py). A
 decoupled learner that comes starts up and fetches the parameters while the others step; elastic
-data-parallel stands still to take chips in or give them back. The tiny dense model, about 2 minutes each
-on 2 CPU cores. Paper, time for +0/25/50/100/300%: decoupled 1.00/0.90/0.83/0.75/0.62, elastic
+data-parallel stands still to take chips in or give them back. The tiny model takes about 2 minutes each on
+2 CPU cores. Paper, time for +0/25/50/100/300%: decoupled 1.00/0.90/0.83/0.75/0.62, elastic
 1.00/1.07/1.09/1.02/0.80. Outcome: docs/results/scavenging.md.
 """
 
 from ml_collections import ConfigDict
 
-from configs import dense
+from configs import baselines, micro, sections
 
 ALGORITHMS = ("decoupled", "elastic_data_parallel")
 PAPER = {
@@ -27,15 +27,20 @@ BASE = 4  # learners that stay
 
 
 def get_config(preset: str = "decoupled,4") -> ConfigDict:
-    """The settings of `ALGORITHM,N`."""
-    algorithm, _, number = preset.partition(",")
-    if algorithm not in ALGORITHMS or not number.isdecimal():
+    """The settings of `ALGORITHM,N` or `ALGORITHM,N,FAMILY`."""
+    words = preset.split(",")
+    numbers = [word for word in words if word.isdecimal()]
+    names = ",".join(word for word in words if word not in numbers)
+    if len(numbers) != 1:
         raise ValueError(f"no preset {preset!r}; there are ALGORITHM,N with {', '.join(ALGORITHMS)}")
-    extra = int(number)
-    config = dense.get_config("tiny")
+    algorithm, family = sections.words(names, ALGORITHMS, micro.OR_TINY)
+    extra = int(numbers[0])
+    config = micro.or_tiny(family)
     config.algorithm = algorithm
     config.driver = "virtual"
-    config.train.tokens = 480 * BASE * config.train.batch_size * config.data.sequence_length
+    config.train.steps = 480
+    config.sync.num_learners = BASE
+    config.train.tokens = baselines.budget(config)
     config.sync.num_learners = BASE + extra if algorithm == "decoupled" else BASE
     config.virtual.num_chips = 256 * config.sync.num_learners
     config.virtual.step_seconds = (5.0,)
@@ -48,12 +53,12 @@ def get_config(preset: str = "decoupled,4") -> ConfigDict:
     return config
 
 
-def get_comparison() -> list[dict]:
+def get_comparison(family: str = "tiny") -> list[dict]:
     """Both algorithms with 0, 25, 50, 100 and 300% more."""
     return [
         {
             "label": f"{algorithm.replace('_', ' ')} +{100 * extra // BASE}%",
-            "preset": f"{algorithm},{extra}",
+            "preset": f"{algorithm},{extra},{family}",
             "paper": {"time_ratio": PAPER[algorithm][extra]},
         }
         for algorithm in ALGORITHMS

@@ -9,7 +9,7 @@ PART
 Two to ten minutes a run on a core. The inner rate goes down to 0, and 128 documents are read side by side.
 """
 
-from configs import baselines, micro
+from configs import methods, micro
 
 BASELINE = {"algorithm": "data_parallel"}
 #         rows, inner rate: of data-parallel, whose step has all learners' rows
@@ -43,14 +43,9 @@ def _decoupled(interval: int, rate: float, outer: float, momentum: float = 0.3) 
 
 def _point(algorithm: str, rows: int, rate: float) -> dict:
     return {
+        **methods.SETTINGS,
         "algorithm": algorithm,
         "config": f"configs/micro.py:{algorithm}",
         "train.batch_size": rows,
         "inner.learning_rate": rate,
-        "inner.optimizer": "muon",
-        "inner.final_fraction": 0.0,
-        "data.interleave": 128,
-        "eval.num_batches": 64,
-        "virtual.step_variation": baselines.STEP_VARIATION,
-        "train.tokens": 2_513_920,
     }

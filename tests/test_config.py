@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from configs import dense, sections
+from configs import chaos, dense, heterogeneous, micro, scavenging, sections
 from ddiloco.config import ConfigError, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS
 from ddiloco.settings.experiment import all_settings, parse, to_json
@@ -140,6 +140,24 @@ def test_the_tiny_preset_is_the_defaults_of_all_settings_but_for_its_fewer_fragm
     fewer = {"sync": {"num_fragments": 12, "rebase": True}}
     assert parse(sections.run("dense")) == parse({})
     assert parse(dense.get_config("tiny")) == parse(fewer)
+
+
+@pytest.mark.parametrize("module", [chaos, heterogeneous, scavenging])
+@pytest.mark.parametrize("family", micro.OR_TINY)
+def test_rows_about_failures_differ_in_nothing_but_their_fleet_and_algorithm(module, family):
+    given = {} if family == "tiny" else {"family": family}  # the default
+    found = [parse(module.get_config(row["preset"])) for row in module.get_comparison(**given)]
+    [budget] = {(e.train.tokens, e.virtual.seconds) for e in found}
+    assert budget.count(None) == 1
+    [model] = {e.model for e in found}
+    assert model == parse(micro.or_tiny(family)).model
+    assert {e.driver for e in found} == {"virtual"}
+
+
+@pytest.mark.parametrize("preset", ["decoupled", "decoupled,1,2", "decoupled,-1", "decoupled,1,huge", "1,2"])
+def test_a_scavenging_preset_that_there_is_not_is_refused(preset):
+    with pytest.raises(ValueError, match=r"no preset '.*'; there are "):
+        scavenging.get_config(preset)
 
 
 def test_a_section_has_every_setting_and_takes_what_the_type_takes():

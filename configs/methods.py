@@ -25,7 +25,7 @@ ROUNDS = 102  # of each fragment
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
     "DiLoCo": ("diloco", {}, NESTEROV),
-    "Streaming DiLoCo": ("streaming", {}, NESTEROV),
+    "Streaming DiLoCo": ("streaming", {"outer.optimizer": "nesterov"}, NESTEROV),
     "decoupled": ("decoupled", {}, NESTEROV),
     "decoupled, direct": ("decoupled", {"outer.optimizer": "direct"}, {}),
     "decoupled, rate to 1": ("decoupled", {"outer.rate_rounds": ROUNDS, "outer.final_rate": 1.0}, NESTEROV),

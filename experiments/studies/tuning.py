@@ -154,6 +154,17 @@ class Tuned(NamedTuple):
         ends = zip(self.row.axes.items(), self.best, strict=True)
         return [name for (name, values), value in ends if value in (values[0], values[-1])]
 
+    def without_effect(self) -> list[str]:
+        """The settings that another value of gave the very same loss: the row's runs do not read them."""
+        losses = {tried.point: tried.loss for tried in self.tried}
+        found = []
+        for place, (name, values) in enumerate(self.row.axes.items()):
+            beside = [(*self.best[:place], value, *self.best[place + 1 :]) for value in values]
+            same = [losses[point] == losses[self.best] for point in beside if point in losses]
+            if len(same) > 1 and all(same) and math.isfinite(losses[self.best]):
+                found.append(name)
+        return found
+
 
 def neighbours(row: Row, point: Point) -> list[Point]:
     """The points to which one move leads from this one."""
@@ -167,8 +178,9 @@ def choices(tuned: Sequence[Tuned]) -> str:
     names = list(dict.fromkeys(name for one in tuned for name in one.row.axes))
     lines = []
     for one in tuned:
-        best, edges = one.settings(), one.at_edge()
-        cells = [f"{best[n]}{' (edge)' if n in edges else ''}" if n in best else "-" for n in names]
+        best = one.settings()
+        notes = dict.fromkeys(one.at_edge(), " (edge)") | dict.fromkeys(one.without_effect(), " (no effect)")
+        cells = [f"{best[n]}{notes.get(n, '')}" if n in best else "-" for n in names]
         loss = min(tried.loss for tried in one.tried)
         points = f"{len(one.tried)}{', cut short' if one.cut_short() else ''}"
         tokens = sum(tried.tokens for tried in one.tried)

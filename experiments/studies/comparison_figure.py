@@ -41,13 +41,13 @@ def _panels(rows: Rows, clock: str) -> list[list[Callable[[Axes], None]]]:
     lines: list[list[Callable[[Axes], None]]] = []
     across = (("tokens", "tokens, all learners"), ("seconds", clock), ("bytes", "bytes over the links"))
     for y in _MEASURES:
-        lines.append(
-            [
-                functools.partial(_draw_curves, rows, y, x, title)
-                for x, title in across
-                if any(_can_be_drawn(curve) for row in rows for curve in _curves(row, x, y))
-            ]
-        )
+        curves: list[Callable[[Axes], None]] = [
+            functools.partial(_draw_curves, rows, y, x, title)
+            for x, title in across
+            if any(_can_be_drawn(curve) for row in rows for curve in _curves(row, x, y))
+        ]
+        ends = any(_ends(row, y) for row in rows)
+        lines.append(curves or [functools.partial(_draw_ends, rows, y)] * ends)
     lines.append([])
     if any(row["mean"]["goodput"] is not None for row in rows):
         lines[-1].append(functools.partial(_draw_shares, rows))
@@ -90,6 +90,17 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
     if x == "tokens":
         axes.legend(frameon=False, fontsize=8)
     dress(axes)
+
+
+def _draw_ends(rows: Rows, y: str, axes: Axes) -> None:
+    """Each run's last score, a dot, and their mean, a line, where runs were scored at their ends only."""
+    for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
+        ends = _ends(row, y)
+        if ends:
+            axes.scatter(ends, [place] * len(ends), color=colour, alpha=0.6, s=30)
+            axes.scatter([sum(ends) / len(ends)], [place], color=colour, marker="|", s=350, lw=2)
+    axes.set_xlabel(f"{_MEASURES[y]} at the end")
+    _name_bars(axes, rows)
 
 
 def _draw_shares(rows: Rows, axes: Axes) -> None:
@@ -158,7 +169,14 @@ def _curves(row: Mapping[str, Any], x: str, y: str) -> list[Curve]:
 
 
 def _can_be_drawn(curve: Curve) -> bool:
-    return len(curve) > 1 and curve[0][0] < curve[-1][0]
+    """Whether there is more than a beginning and an end."""
+    return len(curve) > 2 and curve[0][0] < curve[-1][0]
+
+
+def _ends(row: Mapping[str, Any], y: str) -> list[float]:
+    """The last score of each run."""
+    last = [run["eval_history"][-1].get(y) for run in row["runs"] if run["eval_history"]]
+    return [score for score in last if score is not None]
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:

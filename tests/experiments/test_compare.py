@@ -268,6 +268,19 @@ def test_a_figure_of_accuracies_and_bytes_is_drawn(results, tmp_path):
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_that_were_scored_at_their_ends_alone_have_dots_and_no_curves(results, tmp_path):
+    drawn = []
+    for scores in (2, 4):
+        for row in results:
+            for run in row["runs"]:
+                run["eval_history"] = [{"tokens": n, "loss": 5.0 - n} for n in range(scores)]
+        comparison_figure.draw(tmp_path / "ends.png", results, "virtual seconds")
+        drawn.append([panel.func.__name__ for panel in comparison_figure._panels(results, "seconds")[0]])
+    assert drawn == [["_draw_ends"], ["_draw_curves"]]
+    assert comparison_figure._ends(results[0], "loss") == [2.0] * len(results[0]["runs"])
+    assert comparison_figure._ends(results[0], "accuracy") == []
+
+
 def test_a_folder_follows_from_the_comparison_where_none_is_given():
     assert runs.default_output("compare", "configs/dense.py:small") == "runs/compare-dense-small"
     assert runs.default_output("compare", "configs/chaos.py") == "runs/compare-chaos"

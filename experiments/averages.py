@@ -21,7 +21,7 @@ _SEEDS = flags.DEFINE_list("seeds", [], "Seeds, one run each. Default: the confi
 
 
 def main(_) -> int:
-    from ddiloco.settings.experiment import parse
+    from ddiloco.settings.experiment import BASELINES, parse
     from ddiloco.training import platform
     from experiments.studies import averages, runs
 
@@ -29,6 +29,8 @@ def main(_) -> int:
         raise cli.UsageError("output: is missing; give --output=FOLDER")
     config = _CONFIG.value
     config.driver = "virtual"
+    if config.algorithm in BASELINES:
+        raise cli.UsageError(f"config.algorithm: is {config.algorithm}, which has no learners to average")
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [config.seed]
     platform.prepare()
     folder = cli.made_folder("output", _OUTPUT.value)

@@ -14,6 +14,7 @@ from ddiloco.observe.figures import dress, figure_at
 from ddiloco.observe.records import Evaluated
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
+from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
 from ddiloco.training.evaluation import Score
@@ -93,7 +94,7 @@ class ScoredRun(VirtualRun):
 
 def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, Any]]:
     """Trains in virtual time; the scores of all parameters at every evaluation, on the same held-out rows."""
-    run = ScoredRun(experiment, stop)
+    run = ScoredRun(with_steps(experiment, lambda: assembly_of(experiment)), stop)
     run.run()
     return run.points
 

@@ -9,6 +9,8 @@ import pytest
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.run.job import with_steps
+from ddiloco.run.recipes import assembly_of
 from ddiloco.virtual.lives import Change, write_trace
 from experiments.studies import averages
 from experiments.studies.averages import AVERAGE, GLOBAL, ROUNDS
@@ -53,6 +55,21 @@ def test_all_that_is_scored_is_scored_on_the_same_rows_and_dead_learners_are_not
     assert scored[16].keys() == {"learner 1", AVERAGE, GLOBAL, *OF_ROUNDS}
     assert scored[16]["learner 1"] == scored[16][AVERAGE]  # of one
     assert len(set(scored[16].values())) == 2 + len(OF_ROUNDS)
+
+
+def test_a_budget_of_tokens_says_where_a_run_ends(data_dir):
+    e = virtual(data_dir, train={"steps": 40, "tokens": 700}, eval={"every": 0})
+    with workbench.devices(1):
+        points = averages.scored_run(e, threading.Event())
+    assert points[-1]["step"] == with_steps(e, lambda: assembly_of(e)).train.steps < 40
+
+
+def test_without_learners_there_is_nothing_to_average(programs, tmp_path):
+    given = ["--config=configs/micro.py:data_parallel", f"--output={tmp_path / 'new'}"]
+    done = programs.run("averages", *given)
+    told = "error: config.algorithm: is data_parallel, which has no learners to average\n"
+    assert (done.returncode, done.stderr) == (2, told)
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_table_has_the_last_evaluation_of_each_seed():

@@ -10,7 +10,7 @@ from configs import methods, micro
 
 EXTRA = "virtual.spare_capacity.extra_learners"
 BASELINE = {EXTRA: 0}
-RATES = {"inner.learning_rate": 0.024, "outer.learning_rate": 0.5, "outer.momentum": 0.3}
+RATES = {"inner.learning_rate": 0.024, **methods.NESTEROV}  # the best of docs/results/methods.md
 
 
 def get_sweep() -> list[dict]:

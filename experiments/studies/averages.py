@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import optax
 
 from ddiloco.observe.figures import dress, figure_at
 from ddiloco.observe.records import Evaluated
@@ -35,9 +36,10 @@ class RoundAverage:
 
     def __init__(self, model: GlobalModel, rounds: int) -> None:
         """Begins with the fragments as they are, which no longer count once there is a newer version."""
-        self._model, self._keep = model, 1 - 1 / rounds
+        self._model, self._average = model, optax.ema(1 - 1 / rounds)
         self._seen = dict.fromkeys(model.fragments, 0)
-        self._means = {p: [np.array(x) for x in model.fragment(p)[1]] for p in model.fragments}
+        self._means = {p: model.fragment(p)[1] for p in model.fragments}
+        self._states = {p: self._average.init(pieces) for p, pieces in self._means.items()}
 
     def look(self) -> None:
         """Takes in the versions that are new; to be called after every merge."""
@@ -45,13 +47,12 @@ class RoundAverage:
             version, pieces = self._model.fragment(p)
             if version > self._seen[p]:
                 self._seen[p] = version
-                share = (1 - self._keep) / (1 - self._keep**version)
-                for mean, piece in zip(self._means[p], pieces, strict=True):
-                    mean += np.float32(share) * (piece - mean)
+                self._means[p], self._states[p] = self._average.update(pieces, self._states[p])
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The average's tensors by name."""
-        return assemble(self._model.layout, [tuple(self._means[p]) for p in self._model.fragments])
+        means = [[np.asarray(x) for x in self._means[p]] for p in self._model.fragments]
+        return assemble(self._model.layout, means)
 
 
 class ScoredRun(VirtualRun):
@@ -133,6 +134,11 @@ def draw(path: pathlib.Path, points: Sequence[Mapping[str, Any]]) -> None:
 
 def _style(name: str) -> dict[str, Any]:
     if name.startswith(LEARNER):
-        return {"color": "0.6", "lw": 1, "label": "learners" if name == f"{LEARNER} 0" else None}
+        return {
+            "color": "0.6",
+            "lw": 1,
+            "marker": ".",
+            "label": "learners" if name == f"{LEARNER} 0" else None,
+        }
     heavy = {"lw": 2.2} if name in (GLOBAL, AVERAGE) else {"lw": 1.4}
-    return {**heavy, "ls": "-" if name == GLOBAL else "--", "label": name}
+    return {**heavy, "marker": ".", "ls": "-" if name == GLOBAL else "--", "label": name}

@@ -1,16 +1,21 @@
-"""Algorithms and outer optimizers beside each other, each with its own best settings, and data-parallel.
+"""Algorithms and outer optimizers beside each other, or numbers of learners, each with its own best settings.
 
-  python -m experiments.tune --config=configs/methods.py --output=runs/tune-methods
+  python -m experiments.tune --config=configs/methods.py[:WHAT] --output=runs/tune-WHAT
 
-Of the micro dense model (configs/micro.py) at 20 tokens a parameter, with Muon inside, at the batch that
-configs/sweeps/muon.py found; learners meet every 24 steps. Outcome: docs/results/methods.md.
+WHAT
+  methods   three algorithms and seven outer optimizers, four learners of 2 rows a step, as
+            configs/sweeps/muon.py found (default)
+  learners  Decoupled DiLoCo of 1, 2, 4 and 8; the batch is tuned, too, and momentum is not
+
+And data-parallel. The micro dense model (configs/micro.py) at 20 tokens a parameter, with Muon inside;
+learners meet every 24 steps. Outcome: docs/results/methods.md.
 """
 
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import baselines, micro
+from configs import baselines, micro, sections
 
 SETTINGS = {
     "inner.optimizer": "muon",
@@ -41,20 +46,35 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
     return config
 
 
-def get_tuning() -> dict[str, Any]:
-    """Data-parallel, and each of METHODS."""
-    rows = [_row("data-parallel", "data_parallel", {}, {})]
-    rows += [_row(label, *method) for label, method in METHODS.items()]
+def get_tuning(what: str = "methods") -> dict[str, Any]:
+    """The rows of `WHAT`, and data-parallel."""
+    (what,) = sections.words(what, ("methods", "learners"))
     return {
-        "rows": rows,
+        "rows": _methods() if what == "methods" else _learners(),
         "grid": {
             "inner.learning_rate": (0.006, 0.012, 0.024, 0.048),
+            "train.batch_size": (1, 2, 4, 8, 16),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
         },
         "budget": 12,
         "choosing": baselines.CHOOSING,
     }
+
+
+def _methods() -> list[dict[str, Any]]:
+    rows = [_row("data-parallel", "data_parallel", {}, {})]
+    return rows + [_row(label, *method) for label, method in METHODS.items()]
+
+
+def _learners() -> list[dict[str, Any]]:
+    """As many rows a step of all learners together to begin with."""
+    rows = [_row("data-parallel", "data_parallel", {}, {"train.batch_size": 2})]
+    for learners in (1, 2, 4, 8):
+        has = {"sync.num_learners": learners, "outer.momentum": 0.3}
+        begin = {"train.batch_size": 8 // learners, "outer.learning_rate": 0.5}
+        rows.append(_row(f"decoupled, M={learners}", "decoupled", has, begin))
+    return rows
 
 
 def _row(label: str, preset: str, has: dict[str, Any], begin: dict[str, float]) -> dict[str, Any]:

@@ -127,9 +127,10 @@ def test_what_is_tuned_side_by_side_has_one_grid_and_equal_tokens(argument, labe
         assert f"M={e.sync.num_learners}" in f"{row.label}, M=4"
 
 
-@pytest.mark.parametrize("config", ["configs/merge_rule.py", "configs/methods.py"])
+@pytest.mark.parametrize("config", ["merge_rule.py", "methods.py", "methods.py:learners"])
 def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
-    plan = tuning.plan_of(config)
+    plan = tuning.plan_of(f"configs/{config}")
+    config = f"configs/{config.partition(':')[0]}"
     found = []
     for row in plan.rows:
         at = zip(row.axes, row.start, strict=True)

@@ -2,7 +2,8 @@
 
 Trains under the virtual driver and scores, at every evaluation and on the same held-out rows, the global
 model, its averages over the last rounds of each fragment, each learner's own parameters, and the plain
-average of these; with experts, how evenly these are used, too. --seeds=0,1,2 trains once for each.
+average of these; with experts, how evenly these are used, too. Of data-parallel, which has one model, the
+averages of that over as many steps as learners take in those rounds. --seeds=0,1,2 trains once for each.
 
 Writes `averages.json` and `averages.png`, and prints the losses at the end beside the global model's.
 """
@@ -21,7 +22,7 @@ _SEEDS = flags.DEFINE_list("seeds", [], "Seeds, one run each. Default: the confi
 
 
 def main(_) -> int:
-    from ddiloco.settings.experiment import BASELINES, parse
+    from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
     from experiments.studies import averages, runs
 
@@ -29,8 +30,6 @@ def main(_) -> int:
         raise cli.UsageError("output: is missing; give --output=FOLDER")
     config = _CONFIG.value
     config.driver = "virtual"
-    if config.algorithm in BASELINES:
-        raise cli.UsageError(f"config.algorithm: is {config.algorithm}, which has no learners to average")
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [config.seed]
     platform.prepare()
     folder = cli.made_folder("output", _OUTPUT.value)

@@ -1,4 +1,7 @@
-"""Scores of the global model, of its averages over rounds, of each learner, and of the learners' average."""
+"""Scores of the global model, of its averages over rounds, of each learner, and of the learners' average.
+
+Of a baseline, which has one model, those of it and of averages over as many steps.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,19 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ddiloco.baselines.wall import JobArrays
 from ddiloco.observe.figures import dress, figure_at
 from ddiloco.observe.records import Evaluated
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.training.evaluation import Score
 from ddiloco.virtual.run import VirtualRun
 
@@ -28,30 +34,42 @@ PANELS = {  # those after the first are of models with experts
     "dropped_share": "share of choices dropped",
 }
 GLOBAL, AVERAGE, LEARNER = "global model", "average of the learners", "learner"
-ROUNDS = (2, 4, 10)  # that averages of the global model reach back: their weights fall by 1 - 1/N a round
+AVERAGES = {f"average of {n} rounds": n for n in (2, 4, 10)}  # how far back they reach
+
+
+class Mean:
+    """The mean of all arrays taken in, the newer the heavier: weights fall by 1 - 1/length, one by one."""
+
+    def __init__(self, length: int, first: Any) -> None:
+        """`first`: what it is until arrays like these are taken in; it does not count then."""
+        average = optax.ema(1 - 1 / length)
+        self._update, self._state = jax.jit(average.update), average.init(first)
+        self.value = first
+
+    def take(self, arrays: Any) -> None:
+        """Takes arrays in."""
+        self.value, self._state = self._update(arrays, self._state)
 
 
 class RoundAverage:
-    """The mean of all versions of each fragment, the newer the heavier: weights fall by 1 - 1/rounds."""
+    """The means of the versions of each fragment."""
 
     def __init__(self, model: GlobalModel, rounds: int) -> None:
         """Begins with the fragments as they are, which no longer count once there is a newer version."""
-        self._model, self._average = model, optax.ema(1 - 1 / rounds)
-        self._seen = dict.fromkeys(model.fragments, 0)
-        self._means = {p: model.fragment(p)[1] for p in model.fragments}
-        self._states = {p: self._average.init(pieces) for p, pieces in self._means.items()}
+        self._model, self._seen = model, dict.fromkeys(model.fragments, 0)
+        self._means = {p: Mean(rounds, model.fragment(p)[1]) for p in model.fragments}
 
     def look(self) -> None:
         """Takes in the versions that are new; to be called after every merge."""
-        for p in self._model.fragments:
+        for p, mean in self._means.items():
             version, pieces = self._model.fragment(p)
             if version > self._seen[p]:
                 self._seen[p] = version
-                self._means[p], self._states[p] = self._average.update(pieces, self._states[p])
+                mean.take(pieces)
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The average's tensors by name."""
-        means = [[np.asarray(x) for x in self._means[p]] for p in self._model.fragments]
+        means = [[np.asarray(x) for x in mean.value] for mean in self._means.values()]
         return assemble(self._model.layout, means)
 
 
@@ -63,7 +81,7 @@ class ScoredRun(VirtualRun):
         self._seed, self._averages = experiment.seed, {}
         super().__init__(assembly_of(experiment), self._note, stop)
         model = self._arrays.model
-        self._averages = {f"average of {n} rounds": RoundAverage(model, n) for n in ROUNDS}
+        self._averages = {name: RoundAverage(model, n) for name, n in AVERAGES.items()}
 
     def evaluate(self, step: int) -> float:
         loss = super().evaluate(step)
@@ -86,18 +104,48 @@ class ScoredRun(VirtualRun):
     def _note(self, record: Any) -> None:
         if isinstance(record, Evaluated):
             self._add(record.step, GLOBAL, record)
-            print(f"seed {self._seed}, step {record.step}: held-out loss {record.loss:.4f}", flush=True)
 
     def _add(self, step: int, name: str, score: Score | Evaluated) -> None:
-        scores = {"loss": score.loss, **score.statistics}
-        self.points.append({"seed": self._seed, "step": step, "name": name, **scores})
+        self.points.append(_point(self._seed, step, name, score))
 
 
 def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, Any]]:
-    """Trains in virtual time; the scores of all parameters at every evaluation, on the same held-out rows."""
-    run = ScoredRun(with_steps(experiment, lambda: assembly_of(experiment)), stop)
+    """Trains; the scores of all parameters at every evaluation, on the same held-out rows.
+
+    Learners train in virtual time. A baseline's job takes its steps as they come; its averages reach back as
+    many steps as learners take in those rounds.
+    """
+    experiment = with_steps(experiment, lambda: assembly_of(experiment))
+    if experiment.algorithm in BASELINES:
+        return _scored_job(experiment, stop)
+    run = ScoredRun(experiment, stop)
     run.run()
     return run.points
+
+
+def _scored_job(experiment: Experiment, stop: threading.Event) -> list[dict[str, Any]]:
+    arrays, every, last = JobArrays(assembly_of(experiment)), experiment.eval.every, experiment.train.steps
+    # Copies, since the next step takes the memory of the parameters.
+    first, interval = jax.tree.map(jnp.copy, arrays.params), experiment.sync.interval
+    means = {name: Mean(rounds * interval, first) for name, rounds in AVERAGES.items()}
+    points = [_point(experiment.seed, 0, GLOBAL, arrays.score(arrays.params))]
+    for step in range(1, last + 1):
+        if stop.is_set():
+            break
+        _, metrics = arrays.step(step - 1)
+        jax.block_until_ready(metrics)
+        for mean in means.values():
+            mean.take(arrays.params)
+        if step == last or (every and step % every == 0):
+            scored = {GLOBAL: arrays.params, **{name: mean.value for name, mean in means.items()}}
+            points += [_point(experiment.seed, step, name, arrays.score(p)) for name, p in scored.items()]
+    return points
+
+
+def _point(seed: int, step: int, name: str, score: Score | Evaluated) -> dict[str, Any]:
+    if name == GLOBAL:
+        print(f"seed {seed}, step {step}: held-out loss {score.loss:.4f}", flush=True)
+    return {"seed": seed, "step": step, "name": name, "loss": score.loss, **score.statistics}
 
 
 def table(points: Sequence[Mapping[str, Any]]) -> str:

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from ddiloco.baselines.wall import JobArrays
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
@@ -13,11 +14,11 @@ from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.virtual.lives import Change, write_trace
 from experiments.studies import averages
-from experiments.studies.averages import AVERAGE, GLOBAL, ROUNDS
+from experiments.studies.averages import AVERAGE, AVERAGES, GLOBAL
 from tests import workbench
 from tests.virtual_runs import virtual
 
-OF_ROUNDS = [f"average of {n} rounds" for n in ROUNDS]
+OF_ROUNDS = list(AVERAGES)
 
 
 def test_an_average_over_rounds_is_the_weighted_mean_of_the_versions():
@@ -64,12 +65,23 @@ def test_a_budget_of_tokens_says_where_a_run_ends(data_dir):
     assert points[-1]["step"] == with_steps(e, lambda: assembly_of(e)).train.steps < 40
 
 
-def test_without_learners_there_is_nothing_to_average(programs, tmp_path):
-    given = ["--config=configs/micro.py:data_parallel", f"--output={tmp_path / 'new'}"]
-    done = programs.run("averages", *given)
-    told = "error: config.algorithm: is data_parallel, which has no learners to average\n"
-    assert (done.returncode, done.stderr) == (2, told)
-    assert not (tmp_path / "new").exists()
+def test_a_job_without_learners_has_averages_over_the_steps_of_as_many_rounds(data_dir):
+    e = virtual(
+        data_dir, algorithm="data_parallel", train={"steps": 6}, eval={"every": 4}, sync={"interval": 2}
+    )
+    with workbench.devices(1):
+        points = averages.scored_run(e, threading.Event())
+        job, seen = JobArrays(assembly_of(e)), []
+        for step in range(6):
+            job.step(step)
+            seen.append({name: np.float64(value) for name, value in job.params.items()})
+        weights = (1 - 1 / 4) ** np.arange(6)[::-1]  # two rounds of two steps
+        mean = {name: np.average([one[name] for one in seen], 0, weights) for name in seen[0]}
+        want = job.score({name: np.float32(value) for name, value in mean.items()}).loss
+    losses = {(point["step"], point["name"]): point["loss"] for point in points}
+    assert list(losses) == [(0, GLOBAL), *((step, name) for step in (4, 6) for name in (GLOBAL, *OF_ROUNDS))]
+    assert losses[6, OF_ROUNDS[0]] == pytest.approx(want, rel=1e-6)
+    assert len(set(losses.values())) == len(losses)
 
 
 def test_the_table_has_the_last_evaluation_of_each_seed():

@@ -3,12 +3,16 @@
 import contextlib
 import threading
 
+import pytest
+
 from ddiloco.run.job import run_job
 from ddiloco.virtual.run import VirtualRun
 from tests import workbench
 from tests.small_disks import small_disk
 
 
+# A save of Orbax's that failed calls its event loop once more, after it closed it.
+@pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 def test_a_result_that_finds_no_room_is_told_in_one_line_and_the_records_stay(data_dir, tmp_path):
     experiment = workbench.experiment(data_dir, driver="virtual", train={"steps": 4})
     with contextlib.ExitStack() as disks, workbench.devices(1):

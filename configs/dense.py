@@ -28,7 +28,9 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     size, algorithm = sections.words(preset, SIZES, ALGORITHMS)
     config = sections.run("dense")
     config.model = model(size)
-    if size != "tiny":  # which has the defaults of all these
+    if size == "tiny":  # which has the defaults of all below
+        config.inner.learning_rate = 6e-3
+    else:
         small = size == "small"
         config.data.sequence_length = 512 if small else 2048
         config.train.steps = 4800 if small else 48_000

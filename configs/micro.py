@@ -46,6 +46,10 @@ def get_config(preset: str = "dense") -> ConfigDict:
         config.sample["images" if family == "multimodal" else "tokens"] = 0
     if family == "moe":
         config.model.num_experts, config.model.experts_per_token, config.model.expert_dim = 4, 2, 88
+    # Those of the pages that were made with these models; at 20 tokens a parameter see configs/methods.py.
+    config.inner.learning_rate = 3e-3
+    if family in ("dense", "moe"):
+        config.data.interleave = 8
     config.train.steps = 240  # T
     config.inner.warmup_steps = 20
     config.virtual.num_chips = 16  # one a learner, and there are sweeps with as many

@@ -60,8 +60,8 @@ def get_config(preset: str = "decoupled,muon,short") -> ConfigDict:
     if algorithm == "decoupled":
         config.sync.interval = OFTEN[length]
         config.outer.learning_rate, config.outer.momentum = 0.5, 0.3
+    config.data.interleave = 128 if length == "long" else 8  # as each was tuned
     if length == "long":
-        config.data.interleave = 128
         config.eval.every = 480
         config.outer.codec = config.outer.update_codec = "int4"
     return config

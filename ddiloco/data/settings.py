@@ -47,7 +47,7 @@ class DataConfig(RecordsConfig):
         may_change="process",
     )
     interleave: int = setting(
-        8, "documents of a shard that are read side by side, row by row; 1: one after the other", at_least=1
+        128, "documents of a shard that are read side by side, row by row; 1: one after the other", at_least=1
     )
     held_out_pool: int = setting(
         4_194_304,

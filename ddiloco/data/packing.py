@@ -155,8 +155,8 @@ class InterleavedRows:
         turns = (self._turn + np.arange(count)) % len(self._streams)
         self._turn = int((self._turn + count) % len(self._streams))
         batch: Batch = {}
-        for i, stream in enumerate(self._streams):
+        for i in np.unique(turns):  # not all streams, of which there may be many more than rows
             places = np.flatnonzero(turns == i)
-            for name, part in stream.take(len(places)).items() if len(places) else ():
+            for name, part in self._streams[i].take(len(places)).items():
                 batch.setdefault(name, np.empty((count, *part.shape[1:]), part.dtype))[places] = part
         return batch

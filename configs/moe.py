@@ -21,7 +21,7 @@ SIZES = ("tiny", "small", "2.8b", "3.8b")
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
     size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
-    config = dense.get_config(f"{_dense(size)},{algorithm}")
+    config = dense.begin(f"{_dense(size)},{algorithm}")
     config.model = model(size)
     if size in ("2.8b", "3.8b"):  # experts and rows over all devices of a learner
         config.mesh.fsdp, config.mesh.expert = -1, -1

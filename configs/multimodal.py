@@ -24,14 +24,13 @@ SIZES = ("tiny", "small")
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
     size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
-    config = dense.get_config(f"{size},{algorithm}")
+    config = dense.begin(f"{size},{algorithm}")
     config.model = model(size)
     config.data = data(size)
     config.sample = sections.section(CaptionsConfig)
 
     config.train.steps = {"tiny": 1600, "small": 10_000}[size]
     config.train.batch_size = {"tiny": 16, "small": 64}[size]  # canvases of one learner and step
-    config.inner.learning_rate = {"tiny": 3e-3, "small": 1e-3}[size]
     config.inner.warmup_steps = {"tiny": 100, "small": 500}[size]
     config.eval.every = {"tiny": 160, "small": 500}[size]
     config.eval.batch_size = 64

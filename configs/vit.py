@@ -25,7 +25,7 @@ SIZES = ("tiny", "small", "base")
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
     size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
-    config = dense.get_config(f"{'tiny' if size == 'tiny' else 'small'},{algorithm}")
+    config = dense.begin(f"{'tiny' if size == 'tiny' else 'small'},{algorithm}")
     config.model = model(size)
     config.data = data(size)
     del config.sample  # there is nothing to show

@@ -136,10 +136,12 @@ def test_the_order_of_presets_is_free_and_each_has_a_default():
         dense.get_config("tiny,huge")
 
 
-def test_the_tiny_preset_is_the_defaults_of_all_settings_but_for_its_fewer_fragments_and_rebase():
+def test_the_tiny_preset_is_the_defaults_of_all_settings_but_for_its_fewer_fragments_rebase_and_muon():
     fewer = {"sync": {"num_fragments": 12, "rebase": True}}
     assert parse(sections.run("dense")) == parse({})
-    assert parse(dense.get_config("tiny")) == parse(fewer)
+    assert parse(dense.begin("tiny")) == parse(fewer)
+    tuned = {**fewer, "inner": {"optimizer": "muon", "learning_rate": 0.012}}
+    assert parse(dense.get_config("tiny")) == parse(tuned)
 
 
 @pytest.mark.parametrize("module", [chaos, heterogeneous, scavenging])

@@ -3,30 +3,38 @@
   python -m experiments.sweep --sweep=configs/sweeps/quality.py[:PART] --output=runs/quality-PART --jobs=2
 
 PART
-  algorithms  the three at the preset's settings, three seeds (default)
+  algorithms  the three at the preset's settings, and learners that meet every 6 steps; three seeds (default)
   rates       what these were chosen from: the split and the seed that choose
 
-9 and 10 runs in virtual time, two to five minutes each on a core. The lone learner takes as many steps on its
-own quarter of the data; data-parallel takes all learners' batches in one. Outcome: docs/results/quality.md.
+12 and 10 runs in virtual time, one to five minutes each on a core. The lone learner takes as many steps on
+its own quarter of the data; data-parallel takes all learners' batches in one. Outcome:
+docs/results/quality.md.
 """
 
 from configs import baselines, micro, sections
 
 ALGORITHMS = ("decoupled", "lone_learner", "data_parallel")
-INNER, OUTER = (0.003, 0.006, 0.012), (0.5, 0.7)  # learning rates
-FORMER = {"inner.learning_rate": 0.003, "outer.learning_rate": 0.7, "data.interleave": 8}
+#         inner optimizer, inner rate, outer rate; an outer rate that data-parallel has no use for is None
+TRIED = [("adamw", inner, outer) for inner in (0.003, 0.006, 0.012) for outer in (None, 0.5, 0.7)]
+TRIED += [("muon", 0.006, 0.7), ("muon", 0.012, 0.7), ("muon", 0.012, 0.5), ("muon", 0.024, 0.5)]
+FORMER = {"inner.optimizer": "adamw", "inner.learning_rate": 0.003, "data.interleave": 8}
 
 
 def get_sweep(part: str = "algorithms") -> list[dict]:
     """The points of `PART`."""
     (part,) = sections.words(part, ("algorithms", "rates"))
     if part == "algorithms":
-        return [_point(algorithm, seed=seed) for seed in micro.SEEDS for algorithm in ALGORITHMS]
-    tried = [_point("data_parallel", **{"inner.learning_rate": rate}) for rate in INNER]
-    for rate in INNER:
-        rates = [{"inner.learning_rate": rate, "outer.learning_rate": outer} for outer in OUTER]
-        tried += [_point("decoupled", **at) for at in rates]
-    return [{**point, **micro.CHOOSING} for point in [_point("decoupled", **FORMER), *tried]]
+        points = [*map(_point, ALGORITHMS), _point("decoupled", **{"sync.interval": 6})]
+        return [{**point, "seed": seed} for seed in micro.SEEDS for point in points]
+    points = [_point("decoupled", **FORMER), *(_tried(*point) for point in TRIED)]
+    return [{**point, **micro.CHOOSING} for point in points]
+
+
+def _tried(optimizer: str, inner: float, outer: float | None) -> dict:
+    rates = {"inner.optimizer": optimizer, "inner.learning_rate": inner}
+    if outer is None:
+        return _point("data_parallel", **rates)
+    return _point("decoupled", **rates, **{"outer.learning_rate": outer})
 
 
 def _point(algorithm: str, **settings) -> dict:

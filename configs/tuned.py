@@ -1,4 +1,4 @@
-"""The tiny dense model with each algorithm at its best: the points that docs/results/tuning.md found.
+"""The tiny dense model with each algorithm at its best batch and rates: docs/results/tuning.md.
 
   python -m experiments.train --config=configs/tuned.py[:ALGORITHM][,INNER][,LENGTH] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/tuned.py[:INNER][,LENGTH] --output=runs/tuned

@@ -43,6 +43,7 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
         "--config.data.sequence_length=32",
         "--config.sync.num_fragments=3",
         "--config.mesh.fsdp=2",
+        "--config.inner.optimizer=adamw",  # Muon's own operations are not the model's
         "--topology=v5e:2x2",
         f"--output={output}",
         f"--save={saved}",

@@ -25,14 +25,14 @@ ALGORITHMS = ("decoupled", "streaming", "diloco", "data_parallel", "lone_learner
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """The settings of `SIZE`, `ALGORITHM` or `SIZE,ALGORITHM`."""
-    config = begin(preset)
-    if sections.words(preset, SIZES, ALGORITHMS)[0] == "tiny":  # found by a sweep: docs/results/quality.md
+    config, (size, _) = begin(preset), sections.words(preset, SIZES, ALGORITHMS)
+    if size == "tiny":  # found by a sweep: docs/results/quality.md
         config.inner.optimizer, config.inner.learning_rate = "muon", 0.012
     return config
 
 
 def begin(preset: str) -> ConfigDict:
-    """The same with the inner optimizer's defaults where it was not tuned: what other families begin with."""
+    """The same without a tuned inner optimizer: what configs of other models begin with."""
     size, algorithm = sections.words(preset, SIZES, ALGORITHMS)
     config = sections.run("dense")
     config.model = model(size)

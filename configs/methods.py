@@ -3,7 +3,7 @@
   python -m experiments.tune --config=configs/methods.py[:WHAT] --output=runs/tune-WHAT
 
 WHAT
-  methods   three algorithms and seven outer optimizers, four learners of 2 rows a step, as
+  methods   three algorithms, and four other outer steps of the last; four learners of 2 rows a step, as
             configs/sweeps/muon.py found (default)
   learners  Decoupled DiLoCo of 1, 2, 4 and 8; the batch is tuned, too, and momentum is not
 
@@ -57,7 +57,7 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
         },
-        "budget": 12 if what == "methods" else 9,
+        "budget": 12,
         "choosing": baselines.CHOOSING,
     }
 
@@ -68,7 +68,7 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _learners() -> list[dict[str, Any]]:
-    """As many rows a step of all learners together to begin with."""
+    """All begin with as many rows a step of all learners together."""
     rows = [_row("data-parallel", "data_parallel", {}, {"train.batch_size": 2})]
     for learners in (1, 2, 4, 8):
         has = {"sync.num_learners": learners, "outer.momentum": 0.3}

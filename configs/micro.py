@@ -46,7 +46,7 @@ def get_config(preset: str = "dense") -> ConfigDict:
         config.sample["images" if family == "multimodal" else "tokens"] = 0
     if family == "moe":
         config.model.num_experts, config.model.experts_per_token, config.model.expert_dim = 4, 2, 88
-    # Those of the pages that were made with these models; at 20 tokens a parameter see configs/methods.py.
+    # As in the tables of docs/results; what is best at 20 tokens a parameter is in configs/methods.py.
     config.inner.optimizer, config.inner.learning_rate = "adamw", 3e-3
     if family in ("dense", "moe"):
         config.data.interleave = 8

@@ -6,7 +6,7 @@ PART
   algorithms  the three at the preset's settings, and learners that meet every 6 steps; three seeds (default)
   rates       what these were chosen from: the split and the seed that choose
 
-12 and 10 runs in virtual time, one to five minutes each on a core. The lone learner takes as many steps on
+12 and 14 runs in virtual time, one to five minutes each on a core. The lone learner takes as many steps on
 its own quarter of the data; data-parallel takes all learners' batches in one. Outcome:
 docs/results/quality.md.
 """
@@ -14,7 +14,7 @@ docs/results/quality.md.
 from configs import baselines, micro, sections
 
 ALGORITHMS = ("decoupled", "lone_learner", "data_parallel")
-#         inner optimizer, inner rate, outer rate; an outer rate that data-parallel has no use for is None
+#         inner optimizer, inner rate, outer rate; None is data-parallel, which has none
 TRIED = [("adamw", inner, outer) for inner in (0.003, 0.006, 0.012) for outer in (None, 0.5, 0.7)]
 TRIED += [("muon", 0.006, 0.7), ("muon", 0.012, 0.7), ("muon", 0.012, 0.5), ("muon", 0.024, 0.5)]
 FORMER = {"inner.optimizer": "adamw", "inner.learning_rate": 0.003, "data.interleave": 8}

@@ -27,8 +27,9 @@ from ddiloco.protocol.state import SyncerState
 
 FOLDER = "syncer"  # of a run, in its workdir
 
+RETRY_SECONDS = 1.0  # between attempts to write what was merged
+
 _INCARNATIONS = "incarnations.json"
-_RETRY_SECONDS = 1.0
 
 
 class DurableStateError(Exception):
@@ -109,7 +110,7 @@ class DurableState:
                 return True
             except OSError as error:
                 self._alarm(error, "merges wait until it can be written")
-            if self._stop.wait(_RETRY_SECONDS):
+            if self._stop.wait(RETRY_SECONDS):
                 return False
 
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:

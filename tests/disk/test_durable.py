@@ -160,7 +160,7 @@ def full(monkeypatch, times):
 
 
 def test_on_a_full_disk_a_commit_waits_with_an_alarm_and_then_loses_nothing(disk, monkeypatch):
-    monkeypatch.setattr("ddiloco.disk.durable._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("ddiloco.disk.durable.RETRY_SECONDS", 0.0)
     trained = model()
     disk.state.begin(trained)
     before = disk.state.state()

@@ -4,6 +4,7 @@ import signal
 import socket
 
 from ddiloco.disk import array_file
+from ddiloco.disk.durable import RETRY_SECONDS
 from ddiloco.disk.run_mark import FRAGMENT, begun
 from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
 
@@ -31,6 +32,9 @@ def test_a_run_whose_folder_was_moved_writes_nothing_into_the_one_that_took_its_
     try:
         second = [other.syncer(), other.learner(0)]
         more_merges(other, second)
+        since = other.rounds()[0]["time"]
+        told = "merges while the first run tries to write its own"
+        other.wait_for(lambda: other.rounds(since + 3 * RETRY_SECONDS), told, second)
         run = begun(other.workdir / "syncer").run
         code, _, told = job.end(first[0])
         assert code == 2 and "another run has taken the folder: merges wait" in told

@@ -121,7 +121,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(small_disk, monkeypatch):
-    monkeypatch.setattr("ddiloco.disk.durable._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ddiloco.disk.durable.RETRY_SECONDS", 0.01)
     disk, trained, done = Disk(small_disk), model(), []
     disk.state.begin(trained)
     before = disk.state.state()

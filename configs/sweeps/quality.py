@@ -1,42 +1,62 @@
-"""Does it learn? The tiny preset against one learner alone and against data-parallel, three seeds.
+"""Does it learn? A tiny preset against one learner alone and against data-parallel, three seeds.
 
-  python -m experiments.sweep --sweep=configs/sweeps/quality.py[:PART] --output=runs/quality-PART --jobs=2
+  python -m experiments.sweep --sweep=configs/sweeps/quality.py[:FAMILY][,PART] --output=runs/quality --jobs=2
 
+FAMILY
+  dense, moe or vit, of configs/FAMILY.py (dense is the default)
 PART
   algorithms  the three at the preset's settings, and learners that meet every 6 steps; three seeds (default)
   rates       what these were chosen from: the split and the seed that choose
 
-12 and 14 runs in virtual time, one to five minutes each on a core. The lone learner takes as many steps on
-its own quarter of the data; data-parallel takes all learners' batches in one. Outcome:
+Eight to seventeen runs in virtual time, one to eight minutes each on a core. The lone learner takes as many
+steps on its own quarter of the data; data-parallel takes all learners' batches in one. Outcome:
 docs/results/quality.md.
 """
 
 from configs import baselines, micro, sections
 
 ALGORITHMS = ("decoupled", "lone_learner", "data_parallel")
-#         inner optimizer, inner rate, outer rate; None is data-parallel, which has none
-TRIED = [("adamw", inner, outer) for inner in (0.003, 0.006, 0.012) for outer in (None, 0.5, 0.7)]
-TRIED += [("muon", 0.006, 0.7), ("muon", 0.012, 0.7), ("muon", 0.012, 0.5), ("muon", 0.024, 0.5)]
-FORMER = {"inner.optimizer": "adamw", "inner.learning_rate": 0.003, "data.interleave": 8}
+BEFORE = {  # what the presets were when these tables chose, of dense with 8 documents side by side
+    "dense": {"inner.optimizer": "adamw", "inner.learning_rate": 0.003, "data.interleave": 8}
+}
+TRIED = {  # inner optimizer, inner rate, outer rates; None is data-parallel, which has none
+    "dense": [
+        *(("adamw", inner, (None, 0.5, 0.7)) for inner in (0.003, 0.006, 0.012)),
+        ("muon", 0.006, (None, 0.7)),
+        ("muon", 0.012, (None, 0.7, 0.5)),
+        ("muon", 0.024, (None, 0.5)),
+    ],
+    "moe": [
+        *(("adamw", inner, (None, 0.7)) for inner in (0.003, 0.006)),
+        *(("muon", inner, (None, 0.7)) for inner in (0.006, 0.012)),
+    ],
+    "vit": [
+        *(("adamw", inner, (None, 0.7)) for inner in (0.0015, 0.003, 0.006)),
+        *(("muon", inner, (None, 0.7)) for inner in (0.0015, 0.003, 0.006, 0.012)),
+    ],
+}
 
 
-def get_sweep(part: str = "algorithms") -> list[dict]:
-    """The points of `PART`."""
-    (part,) = sections.words(part, ("algorithms", "rates"))
+def get_sweep(argument: str = "dense") -> list[dict]:
+    """The points of `FAMILY,PART`."""
+    family, part = sections.words(argument, tuple(TRIED), ("algorithms", "rates"))
     if part == "algorithms":
-        points = [*map(_point, ALGORITHMS), _point("decoupled", **{"sync.interval": 6})]
+        points = [_point(family, name) for name in ALGORITHMS]
+        points.append(_point(family, "decoupled", **{"sync.interval": 6}))
         return [{**point, "seed": seed} for seed in micro.SEEDS for point in points]
-    points = [_point("decoupled", **FORMER), *(_tried(*point) for point in TRIED)]
+    points = [_point(family, "decoupled", **BEFORE[family])] if family in BEFORE else []
+    points += [_tried(family, name, inner, outer) for name, inner, rates in TRIED[family] for outer in rates]
     return [{**point, **micro.CHOOSING} for point in points]
 
 
-def _tried(optimizer: str, inner: float, outer: float | None) -> dict:
+def _tried(family: str, optimizer: str, inner: float, outer: float | None) -> dict:
     rates = {"inner.optimizer": optimizer, "inner.learning_rate": inner}
     if outer is None:
-        return _point("data_parallel", **rates)
-    return _point("decoupled", **rates, **{"outer.learning_rate": outer})
+        return _point(family, "data_parallel", **rates)
+    return _point(family, "decoupled", **rates, **{"outer.learning_rate": outer})
 
 
-def _point(algorithm: str, **settings) -> dict:
+def _point(family: str, algorithm: str, **settings) -> dict:
     run = {"driver": "virtual", "virtual.step_variation": baselines.STEP_VARIATION, "eval.every": 0}
-    return {"config": f"configs/dense.py:tiny,{algorithm}", **run, "sample.tokens": 0, **settings}
+    sample = {} if family == "vit" else {"sample.tokens": 0}
+    return {"config": f"configs/{family}.py:tiny,{algorithm}", **run, **sample, **settings}

@@ -23,6 +23,8 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     size, algorithm = sections.words(preset, SIZES, dense.ALGORITHMS)
     config = dense.begin(f"{_dense(size)},{algorithm}")
     config.model = model(size)
+    if size == "tiny":  # found by a sweep: docs/results/quality.md
+        config.inner.optimizer, config.inner.learning_rate = "muon", 0.012
     if size in ("2.8b", "3.8b"):  # experts and rows over all devices of a learner
         config.mesh.fsdp, config.mesh.expert = -1, -1
         config.inner.mu_dtype = "bfloat16"  # 10 bytes a parameter, not 12

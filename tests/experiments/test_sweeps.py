@@ -15,8 +15,9 @@ from experiments.studies import grid, series, sweep_figure
 SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
 GRIDS = [*map(str, SWEEPS), *(f"{scaling.__file__}:{part}" for part in scaling.PARTS)]
 GRIDS += [f"{path}:length" for path in SWEEPS if path.stem == "tuned"]
-GRIDS += [f"{path}:rates" for path in SWEEPS if path.stem == "muon"]
-GRIDS += [f"{path}:vit" for path in SWEEPS if path.stem in ("outer", "horizons")]
+GRIDS += [f"{path}:rates" for path in SWEEPS if path.stem in ("muon", "quality")]
+GRIDS += [f"{path}:{family},rates" for path in SWEEPS if path.stem == "quality" for family in ("moe", "vit")]
+GRIDS += [f"{path}:vit" for path in SWEEPS if path.stem in ("outer", "horizons", "quality")]
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 
 
@@ -41,7 +42,7 @@ def tokens(e):
 def test_every_point_of_a_sweep_is_a_run_that_could_start(argument):
     points = grid.load(argument).points
     assert len({grid.point_name(point) for point in points}) == len(points)  # a folder for each
-    first = [point for point in points if point.get("seed", 0) == 0]
+    first = [point for point in points if point.get("seed") == points[0].get("seed")]
     for point in first[:: max(1, len(first) // 12)]:
         experiment(point)
 

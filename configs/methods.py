@@ -8,7 +8,7 @@ WHAT
   learners  Decoupled DiLoCo of 1, 2, 4 and 8; the batch is tuned, too, and momentum is not
 
 And data-parallel. The micro dense model (configs/micro.py) at 20 tokens a parameter, with Muon inside;
-learners meet every 24 steps. Outcome of the first: docs/results/methods.md.
+learners meet every 24 steps. Outcome: docs/results/methods.md.
 """
 
 from typing import Any

@@ -32,7 +32,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
 
 
 def begin(preset: str) -> ConfigDict:
-    """The same without a tuned inner optimizer: what configs of other models begin with."""
+    """The same without a tuned inner optimizer: what other configs begin with."""
     size, algorithm = sections.words(preset, SIZES, ALGORITHMS)
     config = sections.run("dense")
     config.model = model(size)

@@ -8,7 +8,7 @@ PART
   algorithms  the three at the preset's settings, and learners that meet every 6 steps; three seeds (default)
   rates       what these were chosen from: the split and the seed that choose
 
-Four to seventeen runs in virtual time, one to eight minutes each on a core. The lone learner takes as many
+Six to seventeen runs in virtual time, one to eight minutes each on a core. The lone learner takes as many
 steps on its own quarter of the data; data-parallel takes all learners' batches in one. Outcome:
 docs/results/quality.md.
 """
@@ -24,7 +24,7 @@ TRIED = {  # inner optimizer, inner rate, outer rates; None is data-parallel, wh
         ("muon", 0.012, (None, 0.7, 0.5)),
         ("muon", 0.024, (None, 0.5)),
     ],
-    "moe": [("adamw", 0.003, (None, 0.7)), ("muon", 0.012, (None, 0.7))],
+    "moe": [(*at, (None, 0.7)) for at in (("adamw", 0.003), ("adamw", 0.006), ("muon", 0.012))],
     "vit": [
         *(("adamw", inner, (None, 0.7)) for inner in (0.0015, 0.003, 0.006)),
         *(("muon", inner, (None, 0.7)) for inner in (0.0015, 0.003, 0.006, 0.012)),

@@ -32,9 +32,8 @@ def test_a_run_whose_folder_was_moved_writes_nothing_into_the_one_that_took_its_
     try:
         second = [other.syncer(), other.learner(0)]
         more_merges(other, second)
-        since = other.rounds()[0]["time"]
-        told = "merges while the first run tries to write its own"
-        other.wait_for(lambda: other.rounds(since + 3 * RETRY_SECONDS), told, second)
+        since = other.rounds()[0]["time"] + 3 * RETRY_SECONDS  # by then the first has tried to write again
+        other.wait_for(lambda: other.rounds(since), "merges while the first run tries again", second)
         run = begun(other.workdir / "syncer").run
         code, _, told = job.end(first[0])
         assert code == 2 and "another run has taken the folder: merges wait" in told

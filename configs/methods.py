@@ -1,4 +1,4 @@
-"""Algorithms and outer optimizers beside each other, or numbers of learners, each with its own best settings.
+"""Algorithms, outer optimizers and numbers of learners beside each other, each with its own best settings.
 
   python -m experiments.tune --config=configs/methods.py[:WHAT] --output=runs/tune-WHAT
 
@@ -6,16 +6,18 @@ WHAT
   methods   three algorithms, and four other outer steps of the last; four learners of 2 rows a step, as
             configs/sweeps/muon.py found (default)
   learners  Decoupled DiLoCo of 1, 2, 4 and 8; the batch is tuned, too, and momentum is not
+  tiny      three algorithms, and 1, 2 and 8 learners, at the tiny preset of configs/dense.py: 480 steps of 32
+            rows of all learners together; the inner rate alone is tuned
 
-And data-parallel. The micro dense model (configs/micro.py) at 20 tokens a parameter, with Muon inside;
-learners meet every 24 steps. Outcome: docs/results/methods.md.
+And data-parallel. The first two have the micro dense model (configs/micro.py) at 20 tokens a parameter. Muon
+inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
 """
 
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import baselines, micro, sections
+from configs import baselines, dense, micro, sections
 
 SETTINGS = {
     "inner.optimizer": "muon",
@@ -25,6 +27,12 @@ SETTINGS = {
     "data.interleave": 128,
     "eval.num_batches": 64,
     "virtual.step_variation": baselines.STEP_VARIATION,
+}
+TINY = {
+    "driver": "virtual",
+    "virtual.step_variation": baselines.STEP_VARIATION,
+    "eval.every": 0,
+    "sample.tokens": 0,
 }
 ROUNDS = 102  # of each fragment
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
@@ -40,17 +48,20 @@ METHODS = {  # algorithm, what else the method has, and where the climb on each 
 
 
 def get_config(preset: str = "decoupled") -> ConfigDict:
-    """The settings of configs/micro.py, of this algorithm."""
-    config = micro.get_config(preset)
-    config.update_from_flattened_dict(SETTINGS)
+    """The settings of configs/micro.py, of this algorithm, or with `tiny,ALGORITHM` of configs/dense.py."""
+    size, algorithm = sections.words(preset, ("micro", "tiny"), dense.ALGORITHMS)
+    tiny = size == "tiny"
+    config = dense.get_config(preset) if tiny else micro.get_config(algorithm)
+    config.update_from_flattened_dict(TINY if tiny else SETTINGS)
     return config
 
 
 def get_tuning(what: str = "methods") -> dict[str, Any]:
     """The rows of `WHAT`, and data-parallel."""
-    (what,) = sections.words(what, ("methods", "learners"))
+    rows = {"methods": _methods, "learners": _learners, "tiny": _tiny}
+    (what,) = sections.words(what, tuple(rows))
     return {
-        "rows": _methods() if what == "methods" else _learners(),
+        "rows": rows[what](),
         "grid": {
             "inner.learning_rate": (0.006, 0.012, 0.024, 0.048),
             "train.batch_size": (1, 2, 4, 8, 16),
@@ -75,6 +86,17 @@ def _learners() -> list[dict[str, Any]]:
         begin = {"train.batch_size": 8 // learners, "outer.learning_rate": 0.5}
         rows.append(_row(f"decoupled, M={learners}", "decoupled", has, begin))
     return rows
+
+
+def _tiny() -> list[dict[str, Any]]:
+    outer = {"outer.learning_rate": 0.7, "outer.momentum": 0.3}
+    rows = [_row("data-parallel", "tiny,data_parallel", {}, {})]
+    for label, algorithm in (("DiLoCo", "diloco"), ("Streaming DiLoCo", "streaming")):
+        rows.append(_row(label, f"tiny,{algorithm}", {"outer.optimizer": "nesterov", **outer}, {}))
+    for learners in (1, 2, 4, 8):
+        has = {"sync.num_learners": learners, "train.batch_size": 32 // learners, **outer}
+        rows.append(_row(f"decoupled, M={learners}", "tiny,decoupled", has, {}))
+    return [{**row, "inner.learning_rate": 0.012} for row in rows]
 
 
 def _row(label: str, preset: str, has: dict[str, Any], begin: dict[str, float]) -> dict[str, Any]:

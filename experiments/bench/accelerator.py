@@ -5,6 +5,7 @@ Where the process sees several devices, learners would have one each: show it on
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -26,40 +27,37 @@ from experiments.bench.learner import bare_loops, throughput
 from experiments.bench.measuring import alternated, row
 from experiments.front import cli
 
-SHARING, PAIRS, STEPS = (2, 4), 3, 60
+SHARING, TURNS = (2, 4), 3
+STEPS = {"160m": 64, "400m": 24, "1b": 24}  # of a learner and turn: each fragment is merged in it
 UNIT = "tokens/s of all learners"
 
 Candidate = Callable[[], list[StepDone]]
 
 
 def run(quick: bool, size: str) -> list[dict]:
-    """A row for each comparison, its candidates in alternation; `mfu` where the device's peak is known."""
-    steps, pairs = (8, 1) if quick else (STEPS, PAIRS)
+    """A row for each comparison, all candidates in turn; `mfu` where the device's peak is known."""
+    steps, turns = (8, 1) if quick else (STEPS[size], TURNS)
     alone = assembly_of(size, steps, 1, quick)
-
-    def compared(name: str, assembly: Assembly, measured: Candidate, reference: Candidate) -> dict:
-        return _compared(f"{size} {name}", assembly, pairs, measured, reference)
-
-    def bare(assembly: Assembly) -> Candidate:
-        return lambda: bare_loops(assembly, steps)
-
-    plain_attention = assembly_of(size, steps, 1, quick, attention="xla")
-    rows = [
-        compared("bare, to Flax and optax", alone, bare(alone), lambda: flax_loop(alone, steps)),
-        compared("attention, to plain", alone, bare(alone), bare(plain_attention)),
-    ]
+    plain = assembly_of(size, steps, 1, quick, attention="xla")
+    candidates: dict[str, Candidate] = {
+        "Flax and optax": lambda: flax_loop(alone, steps),
+        "bare": lambda: bare_loops(alone, steps),
+        "plain attention": lambda: bare_loops(plain, steps),
+    }
+    compared = [("bare, to Flax and optax", "bare", "Flax and optax", alone)]
+    compared.append(("attention, to plain", "bare", "plain attention", alone))
     for learners in SHARING[:1] if quick else SHARING:
         shared = assembly_of(size, steps, learners, quick)
-        rows += [
-            compared(f"{learners} share it, to one", shared, bare(shared), bare(alone)),
-            compared(
-                f"{learners} decoupled, to bare",
-                shared,
-                lambda assembly=shared: run_to_the_end(assembly),
-                bare(shared),
-            ),
-        ]
-    return rows
+        share, decoupled = f"{learners} share it", f"{learners} decoupled"
+        candidates[share] = functools.partial(bare_loops, shared, steps)
+        candidates[decoupled] = functools.partial(run_to_the_end, shared)
+        compared.append((f"{share}, to one", share, "bare", shared))
+        compared.append((f"{decoupled}, to bare", decoupled, share, shared))
+    rates = alternated({name: _rate(candidate) for name, candidate in candidates.items()}, turns)
+    return [
+        _compared(f"{size} {name}", assembly, rates[measured], rates[reference])
+        for name, measured, reference, assembly in compared
+    ]
 
 
 def assembly_of(size: str, steps: int, learners: int, quick: bool, attention: str = "auto") -> Assembly:
@@ -119,9 +117,12 @@ def _finished(number: int, tokens: int, loss: jax.Array) -> StepDone:
     return StepDone(0, number, time.time(), tokens, {"loss": loss})
 
 
-def _compared(name: str, assembly: Assembly, pairs: int, measured: Candidate, reference: Candidate) -> dict:
+def _rate(candidate: Candidate) -> Callable[[], float]:
+    return lambda: throughput(candidate())
+
+
+def _compared(name: str, assembly: Assembly, ours: list[float], theirs: list[float]) -> dict:
     """`limit`: the tokens/s at the device's peak, or those of the reference where that is not known."""
-    ours, theirs = alternated(lambda: throughput(measured()), lambda: throughput(reference()), pairs)
     e, mesh = assembly.experiment, assembly.learner_meshes()[0]
     tokens = e.batch_size(0) * e.data.sequence_length
     flops, peak = assembly.recipe.step_flops(assembly.recipe.kind((0,))), assembly.peak_flops(mesh)

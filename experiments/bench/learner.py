@@ -22,13 +22,15 @@ def run(quick: bool) -> list[dict]:
     """Alternates bare loops and decoupled runs of the same length; the ratio is the median over the pairs."""
     steps = 8 if quick else STEPS
     assembly = assembly_of(steps, quick)
-    decoupled, bare = alternated(
-        lambda: throughput(run_to_the_end(assembly)),
-        lambda: throughput(bare_loops(assembly, steps)),
+    rates = alternated(
+        {
+            "decoupled": lambda: throughput(run_to_the_end(assembly)),
+            "bare": lambda: throughput(bare_loops(assembly, steps)),
+        },
         1 if quick else PAIRS,
     )
-    reference, measured = statistics.median(bare), statistics.median(decoupled)
-    ratios = [b / a for a, b in zip(bare, decoupled, strict=True)]
+    reference, measured = statistics.median(rates["bare"]), statistics.median(rates["decoupled"])
+    ratios = [b / a for a, b in zip(rates["bare"], rates["decoupled"], strict=True)]
     limit = reference  # a learner cannot be faster than its bare step loop
     unit = "tokens/s of all learners"
     return [row("learner", measured, reference, limit, unit, ratio=statistics.median(ratios), ratios=ratios)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,17 +31,14 @@ def row(
     return {"name": name, **figures, "unit": unit, **more}
 
 
-def alternated(
-    measured: Callable[[], float], reference: Callable[[], float], pairs: int
-) -> tuple[list[float], list[float]]:
-    """What both say, so often each, turn about which goes first: a machine that changes favours neither."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    for pair in range(pairs):
-        both = [(ours, measured), (theirs, reference)]
-        for told, candidate in both if pair % 2 == 0 else reversed(both):
-            told.append(candidate())
-    return ours, theirs
+def alternated(candidates: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """What each says, so often, every second turn in reverse: a machine that changes favours none."""
+    told: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(turns):
+        for name in list(candidates)[:: 1 if turn % 2 == 0 else -1]:
+            told[name].append(candidates[name]())
+            print(f"turn {turn + 1} of {turns}, {name}: {told[name][-1]:.4g}", file=sys.stderr, flush=True)
+    return told
 
 
 def medians(

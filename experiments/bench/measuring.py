@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 import time
@@ -32,10 +33,14 @@ def row(
 
 
 def alternated(candidates: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """What each says, so often, every second turn in reverse: a machine that changes favours none."""
+    """What each says, so often, every second turn in reverse: a machine that changes favours none.
+
+    Nor what another left on the devices: arrays of a run that has ended stay until they are collected.
+    """
     told: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(turns):
         for name in list(candidates)[:: 1 if turn % 2 == 0 else -1]:
+            gc.collect()
             told[name].append(candidates[name]())
             print(f"turn {turn + 1} of {turns}, {name}: {told[name][-1]:.4g}", file=sys.stderr, flush=True)
     return told

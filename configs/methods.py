@@ -63,7 +63,7 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
     return {
         "rows": rows[what](),
         "grid": {
-            "inner.learning_rate": (0.006, 0.012, 0.024, 0.048),
+            "inner.learning_rate": (0.012, 0.024) if what == "tiny" else (0.006, 0.012, 0.024, 0.048),
             "train.batch_size": (1, 2, 4, 8, 16),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
@@ -95,6 +95,7 @@ def _tiny() -> list[dict[str, Any]]:
         rows.append(_row(label, f"tiny,{algorithm}", {"outer.optimizer": "nesterov", **outer}, {}))
     for learners in (1, 2, 4, 8):
         has = {"sync.num_learners": learners, "train.batch_size": 32 // learners, **outer}
+        has["data.interleave"] = 512 // learners  # all have as many documents side by side
         rows.append(_row(f"decoupled, M={learners}", "tiny,decoupled", has, {}))
     return [{**row, "inner.learning_rate": 0.012} for row in rows]
 

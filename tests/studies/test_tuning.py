@@ -127,7 +127,7 @@ def test_what_is_tuned_side_by_side_has_one_grid_and_equal_tokens(argument, labe
         assert f"M={e.sync.num_learners}" in f"{row.label}, M=4"
 
 
-@pytest.mark.parametrize("config", ["merge_rule.py", "methods.py", "methods.py:learners"])
+@pytest.mark.parametrize("config", ["merge_rule.py", "methods.py", "methods.py:learners", "methods.py:tiny"])
 def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
     plan = tuning.plan_of(f"configs/{config}")
     config = f"configs/{config.partition(':')[0]}"

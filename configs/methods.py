@@ -28,12 +28,7 @@ SETTINGS = {
     "eval.num_batches": 64,
     "virtual.step_variation": baselines.STEP_VARIATION,
 }
-TINY = {
-    "driver": "virtual",
-    "virtual.step_variation": baselines.STEP_VARIATION,
-    "eval.every": 0,
-    "sample.tokens": 0,
-}
+TINY = {**baselines.SCORED_AT_THE_END, "sample.tokens": 0}
 ROUNDS = 102  # of each fragment
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins

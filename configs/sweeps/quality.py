@@ -52,6 +52,10 @@ def _tried(family: str, optimizer: str, inner: float, outer: float | None) -> di
 
 
 def _point(family: str, algorithm: str, **settings) -> dict:
-    run = {"driver": "virtual", "virtual.step_variation": baselines.STEP_VARIATION, "eval.every": 0}
     sample = {} if family == "vit" else {"sample.tokens": 0}
-    return {"config": f"configs/{family}.py:tiny,{algorithm}", **run, **sample, **settings}
+    return {
+        "config": f"configs/{family}.py:tiny,{algorithm}",
+        **baselines.SCORED_AT_THE_END,
+        **sample,
+        **settings,
+    }

@@ -35,7 +35,7 @@ def row(
 def alternated(candidates: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
     """What each says, so often, every second turn in reverse: a machine that changes favours none.
 
-    Nor what another left on the devices: arrays of a run that has ended stay until they are collected.
+    Before each, garbage is collected: until then arrays of a run that has ended stay on the devices.
     """
     told: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(turns):

@@ -9,7 +9,11 @@ WHAT
   tiny      three algorithms, and 1, 2 and 8 learners, at the tiny preset of configs/dense.py: 480 steps of 32
             rows of all learners together; the inner rate alone is tuned
 
-And data-parallel. The first two have the micro dense model (configs/micro.py) at 20 tokens a parameter. Muon
+And data-parallel. The same rows at 20 tokens a parameter, half an hour to an hour a run on a core:
+
+  python -m experiments.compare --config=configs/methods.py:long --output=runs/compare-methods-long
+
+The first two have the micro dense model (configs/micro.py) at 20 tokens a parameter. Muon
 inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
 """
 
@@ -29,6 +33,12 @@ SETTINGS = {
     "virtual.step_variation": baselines.STEP_VARIATION,
 }
 TINY = {**baselines.SCORED_AT_THE_END, "sample.tokens": 0}
+LONG = {  # what 20 tokens a parameter want: docs/results/tuning.md
+    "train.tokens": 16_121_856,
+    "inner.learning_rate": 0.012,
+    "inner.final_fraction": 0.0,
+    "eval.every": 492,
+}
 ROUNDS = 102  # of each fragment
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
@@ -66,6 +76,16 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
         "budget": 12,
         "choosing": baselines.CHOOSING,
     }
+
+
+def get_comparison(what: str = "long") -> list[dict[str, Any]]:
+    """The rows of `tiny` at 20 tokens a parameter, data-parallel with the batch that is best for it there."""
+    sections.words(what, ("long",))
+    rows = [{**row, **LONG} for row in _tiny()]
+    for row in rows:
+        del row["axes"]
+    rows[0] |= {"train.batch_size": 2, "eval.every": 1968}
+    return rows
 
 
 def _methods() -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import pathlib
@@ -76,6 +77,7 @@ def train(
         _run_processes(experiment, workdir, stop)
     else:
         failure = run_job(experiment, workdir, stop, make_loop=make).failure
+        gc.collect()  # roles know each other: their arrays would fill the devices beside the next run's
         if failure is not None:
             raise RunError(failure)
     params = checkpoints.restore(workdir / "checkpoints").params

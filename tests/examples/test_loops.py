@@ -1,5 +1,6 @@
 """The examples of docs/your_own_loop.md, in threads and in virtual time."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -58,6 +59,19 @@ def test_parameters_come_back_in_the_tree_of_the_loop(tmp_path):
     nnx.update(model, params)
     x = nnx_loop.points(nnx_loop.np.random.default_rng(0), 4)["x"]
     assert model(x).shape == (4, 2)
+
+
+@pytest.mark.parametrize("driver", ["local", "virtual"])
+def test_a_run_that_has_ended_leaves_nothing_on_the_devices(driver, tmp_path):
+    gc.collect()
+    before = jax.live_arrays()  # held, so that no other gets an id of theirs
+    gc.disable()  # it could come at any time
+    try:
+        trained(plain_loop.make_loop, tmp_path, driver=driver, settings={"width": 5})
+        known = {id(array) for array in before}
+        assert [array.shape for array in jax.live_arrays() if id(array) not in known] == []
+    finally:
+        gc.enable()
 
 
 def test_a_run_goes_on_from_its_snapshot(tmp_path):

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from configs import baselines, dense, micro, moe, multimodal, tuned, vit
+from configs import baselines, dense, methods, micro, moe, multimodal, tuned, vit
 from configs.sweeps import honest, scaling
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
@@ -140,6 +140,22 @@ def test_tuned_presets_have_equal_tokens_and_are_compared_at_both_intervals(pres
     often = 2 if "long" in preset else 6
     assert [e.sync.interval for e in (found[0], *compared[1:])] == [often, often, 24]
     assert found[0].outer.codec == found[0].outer.update_codec == ("int4" if "long" in preset else "f32")
+
+
+def test_long_runs_of_algorithms_and_learners_have_equal_tokens_and_documents_side_by_side():
+    compared = []
+    for row in methods.get_comparison():
+        own = ("label", "preset", "against")
+        overrides = [(name, value) for name, value in row.items() if name not in own]
+        compared.append(parse(cli.resolve(f"{methods.__file__}:{row['preset']}", overrides)))
+    assert {tokens(e) for e in compared} == {16_121_856}
+    assert {e.sync.num_learners * e.data.interleave for e in compared} == {512}
+    assert [e.sync.num_learners for e in compared] == [4, 4, 4, 1, 2, 4, 8]
+    data_parallel, *decoupled = compared
+    assert {e.sync.num_learners * e.batch_size(0) for e in decoupled} == {32}
+    best = parse(tuned.get_config("data_parallel,muon,long"))
+    assert data_parallel.train.batch_size == best.train.batch_size
+    assert {e.inner for e in compared} == {best.inner}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ class Outbox:
 
     def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
         self.coalesced = 0  # reports that a newer one overtook
-        self.unreadable = 0  # records whose metrics could not be read
         self._learner = learner
         self._change = threading.Condition()
         self._events: collections.deque[pb.FromLearner] = collections.deque()
@@ -170,7 +169,6 @@ class Outbox:
             try:
                 message = record_message(record)
             except Exception:  # of a device that has failed; the steps' own thread reports it
-                self.unreadable += 1
                 continue
             self._keep(message)
 

@@ -1,4 +1,4 @@
-"""The points of configs/tuned.py, and some with one thing changed that they were not tuned for.
+"""Tuned points of the tiny dense model, and some with one thing changed that they were not tuned for.
 
   python -m experiments.sweep --sweep=configs/sweeps/tuned.py[:WHAT] --output=runs/tuned-WHAT --jobs=2
 
@@ -6,51 +6,57 @@ WHAT
   interval    short runs in which learners meet every 6 steps (default)
   interleave  short runs with AdamW, every 24; a shard reads 128 documents side by side, not 8
   both        short runs with AdamW, every 6, and 128 documents
-  length      long runs: 20 tokens a parameter, also every 6 steps in float32; 20 to 100 minutes each
+  length      long runs of configs/tuned.py, also every 6 steps in float32; 20 to 100 minutes each
   adamw       long runs of data-parallel with AdamW: what its point was chosen from
 
-Runs in virtual time at equal tokens, two to five minutes each on a core, with three seeds; but `adamw` has
-the split and the seed that choose.
+The short runs have the points that were found with 8 documents side by side, in the first table of
+docs/results/tuning.md; configs/tuned.py has those of 128. All in virtual time at equal tokens, with three
+seeds, two to five minutes each on a core where nothing else is said; but `adamw` has the split and the seed
+that choose.
 """
 
-from configs import baselines, micro, tuned
+from typing import Any
 
-OFTEN, SELDOM = {"sync.interval": tuned.OFTEN["short"]}, {"sync.interval": tuned.PAPERS}
-READING = {"data.interleave": 128}
-EVERY_6 = {"sync.interval": 6, "outer.codec": "f32", "outer.update_codec": "f32"}
-POINTS = {  # presets of configs/tuned.py, and what is changed
-    "interval": (("decoupled,adamw,short", OFTEN), ("decoupled,muon,short", OFTEN)),
-    "interleave": (("data_parallel,adamw,short", READING), ("decoupled,adamw,short", {**SELDOM, **READING})),
-    "both": (("decoupled,adamw,short", {**OFTEN, **READING}),),
+from configs import baselines, dense, micro, tuned
+
+SHORT = {
+    "config": "configs/dense.py:tiny,decoupled",
+    "train.tokens": baselines.budget(dense.get_config("tiny")),
+    "outer.learning_rate": 0.5,
+    "data.interleave": 8,
+}
+ADAMW = {**SHORT, "inner.optimizer": "adamw", "inner.learning_rate": 0.006, "train.batch_size": 2}
+MUON = {**SHORT, "inner.optimizer": "muon", "inner.learning_rate": 0.012, "train.batch_size": 4}
+ALONE = {"config": "configs/dense.py:tiny,data_parallel", "inner.learning_rate": 0.003, "train.batch_size": 1}
+EVERY_6, READING = {"sync.interval": 6}, {"data.interleave": 128}
+
+
+def _long(preset: str) -> dict[str, Any]:
+    preset = f"{preset},long"
+    tokens = baselines.budget(tuned.get_config(preset))
+    return {"config": f"configs/tuned.py:{preset}", "train.tokens": tokens}
+
+
+POINTS = {
+    "interval": ({**ADAMW, **EVERY_6}, {**MUON, **EVERY_6}),
+    "interleave": ({**ADAMW, **ALONE, **READING}, {**ADAMW, **READING}),
+    "both": ({**ADAMW, **EVERY_6, **READING},),
     "length": (
-        ("data_parallel,adamw,long", {}),
-        ("data_parallel,muon,long", {}),
-        ("decoupled,muon,long", {}),
-        ("decoupled,muon,long", EVERY_6),
+        _long("data_parallel,adamw"),
+        _long("data_parallel,muon"),
+        _long("decoupled,muon"),
+        {**_long("decoupled,muon"), **EVERY_6, "outer.codec": "f32", "outer.update_codec": "f32"},
     ),
     "adamw": tuple(
-        (
-            "data_parallel,adamw,long",
-            {"train.batch_size": rows, "inner.learning_rate": rate, "train.steps": 31_488 // rows},
-        )
-        for rows, rate in ((2, 0.003), (2, 0.006), (2, 0.012))
+        {**_long("data_parallel,adamw"), "inner.learning_rate": rate} for rate in (0.003, 0.006, 0.012)
     ),
 }
 
 
-def get_sweep(what: str = "interval") -> list[dict]:
+def get_sweep(what: str = "interval") -> list[dict[str, Any]]:
     """Each point with each seed, or with what chooses."""
     if what not in POINTS:
         raise ValueError(f"no sweep {what!r}; there are {', '.join(POINTS)}")
-    return [
-        {
-            "driver": "virtual",
-            "virtual.step_variation": baselines.STEP_VARIATION,
-            "train.tokens": baselines.budget(tuned.get_config(preset)),
-            **changed,
-            "config": f"configs/tuned.py:{preset}",
-            **data,
-        }
-        for data in ([micro.CHOOSING] if what == "adamw" else [{"seed": seed} for seed in micro.SEEDS])
-        for preset, changed in POINTS[what]
-    ]
+    virtual = {"driver": "virtual", "virtual.step_variation": baselines.STEP_VARIATION}
+    seeds = [micro.CHOOSING] if what == "adamw" else [{"seed": seed} for seed in micro.SEEDS]
+    return [{**virtual, **point, **data} for data in seeds for point in POINTS[what]]

@@ -33,6 +33,12 @@ def experiment(point):
     return parse(cli.resolve(point["config"], overrides))
 
 
+def parsed_row(module, row):
+    own = ("label", "preset", "against")
+    overrides = [(name, value) for name, value in row.items() if name not in own]
+    return parse(cli.resolve(f"{module.__file__}:{row['preset']}", overrides))
+
+
 def tokens(e):
     rows = sum(e.batch_size(m) for m in range(e.sync.num_learners))
     return e.train.tokens or e.train.steps * rows * task_of(e).row_tokens
@@ -113,10 +119,7 @@ COMPARED |= {f"micro {name}": (micro, name) for name in micro.FAMILIES}
 def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(module, argument):
     rows = module.get_comparison(argument)
     assert [row["algorithm"] for row in rows] == list(baselines.ALGORITHMS.values())
-    found = []
-    for row in rows:
-        overrides = [(name, value) for name, value in row.items() if name not in ("label", "preset")]
-        found.append(parse(cli.resolve(f"{module.__file__}:{row['preset']}", overrides)))
+    found = [parsed_row(module, row) for row in rows]
     assert len({tokens(e) for e in found}) == 1
     assert len({e.sync.num_learners * e.batch_size(0) for e in found}) == 1
     assert {e.driver for e in found} == {"virtual"}
@@ -124,30 +127,21 @@ def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(modul
         module.get_comparison("streaming")
 
 
-@pytest.mark.parametrize("preset", ["muon,short", "adamw", "muon,long"])
-def test_tuned_presets_have_equal_tokens_and_are_compared_at_both_intervals(preset):
-    found = [parse(tuned.get_config(f"{algorithm},{preset}")) for algorithm in tuned.ALGORITHMS]
-    compared = []
-    for row in tuned.get_comparison(preset):
-        own = ("label", "preset", "against")
-        overrides = [(name, value) for name, value in row.items() if name not in own]
-        compared.append(parse(cli.resolve(f"{tuned.__file__}:{row['preset']}", overrides)))
-    wanted = {tokens(experiment({"config": dense.__file__}))}
-    if "long" in preset:
-        wanted = {16_121_856}  # 20.03 for each of 804,992 parameters
-    assert {tokens(e) for e in found} == {e.train.tokens for e in compared} == wanted
-    assert {e.inner.optimizer for e in found + compared} == {preset.partition(",")[0]}
-    often = 2 if "long" in preset else 6
-    assert [e.sync.interval for e in (found[0], *compared[1:])] == [often, often, 24]
-    assert found[0].outer.codec == found[0].outer.update_codec == ("int4" if "long" in preset else "f32")
+@pytest.mark.parametrize(("length", "wanted"), [("short", 480 * 32 * 128), ("long", 16_121_856)])
+def test_tuned_points_are_compared_at_equal_tokens(length, wanted):
+    presets = [preset for preset in tuned.POINTS if preset[2] == length]
+    found = [parse(tuned.get_config(",".join(preset))) for preset in presets]
+    compared = [parsed_row(tuned, row) for row in tuned.get_comparison(length)]
+    assert {tokens(e) for e in found} == {e.train.tokens for e in compared} == {wanted}
+    assert [e.inner.optimizer for e in compared] == ["muon", "adamw", "muon", "muon"]
+    assert [e.sync.interval for e in compared[2:]] == [2, 24]
+    assert {(e.inner.final_fraction, e.data.interleave) for e in found} == {(0.0, 128)}
+    for one, e in zip(found, compared, strict=False):
+        assert (one.train.batch_size, one.inner) == (e.train.batch_size, e.inner)
 
 
 def test_long_runs_of_algorithms_and_learners_have_equal_tokens_and_documents_side_by_side():
-    compared = []
-    for row in methods.get_comparison():
-        own = ("label", "preset", "against")
-        overrides = [(name, value) for name, value in row.items() if name not in own]
-        compared.append(parse(cli.resolve(f"{methods.__file__}:{row['preset']}", overrides)))
+    compared = [parsed_row(methods, row) for row in methods.get_comparison()]
     assert {tokens(e) for e in compared} == {16_121_856}
     assert {e.sync.num_learners * e.data.interleave for e in compared} == {512}
     assert [e.sync.num_learners for e in compared] == [4, 4, 4, 1, 2, 4, 8]
@@ -166,8 +160,8 @@ def test_long_runs_of_algorithms_and_learners_have_equal_tokens_and_documents_si
             "decoupled,sgd",
             "no preset 'sgd'; there are decoupled, data_parallel, muon, adamw",
         ),
-        (tuned.get_config, "adamw,long", "decoupled with adamw was not tuned for long runs"),
-        (tuned.get_comparison, "decoupled", "no preset 'decoupled'; there are muon, adamw, short, long"),
+        (tuned.get_config, "adamw,long", "decoupled was not tuned with adamw"),
+        (tuned.get_comparison, "decoupled", "no preset 'decoupled'; there are short, long"),
     ],
 )
 def test_a_tuned_preset_that_there_is_not_says_which_there_are(call, preset, problem):

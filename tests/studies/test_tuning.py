@@ -141,6 +141,18 @@ def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
     assert len({(e.outer, e.sync, e.algorithm) for e in found}) == len(found)
 
 
+def test_tuned_presets_are_points_of_the_grid_that_they_were_found_on():
+    for row in tuning.plan_of("configs/tuned.py").rows:
+        e = parse(cli.resolve(f"configs/tuned.py:{row.preset}", row.settings.items()))
+        preset = {
+            "inner.learning_rate": e.inner.learning_rate,
+            "train.batch_size": e.train.batch_size,
+            "outer.learning_rate": e.outer.learning_rate,
+        }
+        assert all(preset[name] in values for name, values in row.axes.items())
+        assert (e.train.tokens, e.eval.every) == (480 * 32 * 128, 0)
+
+
 def test_a_table_that_there_is_not_is_told():
     with pytest.raises(cli.UsageError, match=r"no preset 'sgd'; there are tiny, .*inner, algorithms"):
         tuning.plan_of("configs/dense.py:sgd")

@@ -9,12 +9,12 @@ WHAT
   tiny      three algorithms, and 1, 2 and 8 learners, at the tiny preset of configs/dense.py: 480 steps of 32
             rows of all learners together; the inner rate alone is tuned
 
-And data-parallel. The same rows at 20 tokens a parameter, half an hour to an hour a run on a core:
+And data-parallel. The first two have the micro dense model (configs/micro.py) at 20 tokens a parameter. Muon
+inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
+
+The rows of `tiny` at 20 tokens a parameter, not tuned there; half an hour to an hour a run on a core:
 
   python -m experiments.compare --config=configs/methods.py:long --output=runs/compare-methods-long
-
-The first two have the micro dense model (configs/micro.py) at 20 tokens a parameter. Muon
-inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
 """
 
 from typing import Any
@@ -79,7 +79,7 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
 
 
 def get_comparison(what: str = "long") -> list[dict[str, Any]]:
-    """The rows of `tiny` at 20 tokens a parameter, data-parallel with the batch that is best for it there."""
+    """The rows of `tiny` at 20 tokens a parameter, data-parallel with its batch of configs/tuned.py."""
     sections.words(what, ("long",))
     rows = [{**row, **LONG} for row in _tiny()]
     for row in rows:

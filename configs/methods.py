@@ -21,7 +21,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import baselines, dense, micro, sections
+from configs import baselines, dense, micro, sections, tuned
 
 SETTINGS = {
     "inner.optimizer": "muon",
@@ -33,12 +33,6 @@ SETTINGS = {
     "virtual.step_variation": baselines.STEP_VARIATION,
 }
 TINY = {**baselines.SCORED_AT_THE_END, "sample.tokens": 0}
-LONG = {  # what 20 tokens a parameter want: docs/results/tuning.md
-    "train.tokens": 16_121_856,
-    "inner.learning_rate": 0.012,
-    "inner.final_fraction": 0.0,
-    "eval.every": 492,
-}
 ROUNDS = 102  # of each fragment
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
@@ -81,11 +75,15 @@ def get_tuning(what: str = "methods") -> dict[str, Any]:
 def get_comparison(what: str = "long") -> list[dict[str, Any]]:
     """The rows of `tiny` at 20 tokens a parameter, data-parallel with its batch of configs/tuned.py."""
     sections.words(what, ("long",))
-    rows = [{**row, **LONG} for row in _tiny()]
-    for row in rows:
-        del row["axes"]
-    rows[0] |= {"train.batch_size": 2, "eval.every": 1968}
-    return rows
+    point = tuned.POINTS["data_parallel", "muon", "long"]
+    long = {
+        "train.tokens": baselines.budget(tuned.get_config("data_parallel,muon,long")),
+        "inner.learning_rate": point.rate,
+        "inner.final_fraction": 0.0,
+        "eval.every": 492,
+    }
+    data_parallel, *others = ({k: v for k, v in row.items() if k != "axes"} | long for row in _tiny())
+    return [{**data_parallel, "train.batch_size": point.rows, "eval.every": 1968}, *others]
 
 
 def _methods() -> list[dict[str, Any]]:

@@ -8,11 +8,12 @@ WHAT
   both        short runs with AdamW, every 6, and 128 documents
   length      long runs of configs/tuned.py, also every 6 steps in float32; 20 to 100 minutes each
   adamw       long runs of data-parallel with AdamW: what its point was chosen from
+  muon        long runs of both with Muon, likewise
 
 The short runs have the points that were found with 8 documents side by side, in the first table of
 docs/results/tuning.md; configs/tuned.py has those of 128. All in virtual time at equal tokens, with three
-seeds, two to five minutes each on a core where nothing else is said; but `adamw` has the split and the seed
-that choose.
+seeds, two to five minutes each on a core where nothing else is said; but `adamw` and `muon` have the split
+and the seed that choose.
 """
 
 from typing import Any
@@ -37,6 +38,14 @@ def _long(preset: str) -> dict[str, Any]:
     return {"config": f"configs/tuned.py:{preset}", "train.tokens": tokens}
 
 
+def _point(rows: int, rate: float, outer_rate: float | None = None) -> dict[str, Any]:
+    """A long run with Muon; `outer_rate`: None for data-parallel."""
+    preset, outer = (
+        ("data_parallel", {}) if outer_rate is None else ("decoupled", {"outer.learning_rate": outer_rate})
+    )
+    return {**_long(f"{preset},muon"), "train.batch_size": rows, "inner.learning_rate": rate, **outer}
+
+
 POINTS = {
     "interval": ({**ADAMW, **EVERY_6}, {**MUON, **EVERY_6}),
     "interleave": ({**ADAMW, **ALONE, **READING}, {**ADAMW, **READING}),
@@ -50,6 +59,12 @@ POINTS = {
     "adamw": tuple(
         {**_long("data_parallel,adamw"), "inner.learning_rate": rate} for rate in (0.003, 0.006, 0.012)
     ),
+    "muon": (
+        _point(4, 0.024, 0.35),
+        _point(2, 0.012),
+        _point(2, 0.006),
+        _point(4, 0.012, 0.5),
+    ),
 }
 
 
@@ -58,5 +73,5 @@ def get_sweep(what: str = "interval") -> list[dict[str, Any]]:
     if what not in POINTS:
         raise ValueError(f"no sweep {what!r}; there are {', '.join(POINTS)}")
     virtual = {"driver": "virtual", "virtual.step_variation": baselines.STEP_VARIATION}
-    seeds = [micro.CHOOSING] if what == "adamw" else [{"seed": seed} for seed in micro.SEEDS]
+    seeds = [micro.CHOOSING] if what in ("adamw", "muon") else [{"seed": seed} for seed in micro.SEEDS]
     return [{**virtual, **point, **data} for data in seeds for point in POINTS[what]]

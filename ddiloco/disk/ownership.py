@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import socket
@@ -11,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ddiloco.config import ConfigError
-from ddiloco.observe.owner import LOCK
+from ddiloco.observe.owner import LOCK, take
 
 
 @contextlib.contextmanager
@@ -52,12 +51,12 @@ def owned_fragments(folder: pathlib.Path, fragments: Iterable[int]) -> Iterator[
 
 def _lock(workdir: pathlib.Path, file: int) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(file, 500).decode(errors="replace").strip() or "another process"
-        raise ConfigError(f"workdir: {workdir}: belongs to a run that goes on, of {holder}") from None
+        taken = take(file)
     except OSError as error:
         raise ConfigError(f"workdir: {workdir}: cannot be locked (flock): {error.strerror}") from None
+    if not taken:
+        holder = os.read(file, 500).decode(errors="replace").strip() or "another process"
+        raise ConfigError(f"workdir: {workdir}: belongs to a run that goes on, of {holder}")
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     with contextlib.suppress(OSError):  # a full disk must not keep a run from owning it
         os.ftruncate(file, 0)

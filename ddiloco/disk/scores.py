@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ddiloco.disk import array_file
 from ddiloco.observe.files import GrowingFile
-from ddiloco.observe.owner import is_locked
+from ddiloco.observe.owner import is_locked, take
 from ddiloco.observe.trimming import EVALUATOR_LOCK
 
 FOLDER = "evaluator"  # of a run, in its workdir
@@ -101,12 +100,7 @@ class Scores:
         """
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                alone = False
-            yield alone
+            yield take(file.fileno())
 
     def attended(self) -> bool | None:
         """Whether there is an evaluator at the moment; None: in this workdir there never was one."""

@@ -34,12 +34,25 @@ class Owner:
         return None
 
 
+def take(file: int) -> bool:
+    """Locks an open file (flock) until it is closed; False: a process has it locked. Raises OSError."""
+    while not _locked(file, fcntl.LOCK_EX):
+        if not _locked(file, fcntl.LOCK_SH):
+            return False
+        # Somebody only looks whether it is locked, which takes an instant.
+    return True
+
+
 def is_locked(path: pathlib.Path) -> bool | None:
-    """Whether a process has the file locked (flock); None: there is no such file."""
+    """Whether a process has taken the file; None: there is no such file."""
     with contextlib.suppress(FileNotFoundError), path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+        return not _locked(file.fileno(), fcntl.LOCK_SH)
     return None
+
+
+def _locked(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

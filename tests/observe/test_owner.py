@@ -1,9 +1,11 @@
 """A run notices that its folder's path leads to another run."""
 
+import fcntl
+
 import pytest
 
 from ddiloco.disk.ownership import owned
-from ddiloco.observe.owner import Owner
+from ddiloco.observe.owner import LOCK, Owner
 
 
 @pytest.mark.parametrize("lost", ["moved", "unlocked"])
@@ -26,3 +28,20 @@ def test_a_folder_without_a_lock_is_of_nobody(tmp_path):
     owner = Owner(tmp_path)
     with owned(tmp_path):
         owner.check()
+
+
+def test_a_look_whether_a_folder_is_taken_keeps_nobody_from_taking_it(tmp_path, monkeypatch):
+    tries, flock = [], fcntl.flock
+    (tmp_path / LOCK).touch()
+    with (tmp_path / LOCK).open() as look:
+        flock(look, fcntl.LOCK_SH)
+
+        def slow_look(file, kind):
+            tries.append(kind)
+            if len(tries) == 4:
+                flock(look, fcntl.LOCK_UN)
+            flock(file, kind)
+
+        monkeypatch.setattr(fcntl, "flock", slow_look)
+        with owned(tmp_path):
+            assert len(tries) >= 4

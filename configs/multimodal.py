@@ -4,7 +4,7 @@
   python -m experiments.compare --config=configs/multimodal.py[:SIZE]
 
 SIZE
-  tiny    0.5M parameters; canvases of one to three handwritten digits, in words: "four two seven"; 94% exact
+  tiny    0.5M parameters; canvases of one to three handwritten digits, in words: "four two seven"; 97% exact
           match, some 4 minutes on 2 CPU cores (default)
   small   24M parameters, the same of mnist; one accelerator
 ALGORITHM as in configs/dense.py

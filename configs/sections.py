@@ -52,13 +52,21 @@ def run(name: str) -> ConfigDict:
 
 
 def words(preset: str, *axes: Sequence[str]) -> list[str]:
-    """The word of each axis that a preset, words with commas between, has; or its first."""
+    """The word of each axis that a preset, words with commas between, has; or its first.
+
+    Raises:
+      ValueError: a word is of no axis, or two are of one.
+    """
     names = preset.split(",")
     known = [name for axis in axes for name in axis]
     for name in names:
         if name not in known:
             raise ValueError(f"no preset {name!r}; there are {', '.join(known)}")
-    return [next((name for name in names if name in axis), axis[0]) for axis in axes]
+    found = [[name for name in names if name in axis] or [axis[0]] for axis in axes]
+    for of_axis in found:
+        if len(of_axis) > 1:
+            raise ValueError(f"no preset {preset!r}: only one of {', '.join(of_axis)}")
+    return [name for (name,) in found]
 
 
 def _value(default: Any, hint: Any) -> Any:

@@ -67,7 +67,10 @@ def train(
     name = make_loop if isinstance(make_loop, str) else _name(make_loop)
     make = load_factory(name) if isinstance(make_loop, str) else make_loop
     values = {**config, "driver": driver, "model": {"name": loop.NAME, "factory": name, "settings": settings}}
-    values["sync"] = {**values.get("sync", {}), "num_learners": learners}
+    sync = values.get("sync", {})
+    # As in the presets: no work is lost (docs/results/merged_share.md).
+    rebase = values.get("algorithm", "decoupled") == "decoupled" and not sync.get("mixing")
+    values["sync"] = {"rebase": rebase, **sync, "num_learners": learners}
     values["train"] = {**values.get("train", {}), "steps": steps}
     experiment = parse(values)
     workdir, stop = pathlib.Path(workdir), stop or threading.Event()

@@ -30,10 +30,12 @@ def main(_) -> int:
         raise cli.UsageError("output: is missing; give --output=FOLDER")
     config = _CONFIG.value
     config.driver = "virtual"
+    if config.eval.every is None:
+        raise cli.UsageError("config.eval.every: is None, but runs whose averages are wanted are scored")
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [config.seed]
     platform.prepare()
     folder = cli.made_folder("output", _OUTPUT.value)
-    stop, _ = ending.stop_on_signals()
+    stop, received = ending.stop_on_signals()
     points = []
     for seed in seeds:
         config.seed = seed
@@ -44,7 +46,7 @@ def main(_) -> int:
     averages.draw(folder / "averages.png", points)
     print(averages.table(points))
     print(folder / "averages.png")
-    return 0
+    return 128 + received[0] if received else 0
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ def main(_) -> int:
     entries = cli.call(_CONFIG.value, "get_comparison", "config")
     rows = comparison.make_rows(_CONFIG.value, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
     cli.made_folder("output", output)
-    runs.leave_at_sigterm()
     return comparison.carry_out(rows, _JOBS.value, output, "compare")
 
 

@@ -2,7 +2,8 @@
 
 Each point is a run of `experiments.train` in a process of its own, in DIR/<point>; --jobs=N at a time. A
 point whose run has finished with the same settings is not run again, so that an interrupted sweep goes on
-where it was. A setting that a point may not have is reported before any run starts.
+where it was. A setting that a point may not have is reported before any run starts. `--config.FIELD=VALUE`
+is for all points, whatever they say of it.
 
 `--sweep=FILE.py[:ARGUMENT]` names a Python file with `get_sweep()`, a list of {setting: value}, for grids
 that are no product; there the key `config` is the config file itself. With `--baseline="setting=value"`, or
@@ -33,6 +34,7 @@ _SWEEP = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the sweep.")
 _BASELINE = flags.DEFINE_string("baseline", None, "Settings of the runs that all are held against: `a.b=1`.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
+_GIVEN = cli.take_overrides()
 
 
 def main(_) -> int:
@@ -42,8 +44,9 @@ def main(_) -> int:
     planned = []
     for given in sweep.points:
         name = grid.point_name(given)
-        overrides = tuple((field, value) for field, value in given.items() if field != "config")
-        run = runs.Run(given.get("config", _CONFIG.value), overrides, pathlib.Path(_OUTPUT.value) / name)
+        own = [(field, value) for field, value in given.items() if field != "config"]
+        folder = pathlib.Path(_OUTPUT.value) / name
+        run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder)
         planned.append(runs.Planned(name, run, runs.settings_of(run, f"the point {name}")))
     output = cli.made_folder("output", _OUTPUT.value)
 

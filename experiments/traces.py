@@ -29,12 +29,15 @@ def main(_) -> int:
     from experiments.studies.goodput.systems import system_of
 
     if not _TRACE.value:
-        raise cli.UsageError("traces: give --trace=FILE")
+        raise cli.UsageError("trace: is missing; give --trace=FILE")
+    try:
+        systems = [system_of(label) for label in _SYSTEMS.value]
+    except ValueError as error:
+        raise cli.UsageError(f"systems: {error}") from None
     try:
         trace = traces.read_outages(pathlib.Path(_TRACE.value), _SERVERS.value)
-        systems = [system_of(label) for label in _SYSTEMS.value]
     except (OSError, ValueError) as error:
-        raise cli.UsageError(f"traces: {error}") from None
+        raise cli.UsageError(f"trace: {error}") from None
     model = FailureModel(chips_per_slice=8)
     if _RESTART.value is not None:
         model = dataclasses.replace(model, restart_seconds=_RESTART.value)

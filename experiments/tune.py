@@ -40,7 +40,8 @@ def main(_) -> int:
     if not _CONFIG.value:
         raise cli.UsageError("tune: give --config=FILE.py")
     plan = tuning.plan_of(_CONFIG.value)
-    choosing, reporting = runs.parse_seeds(_TUNING_SEEDS.value), runs.parse_seeds(_SEEDS.value)
+    choosing = runs.parse_seeds(_TUNING_SEEDS.value, "tuning_seeds")
+    reporting = runs.parse_seeds(_SEEDS.value)
     if set(choosing) & set(reporting):
         raise cli.UsageError("tuning_seeds: a seed that chooses must not be reported")
     output = pathlib.Path(_OUTPUT.value or runs.default_output("tune", _CONFIG.value))
@@ -48,7 +49,6 @@ def main(_) -> int:
         tuning.check_free(row, [name for name, _ in _GIVEN])
         _planned(row, row.start, plan.choosing, choosing, output)
     cli.made_folder("output", output)
-    runs.leave_at_sigterm()
     tuned = _climbed(plan, choosing, output)
     print(tuning.choices(tuned))
     (output / "chosen.md").write_text(tuning.choices(tuned) + "\n")

@@ -134,6 +134,8 @@ def test_the_order_of_presets_is_free_and_each_has_a_default():
     assert dense.get_config().to_json() == dense.get_config("tiny,decoupled").to_json()
     with pytest.raises(ValueError, match="no preset 'huge'; there are tiny, small"):
         dense.get_config("tiny,huge")
+    with pytest.raises(ValueError, match="no preset 'tiny,diloco,small': only one of tiny, small"):
+        dense.get_config("tiny,diloco,small")
 
 
 def test_the_tiny_preset_is_the_defaults_of_all_settings_but_for_its_fewer_fragments_rebase_and_muon():

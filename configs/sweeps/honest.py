@@ -1,4 +1,4 @@
-"""False alarms of the guard: every preset trains honestly, with a smaller model, for a thousand rounds.
+"""False alarms of the guard: each preset here trains honestly, with a smaller model, for a thousand rounds.
 
   python -m experiments.sweep --sweep=configs/sweeps/honest.py --output=runs/honest
 

@@ -41,7 +41,9 @@ def main(arguments) -> int:
 
     if len(arguments) != 2 or arguments[1] not in NAMES:
         raise cli.UsageError(f"name one benchmark of {', '.join(NAMES)}")
-    name = arguments[1]
+    name, output = arguments[1], _OUTPUT.value and pathlib.Path(_OUTPUT.value)
+    if output:
+        cli.made_folder("output", output.parent)
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
     more = {
@@ -57,8 +59,8 @@ def main(arguments) -> int:
     names = ("name", "ratio", "measured", "reference", "limit", "unit")
     cells = [[f"{x:.4g}" if isinstance(x := row[name], float) else x for name in names] for row in rows]
     print(markdown(names, cells, align=True))
-    if _OUTPUT.value:
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps({**rows[0], "rows": rows}, indent=2) + "\n")
+    if output:
+        output.write_text(json.dumps({**rows[0], "rows": rows}, indent=2) + "\n")
     return 0
 
 

@@ -51,7 +51,7 @@ class Peaks(NamedTuple):
 
 
 def run(quick: bool = False) -> list[dict]:
-    """Measures a model of about 60 million parameters (`quick`: a small one), in float32 both ways.
+    """Measures a model of 45 million parameters (`quick`: a small one), in float32 both ways.
 
     Returns:
       Two rows, in MB that Python and numpy had taken since the learner was compiled, the larger of the two

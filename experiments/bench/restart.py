@@ -25,6 +25,7 @@ PATIENCE = 300.0
 ROOT, ENVIRONMENT = pathlib.Path(__file__).parents[2], {**os.environ, "CI": "true"}
 SETTINGS = (
     "--config.driver=remote",
+    "--config.inner.optimizer=adamw",
     f"--config.sync.num_learners={LEARNERS}",
     "--config.train.steps=1000000",
     "--config.eval.every=0",

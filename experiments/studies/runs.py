@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pathlib
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
@@ -118,14 +117,14 @@ class Planned:
         return lacking(self.run.workdir, self.settings)
 
 
-def parse_seeds(texts: Sequence[str]) -> list[int]:
-    """The seeds of the flag; raises UsageError for none, one twice, or one that is no whole number."""
+def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
+    """The seeds of this flag; raises UsageError for none, one twice, or one that is no whole number."""
     for text in texts:
         if not (text.isascii() and text.isdigit()):
-            raise cli.UsageError(f"seeds: {text!r} is not a whole number from 0 on")
+            raise cli.UsageError(f"{flag}: {text!r} is not a whole number from 0 on")
     seeds = [int(text) for text in texts]
     if not seeds or len(set(seeds)) < len(seeds):
-        raise cli.UsageError(f"seeds: is {','.join(texts)!r}, but must name at least one seed, none twice")
+        raise cli.UsageError(f"{flag}: is {','.join(texts)!r}, but must name at least one seed, none twice")
     return seeds
 
 
@@ -174,15 +173,6 @@ def tell_failed(failed: Sequence[str]) -> int:
     if failed:
         print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def leave_at_sigterm() -> None:
-    """From now on SIGTERM ends the program, and with it the runs under way."""
-
-    def leave(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
 
 
 def run_all(

@@ -74,6 +74,16 @@ def test_a_run_that_has_ended_leaves_nothing_on_the_devices(driver, tmp_path):
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("settings", "rebases"),
+    [({}, True), ({"sync": {**SYNC, "mixing": 0.5}}, False), ({"sync": {**SYNC, "rebase": False}}, False)],
+    ids=["by default", "own work kept in part", "as asked"],
+)
+def test_a_learner_keeps_what_it_did_since_its_offer_as_in_the_presets(settings, rebases, tmp_path):
+    trained(plain_loop.make_loop, tmp_path, driver="virtual", steps=8, **settings)
+    assert json.loads((tmp_path / "config.json").read_text())["sync"]["rebase"] == rebases
+
+
 def test_a_run_goes_on_from_its_snapshot(tmp_path):
     paced = {"min_step_seconds": (0.05, 0.05)}  # so that a snapshot is complete before the end
     settings = {"snapshot": {"every": 4}, "sync": {**SYNC, "quorum": None}, "train": paced}

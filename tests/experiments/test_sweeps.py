@@ -14,7 +14,7 @@ from experiments.studies import grid, series, sweep_figure
 
 SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
 GRIDS = [*map(str, SWEEPS), *(f"{scaling.__file__}:{part}" for part in scaling.PARTS)]
-GRIDS += [f"{path}:length" for path in SWEEPS if path.stem == "tuned"]
+GRIDS += [f"{path}:{what}" for path in SWEEPS if path.stem == "tuned" for what in ("length", "muon")]
 GRIDS += [f"{path}:rates" for path in SWEEPS if path.stem in ("muon", "quality")]
 GRIDS += [f"{path}:{family},rates" for path in SWEEPS if path.stem == "quality" for family in ("moe", "vit")]
 GRIDS += [f"{path}:vit" for path in SWEEPS if path.stem in ("outer", "horizons", "quality")]

@@ -46,9 +46,9 @@ def test_a_bad_trace_is_a_usage_error_of_one_line(programs, tmp_path):
 def test_a_sweep_without_arrays_has_a_table_though_no_loss_and_runs_again_only_what_changed(
     programs, tmp_path
 ):
-    def sweep():
+    def sweep(*given):
         grid = "driver=virtual;virtual.arrays=False;train.steps=12,24"
-        done = programs.run("sweep", f"--sweep={grid}", f"--output={tmp_path}")
+        done = programs.run("sweep", f"--sweep={grid}", f"--output={tmp_path}", *given)
         assert done.returncode == 0, done.stderr
         return [line for line in done.stderr.splitlines() if line.startswith("[")]
 
@@ -60,6 +60,8 @@ def test_a_sweep_without_arrays_has_a_table_though_no_loss_and_runs_again_only_w
     rows = json.loads((tmp_path / "sweep.json").read_text())
     assert [(row["train.steps"], row["eval_loss"]) for row in rows] == [("12", None), ("24", None)]
     assert (tmp_path / "sweep.png").stat().st_size
+    again = [f"[{i}/2] {name}, again: sync.quorum was 1, but is 2 now" for i, name in enumerate(names, 1)]
+    assert sweep("--config.sync.quorum=2") == again  # for all points
 
 
 def test_a_sweep_goes_on_after_a_point_that_failed_and_names_it(programs, tmp_path):

@@ -104,6 +104,7 @@ class JobSnapshots:
         begun = time.monotonic()
         try:
             files = write_part(self._folder / f"{number:06d}", JOB_PART, part)
+            records.write_out(self._record)  # what led to the snapshot must be on disk if the snapshot is
             self._store.complete(number, {**header, "experiment": self._experiment}, {JOB_PART: files})
         except SnapshotError as error:
             self._store.discard(number)

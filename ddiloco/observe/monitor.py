@@ -91,12 +91,13 @@ class Monitor:
         self._recalled = threading.Event()
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._pace = Pace()
+        self._flushes: list[Flush] = []  # asked for since the last
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._every = {
-            self._files.flush: FLUSH_EVERY,
+            self._flush: FLUSH_EVERY,
             self._write_summary: SUMMARY_EVERY,
             self._show: self._progress.every,
             self._write_run_metrics: PLAIN_EVERY,
@@ -179,8 +180,7 @@ class Monitor:
             case Resumed():
                 self._tally.rounds.resumed(record.versions)
             case Flush():
-                self._files.flush()
-                record.done.set()
+                self._flushes.append(record)
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
 
@@ -268,6 +268,14 @@ class Monitor:
             return max(self._clock(), latest)
         return latest if math.isfinite(latest) else 0.0
 
+    def _flush(self) -> None:
+        self._files.flush()
+        if any(flush.summary for flush in self._flushes):
+            self._write_summary()
+        for flush in self._flushes:
+            flush.done()
+        self._flushes.clear()
+
     def _write_summary(self) -> None:
         summary = summarize(self._tally, self._now(), self._alarms.sentences)
         if self._extra.get("interrupted"):
@@ -312,7 +320,7 @@ class Monitor:
 
     def _end(self) -> None:
         # The summary comes first: a kill during matplotlib's import then loses only the figure.
-        shown = (self._show, self._write_run_metrics, self._end_writers, self._files.close)
+        shown = (self._show, self._write_run_metrics, self._end_writers, self._flush, self._files.close)
         for action in (*shown, self._write_summary, self._plot, self._write_summary):
             self._do(action)
         with self._terminal():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
@@ -97,9 +97,11 @@ class Resumed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flush:
-    """Asks for all earlier records to be written to the run's files; `done` is set once they are."""
+    """Asks for all earlier records to be written to the run's files; `done` is called once they are."""
 
-    done: threading.Event
+    done: Callable[[], None]
+    summary: bool = False
+    """Whether the summary counts them by then, too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +112,13 @@ class Stop:
 Record = (
     StepDone | StateChanged | Noted | Transferred | Evaluated | LearnerDied | Alarm | Resumed | Flush | Stop
 )
+
+
+def write_out(record: Callable[[Record], None], seconds: float = 2.0, summary: bool = False) -> None:
+    """Waits until all earlier records are in the run's files, `seconds` at most: disks may hang."""
+    done = threading.Event()
+    record(Flush(done.set, summary))
+    done.wait(seconds)
 
 
 def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> list[Record]:

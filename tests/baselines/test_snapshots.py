@@ -23,6 +23,9 @@ def run(settings, workdir=None, snapshot=None, stop_after=None):
     taken, stop = [], threading.Event()
 
     def record(one):
+        if isinstance(one, records.Flush):
+            one.done()
+            return
         taken.append(one)
         if isinstance(one, records.StepDone) and one.step == stop_after:
             stop.set()

@@ -11,14 +11,7 @@ import pytest
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.monitor import FLUSH_EVERY, POLL
-from ddiloco.observe.records import (
-    Alarm,
-    Evaluated,
-    Flush,
-    Noted,
-    StateChanged,
-    Transferred,
-)
+from ddiloco.observe.records import Alarm, Evaluated, Flush, Noted, StateChanged, Transferred, write_out
 from tests.observe.event_files import scalars
 from tests.observe.monitor_script import SUMMARY, TRACEBACK, put, scripted, step
 
@@ -125,13 +118,27 @@ def test_steps_reach_the_disk_within_a_second_though_nothing_follows_them(make, 
     wait_until(lambda: path.read_bytes().count(b"\n") == 2)
 
 
-def test_whoever_waits_for_a_flush_finds_all_that_was_recorded_before(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor_module, "FLUSH_EVERY", 1e9)
-    monitor, flushed = make(), threading.Event()
+@pytest.mark.parametrize("ending", [False, True])
+def test_whoever_waits_for_a_flush_finds_all_that_was_recorded_before(ending, make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "FLUSH_EVERY", 1e9 if ending else 0.1)
+    monitor, path, found = make(), tmp_path / "run/learners/0/steps.jsonl", []
     monitor.start()
-    put(monitor, step(0, 1), step(0, 2), Flush(flushed))
-    assert flushed.wait(20.0)
-    assert [line["step"] for line in lines(tmp_path / "run", 0)] == [1, 2]
+    put(monitor, step(0, 1), step(0, 2), Flush(lambda: found.append(path.read_bytes().count(b"\n"))))
+    if ending:
+        monitor.stop()
+    wait_until(lambda: found)
+    assert found == [2]
+
+
+def test_the_summary_counts_what_was_recorded_before_a_flush_that_asks_for_it(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "SUMMARY_EVERY", 1e9)
+    monitor = make()
+    monitor.start()
+    put(monitor, step(0, 1), step(0, 2))
+    write_out(monitor.queue.put, 60.0)
+    assert not (tmp_path / "run/summary.json").exists()
+    write_out(monitor.queue.put, 60.0, summary=True)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["inner_steps"]["0"] == 2
 
 
 def test_steps_reach_the_disk_though_the_queue_is_never_empty(make, tmp_path):

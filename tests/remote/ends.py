@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
@@ -85,11 +86,23 @@ def report(learner, incarnation, step):
     return events.StepReported(Report(learner, incarnation, step, (FragmentCounters(0, step, step),) * 2))
 
 
+class Taken(list):
+    """Records in their order; they count as written at once, unless `held` is set."""
+
+    held = False
+
+    def append(self, record):
+        if not isinstance(record, records.Flush):
+            super().append(record)
+        elif not self.held:
+            record.done()
+
+
 class SyncerEnd:
     """A SyncerServer, what it hears, and the links that it makes."""
 
     def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
-        self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), []
+        self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), Taken()
         self.links = {}
         self.server = SyncerServer(
             terms,

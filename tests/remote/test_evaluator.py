@@ -40,8 +40,15 @@ class Syncer:
         )
         self.durable.begin(self.model)
         self.durable.complete()
-        self.recorded = []
-        self.scoring = Scoring(self.assembly, self.workdir, "this run", self.recorded.append)
+        self.recorded, self.stop = [], threading.Event()
+        self.scoring = Scoring(self.assembly, self.workdir, "this run", self.record, self.stop)
+
+    def record(self, record):
+        if isinstance(record, records.Flush):
+            write_json(self.workdir / "summary.json", {"tokens": {"0": 500, "1": 400}})
+            record.done()
+        else:
+            self.recorded.append(record)
 
     def merge(self, fragment, step):
         pieces = take(self.model.layout, fragment, self.model.parameters())
@@ -54,7 +61,7 @@ class Syncer:
         return tuple(self.model.state(p).version for p in range(self.model.layout.num_fragments))
 
     def last(self, step):
-        return self.scoring.last(step, 900, self.versions, self.model.parameters())
+        return self.scoring.last(step, self.versions, self.model.parameters())
 
     def score(self):
         one = carve(jax.devices()[:1], 1, MeshConfig())[0]
@@ -131,6 +138,17 @@ def test_without_an_evaluator_the_syncer_scores_itself_at_the_end(make):
     assert syncer.scores() == [(0, 900)]
 
 
+@pytest.mark.parametrize("told", ["to stop", "nothing, for an hour"])
+def test_an_evaluator_that_never_answers_does_not_keep_a_run_from_its_end(told, make, tmp_path, monkeypatch):
+    syncer, _ = make()
+    if told == "to stop":
+        syncer.stop.set()
+    else:
+        monkeypatch.setattr("ddiloco.remote.syncer.scoring._LONGEST", 0.5)
+    with Scores(tmp_path).attending():
+        assert syncer.last(5).loss == pytest.approx(syncer.score())
+
+
 def test_with_evaluation_and_sampling_off_nobody_is_asked(make, tmp_path):
     syncer, _ = make(every=None)
     with Scores(tmp_path).attending():
@@ -175,10 +193,11 @@ def test_scores_that_an_earlier_syncer_of_the_run_has_taken_do_not_come_twice(ma
     syncer, assembly = make()
     with evaluator(assembly, tmp_path):
         until(lambda: syncer.scores() == [(0, 0)])
-    write_json(tmp_path / "summary.json", {"eval_history": [{"step": 0}]})
+        syncer.last(5)  # it was told to end, and another goes on
+    write_json(tmp_path / "summary.json", {"eval_history": [{"step": 0}, {"step": 5}]})
     taken = []
-    Scoring(assembly, tmp_path, "this run", taken.append).take()
-    Scoring(assembly, tmp_path, "another run", taken.append).take()
+    Scoring(assembly, tmp_path, "this run", taken.append, syncer.stop).take()
+    Scoring(assembly, tmp_path, "another run", taken.append, syncer.stop).take()
     assert taken == []
 
 

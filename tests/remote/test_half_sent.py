@@ -39,7 +39,7 @@ from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from tests.bad_network import BadNetwork, LinkShape
 from tests.remote.donors import THREE, Steps, ask, notes, with_client
-from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, joined, until
+from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, Taken, ended, joined, until
 from tests.warm import Program
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def donate_slowly(_):
 @pytest.fixture
 def syncer():
     """A SyncerWorker and its server; `records` has what they recorded."""
-    made = types.SimpleNamespace(records=[])
+    made = types.SimpleNamespace(records=Taken())
     config = OuterConfig(merge="direct", optimizer="direct", learning_rate=1.0)
     made.model = GlobalModel(LAYOUT, THETA, config, 2)
     made.model.compile()

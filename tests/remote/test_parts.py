@@ -19,7 +19,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.snapshots.messages import CutBegun
 from ddiloco.schema import codec
-from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, until
+from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, Taken, until
 
 TOKENS = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
 MARK, NONE = RunMark("run", "start"), RunMark("", "")
@@ -30,7 +30,7 @@ class AuthorityEnd:
     """A server for two parts, what its worker would hear, and its monitor."""
 
     def __init__(self, security, mark=MARK, address="127.0.0.1:0"):
-        self.heard, self.records = queue.SimpleQueue(), []
+        self.heard, self.records = queue.SimpleQueue(), Taken()
         self.links = PartLinks(2, TERMS, security, mark, self.heard.put, self.records.append, lambda: 3)
         self.end = SyncerEnd(security=security, address=address, parts=self.links)
 

@@ -6,6 +6,7 @@ from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
+from ddiloco.remote.syncer.positions import LONGEST
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.settings.remote import RemoteConfig
@@ -102,9 +103,52 @@ def test_records_of_the_time_without_a_syncer_arrive_when_it_is_back(address):
         for step in range(1, 301):
             learner.client.outbox.record(records.StepDone(0, step, float(step), 10, {"loss": 1.0}))
         with ended(again := SyncerEnd(address=address)):
-            until(lambda: again.server.intake.tokens == 3000)
-            steps = [r.step for r in again.records if isinstance(r, records.StepDone)]
-            assert steps == list(range(1, 301))
+            until(lambda: len(steps_in(again.records)) == 300)
+            assert steps_in(again.records) == list(range(1, 301))
+
+
+@pytest.mark.parametrize(("metrics", "steps"), [(160, 300), (1100, 1)])
+def test_records_of_many_metrics_arrive_in_messages_that_may_be(metrics, steps, address):
+    syncer = SyncerEnd(address=address)
+    with ended(learner := LearnerEnd(syncer.address)):
+        joined(syncer, learner)
+        syncer.die()
+        told = {"loss": 1.0, **{f"metric_{n}": float(n) for n in range(metrics)}}
+        for step in range(1, steps + 1):
+            learner.client.outbox.record(records.StepDone(0, step, float(step), 10, told))
+        with ended(again := SyncerEnd(address=address)):
+            until(lambda: len(steps_in(again.records)) == steps)
+            [found, *_] = [r for r in again.records if isinstance(r, records.StepDone)]
+            assert found.metrics == dict([*told.items()][:1024])
+            assert learner.client.connections == 2
+
+
+def test_a_position_that_is_too_long_costs_no_record_and_is_told(ends):
+    syncer, learner = ends
+    joined(syncer, learner)
+    learner.client.outbox.position({"left": "x" * LONGEST})
+    learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
+    until(lambda: steps_in(syncer.records) == [1])
+    assert syncer.drops() == ["wire: malformed position"]
+    assert any(isinstance(r, records.Alarm) for r in syncer.records)
+
+
+def steps_in(taken):
+    return [r.step for r in taken if isinstance(r, records.StepDone)]
+
+
+def test_records_that_a_killed_syncer_had_not_written_yet_are_told_to_the_next(address):
+    syncer = SyncerEnd(address=address)
+    with ended(learner := LearnerEnd(syncer.address)):
+        joined(syncer, learner)
+        learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
+        until(lambda: steps_in(syncer.records) == [1] and not learner.client.outbox._records)
+        syncer.records.held = True
+        learner.client.outbox.record(records.StepDone(0, 2, 2.0, 10, {"loss": 1.0}))
+        until(lambda: steps_in(syncer.records) == [1, 2])
+        syncer.die()
+        with ended(again := SyncerEnd(address=address)):
+            until(lambda: steps_in(again.records) == [2])
 
 
 def test_a_goodbye_ends_the_session_after_the_last_record(ends):
@@ -113,7 +157,7 @@ def test_a_goodbye_ends_the_session_after_the_last_record(ends):
     learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
     assert learner.client.finish(PATIENCE)
     assert syncer.next(events.LearnerLost).reason == "it left"
-    assert syncer.server.intake.tokens == 10
+    assert steps_in(syncer.records) == [1]
 
 
 def test_a_new_process_hears_of_the_newest_incarnation(ends):

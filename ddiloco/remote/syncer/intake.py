@@ -35,7 +35,6 @@ class RecordIntake:
     """
 
     def __init__(self, record: Callable[[object], None]) -> None:
-        self.tokens = 0  # of all learners
         self._record = record
         self._lock = threading.Lock()
         self._learners: dict[int, _Learner] = {}
@@ -94,8 +93,6 @@ class RecordIntake:
                     self._died(learner, known, now)
 
     def _take(self, known: _Learner, record: object) -> None:
-        if isinstance(record, records.StepDone):
-            self.tokens += record.tokens
         if isinstance(record, records.StateChanged):
             known.state = record.state
         self._record(record)

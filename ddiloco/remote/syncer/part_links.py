@@ -232,7 +232,8 @@ class PartLinks:
             case "word":
                 self._send(FromPart(link.part, self._checked(link.part, codec.told_by(message.word))))
             case "records":
-                link.say(pb.ToPart(records_taken=self._take_records(link, message.records)))
+                confirmed = pb.ToPart(records_taken=self._take_records(link, message.records))
+                self._record(records.Flush(lambda: link.say(confirmed)))  # the part forgets them then
             case "fragments_written":
                 self._send(self._written(link.part, message.fragments_written))
             case "goodbye":

@@ -14,7 +14,7 @@ from ddiloco.disk import checked_json
 from ddiloco.observe.owner import Owner
 from ddiloco.remote.wire.agreement import WireError
 
-LONGEST = 256 << 10  # characters of one position
+LONGEST = 768 << 10  # characters of one position: messages hold no more
 WRITE_EVERY = 1.0  # seconds; a lost machine only makes learners draw these last batches twice
 
 

@@ -142,7 +142,7 @@ class SyncerRun:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
         self._server.know(core.state().incarnations)
         self._server.start(listening)  # learners compile while this process does
-        self._scoring = Scoring(assembly, workdir, durable.run, record)
+        self._scoring = Scoring(assembly, workdir, durable.run, record, stop)
         if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself
             self._model.compile()
         memory.return_freed()
@@ -154,7 +154,7 @@ class SyncerRun:
         self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds())
         self._syncer.stop(_LEAVE_SECONDS)
         params, core = self._parameters(), self._syncer.core
-        last = self._scoring.last(core.step, self._server.intake.tokens, core.versions, params)
+        last = self._scoring.last(core.step, core.versions, params)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, self._alone or core.finished, failure, last.sample)
 

@@ -13,6 +13,7 @@ from ddiloco.disk.durable import DurableState
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.remote.syncer.positions import Positions
+from ddiloco.remote.wire.agreement import WireError
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.resuming import Origin
 
@@ -51,7 +52,7 @@ def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, po
     """Takes the syncer's durable state and the learners' positions from the snapshot.
 
     Raises:
-      ConfigError: the disk refuses.
+      ConfigError: the disk refuses, or a position is too long.
       DataError: the snapshot is of other data.
       SnapshotError: it has been damaged since it was opened.
     """
@@ -68,3 +69,6 @@ def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, po
         positions.flush()
     except OSError as error:
         raise ConfigError(f"workdir: {durable.folder}: cannot be written to: {error.strerror}") from None
+    except WireError as error:
+        told = f"{error}; with fewer documents side by side (data.interleave) it would be shorter"
+        raise ConfigError(f"resume: where the data goes on cannot be handed to learners: {told}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from ddiloco.roles.evaluator import Evaluations
 from ddiloco.training.mesh import MeshConfig, carve
 
 _POLL = 0.2  # seconds
+_SUMMARY_SECONDS = 10.0  # for the summary to be written
+_LONGEST = 3600.0  # for the last score
 _ABSENT = 5.0  # that an evaluator may be away, since it is restarted, before the syncer scores in its place
 
 
@@ -34,34 +37,45 @@ class Scoring:
     """Used by the thread that runs the syncer's process."""
 
     def __init__(
-        self, assembly: Assembly, workdir: pathlib.Path, run: str, record: Callable[[Any], None]
+        self,
+        assembly: Assembly,
+        workdir: pathlib.Path,
+        run: str,
+        record: Callable[[Any], None],
+        stop: threading.Event,
     ) -> None:
-        """What earlier processes of the run have taken from the evaluator is not recorded again."""
-        self._assembly, self._run, self._record = assembly, run, record
+        """What earlier processes of the run have taken from the evaluator is not recorded again.
+
+        Once `stop` is set nobody waits for the evaluator.
+        """
+        self._assembly, self._run, self._record, self._stop = assembly, run, record, stop
         self._scores = Scores(workdir)
-        earlier = read_json(workdir / "summary.json").get("eval_history", [])
+        self._summary = workdir / "summary.json"
+        earlier = read_json(self._summary).get("eval_history", [])
         self._step = max((score["step"] for score in earlier), default=-1)
+        self._ask: str | None = None  # for the last score
 
     def take(self) -> list[Scored]:
         """Records the scores of the run that have come; gives them."""
         found = [scored for scored in self._scores.new() if scored.run == self._run]
         for scored in found:
-            if scored.loss is not None and (scored.step > self._step or scored.answers):
+            if scored.loss is not None and (scored.step > self._step or scored.answers == self._ask):
                 self._step = scored.step
                 values = scored.step, scored.tokens, scored.time, scored.loss, scored.statistics
                 self._record(records.Evaluated(*values))
         return found
 
-    def last(
-        self, step: int, tokens: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray]
-    ) -> LastScore:
+    def last(self, step: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray]) -> LastScore:
         """Score and sample of what the syncer leaves; made by this process where no evaluator is there."""
         recipe, off = self._assembly.recipe, self._assembly.experiment.eval.every is None
         if off and not recipe.samples:
             return LastScore(None, None, None)
         self.take()
+        records.write_out(self._record, _SUMMARY_SECONDS, summary=True)
+        tokens = sum(read_json(self._summary).get("tokens", {}).values())
         if self._scores.attended() is not None:
-            wanted = Wanted(self._run, secrets.token_hex(8), step, tokens, versions)
+            self._ask = secrets.token_hex(8)
+            wanted = Wanted(self._run, self._ask, step, tokens, versions)
             self._scores.want(wanted)
             answer = self._answer(wanted.ask)
             self._scores.want(wanted._replace(over=True))
@@ -76,12 +90,13 @@ class Scoring:
 
     def _answer(self, ask: str) -> Scored | None:
         """The evaluator's answer, for which it may take its time; None: it is not there."""
-        seen = time.monotonic()
-        while time.monotonic() < seen + _ABSENT:
+        begun = seen = time.monotonic()
+        while time.monotonic() < min(seen + _ABSENT, begun + _LONGEST):
             for scored in self.take():
                 if scored.answers == ask:
                     return scored
             if self._scores.attended():
                 seen = time.monotonic()
-            time.sleep(_POLL)
+            if self._stop.wait(_POLL):
+                break
         return None

@@ -298,13 +298,21 @@ class SyncerServer:
             case "records":
                 taken = self.intake.take(session.learner, session.process, message.records)
                 if message.records.position:
-                    self.positions.put(session.learner, message.records.position)
-                session.say(pb.ToLearner(records_taken=taken), replaces=True)
+                    self._keep_position(session.learner, message.records.position)
+                confirmed = pb.ToLearner(records_taken=taken)
+                # The learner forgets what is confirmed, and this process may be killed.
+                self._record(records.Flush(lambda: session.say(confirmed, replaces=True)))
             case "state_recorded" | "part_written":
                 self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:
                 self._hear_event(session, learner_event(message, session.learner, self._terms.num_fragments))
         return False
+
+    def _keep_position(self, learner: int, position: str) -> None:
+        try:
+            self.positions.put(learner, position)
+        except WireError as error:  # its records are none the worse for it
+            self._calls.count(learner, error)
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
         if isinstance(event, events.OfferFailed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -37,6 +38,7 @@ def record_message(record: records.Record) -> pb.Record:
     """
     match record:
         case records.StepDone(_, step, time, tokens, metrics):
+            metrics = dict(itertools.islice(metrics.items(), MOST_METRICS))
             values = {"step": step, "time": time, "tokens": tokens, "metrics": numbers(metrics)}
             return pb.Record(step_done=values)
         case records.StateChanged(_, state, time):

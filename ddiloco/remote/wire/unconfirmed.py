@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+from google.protobuf.message import Message
+
+BATCH_BYTES = 256 << 10  # of messages that are sent as one, which leaves room for what goes with them
+
+T = TypeVar("T", bound=Message)
 
 
 class Unconfirmed(Generic[T]):
@@ -53,8 +58,15 @@ class Unconfirmed(Generic[T]):
         self.sent = self._first
 
     def batch(self, most: int) -> tuple[int, list[T]]:
-        """The next ones to send, and the number of the first; they count as sent."""
-        first, start = self.sent, self.sent - self._first
-        chosen = [self._kept[i] for i in range(start, min(start + most, len(self._kept)))]
+        """The next ones to send, and the number of the first; they count as sent.
+
+        One at least, and no more than `most` or than BATCH_BYTES of them.
+        """
+        first, chosen, size = self.sent, list[T](), 0
+        for message in itertools.islice(self._kept, first - self._first, first - self._first + most):
+            size += message.ByteSize()
+            if chosen and size > BATCH_BYTES:
+                break
+            chosen.append(message)
         self.sent += len(chosen)
         return first, chosen

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -51,7 +50,6 @@ from ddiloco.roles.snapshots.messages import (
 )
 from ddiloco.settings.experiment import SnapshotConfig
 
-_FLUSH_SECONDS = 2.0  # for earlier records to reach the run's files before a snapshot is complete
 _MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
 
 
@@ -325,9 +323,7 @@ class SnapshotTaker:
 
         Flushes the run's records first: what led to the snapshot must be on disk if the snapshot is.
         """
-        flushed = threading.Event()
-        self._record(records.Flush(flushed))
-        flushed.wait(_FLUSH_SECONDS)
+        records.write_out(self._record)
         learner, problem = SYNCER, ""
         try:
             staged, folder = parts_folder(self.folder) / f"{number:06d}", self.folder / f"{number:06d}"

@@ -45,7 +45,7 @@ class Desk:
         self.records.append(record)
         if isinstance(record, records.Flush):
             self.flushed_before = self.newest() is None
-            record.done.set()
+            record.done()
 
     def begin(self):
         piece = np.arange(3, dtype=np.float32)

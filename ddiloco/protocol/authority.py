@@ -41,9 +41,11 @@ class Authority:
         self.merged = state
         self.members = members
         self.finished = False
-        # If merges need all learners, the first one needs all that the run starts with, however late.
+        # If merges need all learners, the first one needs all that the run starts with, however late. And who
+        # was there before a restart still holds work: the first that comes back must not end the run.
         starts = policy.quorum is None and not state.step
-        self._not_yet = set(range(policy.num_learners)) if starts else set()
+        self._not_yet = {learner for learner, _ in state.incarnations}
+        self._not_yet |= set(range(policy.num_learners)) if starts else set()
         self._patience: float | None = None  # until when to wait for those
         self._speed_limit = SpeedLimit(policy, state)
         self._stuck, self._over = [False] * parts, [False] * parts
@@ -85,6 +87,11 @@ class Authority:
                 return [self._dismiss(learner, incarnation)]
         return []
 
+    @property
+    def awaits_learners(self) -> bool:
+        """Whether learners are waited for that the run begins with, or that were there before a restart."""
+        return bool(self._not_yet)
+
     def conclude(self) -> Said:
         """Ends the run when it is time."""
         return [*self._call_the_rest(), *self._finish()]
@@ -105,8 +112,6 @@ class Authority:
         """What a part must know that was started, or has a new connection."""
         self._stuck[part] = self._over[part] = False
         roll: list[news.News] = [news.RollCall()]
-        if not self._not_yet:
-            roll.append(news.AllPresent())
         for m in self.members.present():
             if m.state is State.JOINING:
                 roll.append(news.Admitted(m.learner, m.incarnation))
@@ -117,7 +122,7 @@ class Authority:
                 roll.append(news.Heard(report, m.step_time.value))
             if m.state is State.SILENT:
                 roll.append(news.Left(m.learner, m.incarnation, gone=False))
-        return roll
+        return roll if self._not_yet else [*roll, news.AllPresent()]
 
     # Coming and going.
 

@@ -144,10 +144,11 @@ class Part:
         """Takes what concerns its rounds, and the news of the authority."""
         match event:
             case news.RollCall():
+                known = self._rounds.committed()
                 out: Said = []
                 for m in self._members.present():  # a round that waited for it may go on
                     out += self.handle(news.Left(m.learner, m.incarnation, gone=True), now)
-                return [*out, *self._rounds.committed(), *self._rounds.advance(now)]
+                return [*known, *out, *self._rounds.advance(now)]
             case events.Timeout():
                 return self._rounds.advance(now)
             case events.FragmentArrived() | events.OfferFailed() | events.MergeFinished():

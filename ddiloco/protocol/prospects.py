@@ -8,19 +8,28 @@ from ddiloco.protocol.membership import Member, Membership
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Phase, Round
 
+MOST_TRIES = 4  # of an offer, once all learners are done
+
 
 class Prospects:
     """Whether a round has its quorum, who may still give to it, and whether it can be given up.
 
     Attributes:
-      awaits_first: no round is merged or given up yet, since the run's first learners are not all in.
+      awaits_first: no round is merged yet, since the run's first learners are not all in.
+      awaits_known: none is given up yet, since learners that there were are not all back.
     """
 
     def __init__(
-        self, policy: SyncPolicy, total_steps: int | None, members: Membership, begun: bool = False
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        members: Membership,
+        begun: bool = False,
+        awaits_known: bool = False,
     ) -> None:
         """`begun`: something was merged before."""
         self.awaits_first = policy.quorum is None and not begun
+        self.awaits_known = awaits_known
         self._quorum = policy.quorum
         self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = total_steps
@@ -32,9 +41,13 @@ class Prospects:
 
     def hopeless(self, rounds: Collection[Round]) -> list[Round]:
         """The rounds that can no longer have their quorum; none before all live learners are done."""
-        if self._total_steps is None or not self._members.count or self.awaits_first:
+        if self._total_steps is None or not self._members.count or self.awaits_first or self.awaits_known:
             return []
         if self._members.come_to(self._total_steps) < self._members.count:
+            return []
+        if not all(
+            m.counters for m in self._members.live()
+        ):  # one that came back is still to say what it has
             return []
         return [r for r in rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
 
@@ -78,12 +91,17 @@ class Prospects:
 
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough to give."""
-        owing = sum(self._owes(m, r) for m in self._members.live())
+        owing = sum(self._owes(m, r) or self._may_repeat(m, r) for m in self._members.live())
         return r.counted + owing >= (self._quorum or 1)
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a learner that is there has something to give that is not here."""
         return not r.has_given(m.learner) and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
+
+    def _may_repeat(self, m: Member, r: Round) -> bool:
+        """Whether its offer failed and is asked for again: not for ever, or the run would not end."""
+        tries = r.tries[m.learner]
+        return m.has_work(r.id.fragment, r.version) and r.has_failed(m) and 0 < tries < MOST_TRIES
 
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has given or still may, and enough live ones still may."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 from collections.abc import Iterable
@@ -42,6 +43,7 @@ class Round:
     old: set[int] = dataclasses.field(default_factory=set)  # whose offer is here until a newer one is
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
+    tries: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # that failed
     left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all
     refused: set[int] = dataclasses.field(default_factory=set)  # who gave to a merge that made no version
     settled: int = 0  # of the live learners, how many in a row were seen to owe nothing

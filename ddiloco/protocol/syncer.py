@@ -90,7 +90,8 @@ class SyncerCore(Knowing):
     ) -> None:
         """`lineage`: a number that no other start of the syncer has, for the versions that it makes."""
         super().__init__(policy, total_steps, state)
-        self._rounds = Rounds(policy, total_steps, self._authority.merged, self._members, lineage=lineage)
+        merged, awaits = self._authority.merged, self._authority.awaits_learners
+        self._rounds = Rounds(policy, total_steps, merged, self._members, None, lineage, awaits)
 
     def handle(self, event: events.SyncerEvent, now: float) -> Actions:
         """Takes one event, returns the actions that follow, in order; `now` is in seconds and never falls.

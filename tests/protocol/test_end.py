@@ -1,8 +1,13 @@
 """The end of a run: when those who are done have nothing left for any round, those who lag are called in."""
 
+import pytest
+
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import FragmentCounters, Report
-from tests.protocol.desk import Desk, asked, merges, only
+from ddiloco.protocol.prospects import MOST_TRIES
+from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.syncer import SyncerCore
+from tests.protocol.desk import Desk, asked, merges, only, records
 
 
 def calls(out):
@@ -82,9 +87,54 @@ def test_once_a_last_round_is_given_up_those_after_it_are_looked_at_at_once():
     desk = Desk(total_steps=4, learners=1, num_learners=1, num_fragments=2, interval=2, overlap=1, gamma=0.0)
     out = desk.report(0, 4, at=4.0, steps=4)
     failed = 0
-    while desk.owed:
-        (_, which), _ = desk.owed.popitem()
-        out = desk.fail(0, (which.step, which.fragment))
-        failed += 1
-    assert failed == 4
+    while not desk.core.finished:
+        while desk.owed:
+            (_, which), _ = desk.owed.popitem()
+            out = desk.fail(0, (which.step, which.fragment))
+            failed += 1
+        if not desk.core.finished:
+            desk.report(0, 4, steps=4)
+    assert failed == 4 * MOST_TRIES
     assert out[-1] == actions.Finish()
+
+
+def back(learner, step):
+    """A learner that went on while the syncer was away comes back, with versions of it all."""
+    return events.LearnerJoined(learner, 2, step, (11, 11))
+
+
+def has(learner, step, *steps):
+    """Its report: how many steps on each fragment's version it has to give."""
+    counters = tuple(FragmentCounters(11, own, 10 * own) for own in steps)
+    return events.StepReported(Report(learner, 2, step, counters))
+
+
+def restarted(quorum):
+    """A syncer that died at step 88 of 100, of two learners."""
+    desk = Desk(100, num_learners=2, num_fragments=2, interval=8, quorum=quorum, silence_timeout=60.0)
+    state = SyncerState((11, 11), (88, 84), ((0, 1), (1, 1)))
+    desk.core = SyncerCore(desk.policy, 100, state, lineage=5)
+    return desk
+
+
+@pytest.mark.parametrize("quorum", [1, 2, None])
+def test_the_first_learner_that_is_back_and_done_does_not_end_the_run_of_a_restarted_syncer(quorum):
+    desk, out = restarted(quorum), []
+    for event in (back(1, 100), has(1, 100, 0, 0), back(0, 100)):
+        out += desk.tell(event, at=1.0)
+    assert not records(out, "round_abandoned") and not desk.core.finished
+    out = desk.tell(has(0, 100, 12, 12))
+    if quorum == 2:  # the other has nothing to give
+        assert records(out, "round_abandoned") and desk.core.finished
+    else:
+        assert 0 in {learner for learner, _ in desk.owed} and not desk.core.finished
+
+
+@pytest.mark.parametrize("quorum", [1, 2, None])
+def test_a_learner_that_is_never_back_keeps_a_restarted_syncer_for_the_silence_timeout_alone(quorum):
+    desk, out = restarted(quorum), []
+    for event in (back(1, 100), has(1, 100, 0, 0)):
+        out += desk.tell(event, at=1.0)
+    assert not records(out, "round_abandoned") and desk.core.next_deadline() == 61.0
+    out = desk.tell(events.Timeout(), at=61.0)
+    assert records(out, "round_abandoned") and desk.core.finished

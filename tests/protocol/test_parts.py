@@ -1,10 +1,10 @@
 """A part of a syncer: what a new authority hears of it."""
 
-from ddiloco.protocol import events, news
+from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
-from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
 from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -65,3 +65,33 @@ def test_what_a_part_has_committed_is_durable_before_the_authority_knows_and_tol
     assert part.merged == part.durable
     [welcome] = part.handle(news.Admitted(2, 1), 2.8)
     assert welcome.event.versions == (1,)
+
+
+def test_a_part_gives_no_round_up_before_it_knows_all_learners_again():
+    """Learner 1 is done and has given; learner 0, which the roll call names later, has steps to do."""
+    policy = SyncPolicy(num_learners=2, num_fragments=2, interval=8, quorum=1)
+    state = SyncerState((11, 11), (96, 92))
+    authority, part = AuthorityCore(policy, 100, state, parts=2), Part(policy, 100, state, [1])
+    heard = []
+
+    def tell(event):
+        for out in authority.handle(event, 1.0):
+            if isinstance(out, ToPart) and out.part in (None, 1):
+                for said in part.handle(out.news, 1.0):
+                    heard.append(said)
+                    if isinstance(said, news.Word):
+                        tell(FromPart(1, said))
+
+    def has(learner, step, steps):
+        return events.StepReported(Report(learner, 1, step, (FragmentCounters(11, steps, 10 * steps),) * 2))
+
+    tell(PartConnected(1))
+    for learner, step, steps in ((1, 99, 0), (0, 95, 1)):
+        tell(events.LearnerJoined(learner, 1))
+        tell(events.LearnerReady(learner, 1, step, (11, 11)))
+        tell(has(learner, step, steps))
+    tell(has(1, 100, 0))
+    assert part._rounds.open
+    tell(PartConnected(1))  # its connection is made again
+    assert part._rounds.open and news.Over() not in heard
+    assert not any(isinstance(said, actions.Record) and said.name == "round_abandoned" for said in heard)

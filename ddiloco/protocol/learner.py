@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.clocks import VectorClock
@@ -20,6 +20,11 @@ BEYOND_REJOINING = 1 << 20
 """More incarnations than a process ever takes by rejoining: by leaps of it no two come to the same."""
 
 
+KEPT_OFFERS = 4
+"""Of a fragment, since its last update: the newest ones. Each takes the fragment's memory on the devices, and
+as long as nothing is merged the learner is asked again and again."""
+
+
 @dataclasses.dataclass
 class FragmentWork:
     """What a learner knows of one fragment: the version it last applied and its work since then."""
@@ -30,7 +35,8 @@ class FragmentWork:
     tokens: int = 0
     lineage: int = 0  # which start of the syncer made `version`
     offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """By the step after which an offer was made: the steps and tokens in it. Only offers on `version`."""
+    """By the step after which an offer was made: the steps and tokens in it. Only offers on `version`, and
+    KEPT_OFFERS of them: an update that contains another is taken as if it contained none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,9 +338,19 @@ class LearnerCore:
                 contribution = self._contribution(p)
                 if self.clock not in f.offered:  # else it is asked for a second time, as when it was lost
                     f.offered[self.clock] = (f.steps, f.tokens)
+                    if len(f.offered) > KEPT_OFFERS:
+                        self._forget(p, next(iter(f.offered)))
                     copies.append(actions.MakeOffer(contribution))
                 offers.append(actions.SendOffer(asked.round, contribution))
         return copies, tuple(offers)
+
+    def _forget(self, fragment: int, step: int) -> None:
+        """Gives up the copy of an offer."""
+        del self._fragments[fragment].offered[step]
+        self._started = collections.deque(
+            _without(fragment, started, lambda offer: offer.contribution.step == step)
+            for started in self._started
+        )
 
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
@@ -343,7 +359,9 @@ class LearnerCore:
         )
 
 
-def _without(fragment: int, step: _StartedStep) -> _StartedStep:
-    """The step without the offers of a fragment, which an update has made worthless."""
-    kept = tuple(o for o in step.offers if o.round.fragment != fragment)
+def _without(
+    fragment: int, step: _StartedStep, which: Callable[[actions.SendOffer], bool] = lambda offer: True
+) -> _StartedStep:
+    """The step without these offers of a fragment, which are worth nothing now."""
+    kept = tuple(o for o in step.offers if o.round.fragment != fragment or not which(o))
     return step if len(kept) == len(step.offers) else dataclasses.replace(step, offers=kept)

@@ -293,11 +293,10 @@ class Rounds:
             return []
         del self._open[which.fragment]
         self._moved = True
-        self._updates.add(r.id)
+        self._updates.add(r.id, tuple(Given(c.learner, c.step) for c in r.given))
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not State.JOINING]
-        given = tuple(Given(c.learner, c.step) for c in r.given)
-        return [*self._updates.send(which.fragment, receivers, now, given), r.record(self.members.count, now)]
+        return [*self._updates.send(which.fragment, receivers, now), r.record(self.members.count, now)]
 
     def _abandon(self) -> Said:
         """Gives up rounds that can no longer have their quorum."""

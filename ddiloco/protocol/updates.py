@@ -28,10 +28,12 @@ class Updates:
         self.lineage = lineage
         self._are_all = len(self.fragments) == policy.num_fragments
         self._resend_timeout = policy.resend_timeout
+        self._given: dict[int, tuple[Given, ...]] = {}  # by fragment, the offers in the newest version
 
-    def add(self, which: RoundId) -> None:
-        """Another round is merged."""
+    def add(self, which: RoundId, given: tuple[Given, ...]) -> None:
+        """Another round is merged, of these offers."""
         self.merged = self.merged.after(which, self.lineage)
+        self._given[which.fragment] = given
 
     def welcome(self, learner: int, incarnation: int) -> actions.Tell:
         """Sends all of the fragments to a learner that joins."""
@@ -51,10 +53,8 @@ class Updates:
         behind = [p for p in self.fragments if held[p] < self.merged.versions[p]]
         return [tell for p in behind for tell in self.send(p, [m], now)]
 
-    def send(
-        self, fragment: int, receivers: Sequence[Member], now: float, given: tuple[Given, ...] = ()
-    ) -> list[actions.Tell]:
-        """Sends an update, which contains the offers that were given."""
+    def send(self, fragment: int, receivers: Sequence[Member], now: float) -> list[actions.Tell]:
+        """Sends a fragment's newest version, and whose offers are in it."""
         if not receivers:
             return []
         merged = self.merged
@@ -62,7 +62,8 @@ class Updates:
         for m in receivers:
             m.sent[fragment] = (version, now)
         pairs = tuple((m.learner, m.incarnation) for m in receivers)
-        update = events.UpdateArrived(fragment, version, step, given, merged.lineages[fragment])
+        given, lineage = self._given.get(fragment, ()), merged.lineages[fragment]
+        update = events.UpdateArrived(fragment, version, step, given, lineage)
         return [actions.Tell(pairs, update)]
 
     def resend(self, m: Member, now: float) -> list[actions.Tell]:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, Sharding
 
 from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.outer.blocks import Blocks
+from ddiloco.protocol.learner import KEPT_OFFERS
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer, Offer
 from ddiloco.training.corruption import differing_devices
@@ -160,7 +161,10 @@ class TrainingArrays:
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
         offer = self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
         self._settled((offer.arrays, offer.residual, offer.own))
-        self._offers.setdefault(fragment, {})[step] = offer
+        kept = self._offers.setdefault(fragment, {})
+        kept[step] = offer
+        if len(kept) > KEPT_OFFERS:
+            del kept[next(iter(kept))]
         return offer
 
     def offered(self, fragment: int, step: int) -> Offer:

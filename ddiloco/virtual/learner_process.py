@@ -8,7 +8,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
@@ -68,7 +68,6 @@ class VirtualLearner:
         self._observer = observer
         self._send = send
         self._step: _Step | None = None
-        self._stepped = False
         self._paused = place.paused  # what the chips do instead of stepping
         self._hung = 0  # hangs so far; only the end of the newest one counts
         self._deaf = False
@@ -183,7 +182,6 @@ class VirtualLearner:
     def _start_step(self) -> None:
         tokens, metrics = self.arrays.step(self.core.clock)
         self._step = _Step(self.core.clock + 1, tokens, metrics, left=self.place.step_time())
-        self._stepped = True
         self._handle(events.StepStarted(tokens))
         self._schedule(self._step)
 
@@ -232,6 +230,9 @@ class VirtualLearner:
                 self._send(self, ready, None)
             case actions.MakeOffer(contribution=c):
                 self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment, c.step)
+                made = [key for key in self._offers if key[0] == c.fragment]
+                for key in made[:-KEPT_OFFERS]:
+                    del self._offers[key]
             case actions.SendOffer(round_id, c):
                 payload = self._offers[c.fragment, c.step]
                 self._send(self, events.FragmentArrived(round_id, c), payload)

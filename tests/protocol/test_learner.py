@@ -4,7 +4,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from tests.protocol.learner_desk import ask, finish, made, sent, start, welcomed
@@ -280,6 +280,27 @@ def test_an_update_without_a_learners_own_offer_replaces_all_that_it_had(version
     out = core.handle(events.UpdateArrived(0, version, 4, given), 0.0)
     assert out == [actions.ApplyUpdate(0, version, 0.0)]
     assert [(f.version, f.steps, f.tokens) for f in core.fragments] == [(version, 0, 0)]
+
+
+def test_of_offers_that_are_never_merged_the_newest_are_kept():
+    core, left = welcomed(num_fragments=1, interval=4, rebase=True), []
+    for clock in range(1, 100):
+        ask(core, clock)
+        assert len(made(start(core))) == 1
+        assert [offer.step for offer in sent(finish(core))] == [clock]
+        left.append(len(core.fragments[0].offered))
+    assert max(left) == left[-1] == KEPT_OFFERS
+    out = core.handle(events.UpdateArrived(0, 1, 99, (Given(0, 99 - KEPT_OFFERS),)), 0.0)
+    assert out == [actions.ApplyUpdate(0, 1, 0.0)]
+
+
+def test_an_offer_whose_copy_was_given_up_before_its_step_was_complete_is_not_sent():
+    core = welcomed(num_fragments=1, interval=4)
+    for clock in range(1, KEPT_OFFERS + 2):
+        ask(core, clock)
+        start(core)
+    offered = [[offer.step for offer in sent(finish(core))] for _ in range(KEPT_OFFERS + 1)]
+    assert offered == [[], *([clock] for clock in range(2, KEPT_OFFERS + 2))]
 
 
 def test_a_clock_that_is_set_back_is_ignored():

@@ -9,7 +9,7 @@ import pytest
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
@@ -18,8 +18,9 @@ from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer, update_of
 from ddiloco.remote.wire.payload import receive
+from ddiloco.roles.exchange import EventDelivery
 from tests.integration.programs import LIMIT
-from tests.remote.ends import FORMATS, asked, report, until, update, welcome
+from tests.remote.ends import FORMATS, arrays, asked, report, until, update, welcome
 
 
 class Taker:
@@ -66,6 +67,16 @@ def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones
     fast.put(second)
     assert newest.get(0).pieces is second.fragments[0]
     assert Taker(slow).next()[1].version == 2
+
+
+@pytest.mark.parametrize("another", [welcome(100, step=4, version=1), update(0, 1, step=4)])
+def test_what_another_learner_is_sent_hides_from_none_whose_offers_are_in_an_update(another):
+    newest = NewestFragments()
+    waiting, joining = Downlink(newest), Downlink(newest)
+    given = (Given(1, 3),)
+    waiting.put(EventDelivery(events.UpdateArrived(0, 1, 4, given), [arrays(0, 1)]))
+    joining.put(another)
+    assert Taker(waiting).next()[1].merged == given
 
 
 def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_for_again():

@@ -1,7 +1,9 @@
 """Fragments off a learner's devices and onto them, on one device and sharded over eight."""
 
 import dataclasses
+import gc
 import itertools
+import weakref
 
 import jax
 import numpy as np
@@ -321,6 +323,15 @@ def test_an_offer_that_is_not_in_the_update_changes_nothing_of_what_the_learner_
     way = learner.move(5)
     sent = learner.arrays.offer(SPLIT, 3)
     assert_near(plus(learner.read(sent, third), sent.residual), plus(way, merged.residual), BOUND * 16)
+
+
+def test_of_offers_that_are_never_merged_the_newest_stay_on_the_devices(codec):
+    learner = Learner(codec)
+    learner.adopt(numbers(0))
+    gone, *_, oldest, _, _, newest = (weakref.ref(learner.arrays.offer(SPLIT, n)) for n in range(1, 9))
+    gc.collect()
+    assert gone() is None and oldest() is learner.arrays.offered(SPLIT, 5)
+    assert newest() is learner.arrays.offered(SPLIT, 8)
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["welcomed again", "restarted"])

@@ -49,6 +49,9 @@ class NewestFragments:
             known = self._newest.get(fragment)
             if known is not None and version.version < known.version:
                 return
+            if known is not None and (version.version, version.lineage) == (known.version, known.lineage):
+                # A welcome does not say whose offers are in it; who waits for the update is still to hear.
+                version = version._replace(merged=version.merged or known.merged)
             self._newest[fragment] = version
             if known is None or version.version == known.version:
                 return

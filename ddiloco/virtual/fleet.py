@@ -48,6 +48,8 @@ class Fleet:
         self._recovery_seconds = recovery_seconds
         self._observer = observer or Observer()
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
+        # By learner and fragment (None: a welcome), what was sent last: incarnation, version, and until when.
+        self._under_way: dict[tuple[int, int | None], tuple[tuple[int, int], float]] = {}
         self.syncer = make_syncer(
             policy,
             total_steps,
@@ -189,10 +191,16 @@ class Fleet:
         process = self._routes.get((learner, incarnation))
         if process is None:
             return
+        updates = isinstance(event, events.UpdateArrived)
+        which, version = (event.fragment, event.version) if updates else (None, 0)
+        known, arrives = self._under_way.get((learner, which), (None, 0.0))
+        if fragments and known == (incarnation, version) and self.calendar.now < arrives:
+            return  # as over a real wire, where what waits or is under way is not sent again
         times = process.place.down.arrivals(self.calendar.now, size)
         for time in times:
             self.calendar.at(time, process.take, event, fragments)
         if fragments and times:
             process.sees_off(max(times))
+            self._under_way[learner, which] = (incarnation, version), max(times)
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))

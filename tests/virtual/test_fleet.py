@@ -140,6 +140,26 @@ def test_bandwidth_delays_welcome_offer_and_update_each_by_size_over_bandwidth()
     assert [each for each in told.all if each in offered] == offered
 
 
+def test_a_thin_link_carries_a_welcome_and_an_update_once_however_often_they_are_asked_for():
+    policy = dataclasses.replace(ONE, resend_timeout=2.0)
+    thin = LinkQuality(bandwidth=5.0)  # 20 s for the fragment, either way
+    fleet, told = small_fleet(policy, 48, quality=thin, sizes=(100,))
+    run(fleet)
+    merges = len(told.of("merge"))
+    assert merges > 2
+    assert sum(received for _, _, received in told.of("bytes")) == 100 * (1 + merges)
+
+
+def test_what_is_lost_is_sent_again_over_a_thin_link():
+    policy = dataclasses.replace(ONE, resend_timeout=2.0)
+    fleet, told = small_fleet(policy, 8, quality=LinkQuality(bandwidth=1000.0), sizes=(100,))
+    down = fleet.places[0].down
+    fleet.calendar.at(4.05, lambda: setattr(down, "cut", True))
+    fleet.calendar.at(5.0, lambda: setattr(down, "cut", False))
+    run(fleet)
+    assert [version for *_, version in told.of("update")][0] == 1
+
+
 def test_latency_counts_once_each_way():
     fleet, told = small_fleet(ONE, 8, quality=LinkQuality(latency=0.125))
     run(fleet)

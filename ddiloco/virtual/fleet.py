@@ -194,7 +194,7 @@ class Fleet:
         updates = isinstance(event, events.UpdateArrived)
         which, version = (event.fragment, event.version) if updates else (None, 0)
         known, arrives = self._under_way.get((learner, which), (None, 0.0))
-        if fragments and known == (incarnation, version) and self.calendar.now < arrives:
+        if fragments and known == (incarnation, version) and self.calendar.now <= arrives:
             return  # as over a real wire, where what waits or is under way is not sent again
         times = process.place.down.arrivals(self.calendar.now, size)
         for time in times:

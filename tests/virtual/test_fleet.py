@@ -143,7 +143,7 @@ def test_bandwidth_delays_welcome_offer_and_update_each_by_size_over_bandwidth()
 def test_a_thin_link_carries_a_welcome_and_an_update_once_however_often_they_are_asked_for():
     policy = dataclasses.replace(ONE, resend_timeout=2.0)
     thin = LinkQuality(bandwidth=5.0)  # 20 s for the fragment, either way
-    fleet, told = small_fleet(policy, 48, quality=thin, sizes=(100,))
+    fleet, told = small_fleet(policy, 120, quality=thin, sizes=(100,))
     run(fleet)
     merges = len(told.of("merge"))
     assert merges > 2

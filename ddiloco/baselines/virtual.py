@@ -34,14 +34,17 @@ class Phase:
     states: tuple[tuple[int, State, int], ...] = ()  # of every learner in the metrics: state and chips
 
 
-def phases(experiment: Experiment) -> list[Phase]:
-    """The phases of the job, from time 0 on; it meets the same failures as a fleet of learners."""
+def phases(experiment: Experiment, exchange: float = 0.0) -> list[Phase]:
+    """The phases of the job, from time 0 on; it meets the same failures as a fleet of learners.
+
+    `exchange`: seconds that an exchange of gradients takes.
+    """
     v = experiment.virtual
-    chips = chips_by_learner(experiment)
+    chips, until = chips_by_learner(experiment), horizon(experiment, exchange)
     if v.lives == "failures":
-        return list(_failing(experiment, chips))
+        return list(_failing(experiment, chips, until))
     if v.lives == "spare_capacity":
-        return list(_scavenging(experiment, chips))
+        return list(_scavenging(experiment, chips, until))
     return [Phase(0.0, State.STEPPING, 1.0, ((0, State.STEPPING, chips[0]),))]
 
 
@@ -76,8 +79,8 @@ class JobClock:
 
     def __init__(self, experiment: Experiment, num_params: int, record: Callable[[Any], None]) -> None:
         self.now = 0.0
-        self._phases = phases(experiment)
         self._exchange = exchange_seconds(experiment, num_params)
+        self._phases = phases(experiment, self._exchange)
         times = step_times(experiment)
         self._times = times[:1] if experiment.algorithm == "lone_learner" else times
         self._record = record
@@ -204,20 +207,21 @@ def steps_within(experiment: Experiment, num_params: int, seconds: float) -> int
     return max(1, steps)
 
 
-def _failing(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:
+def _failing(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[Phase]:
     spares = tuple((job, State.STANDBY, chips[job]) for job in chips if job)
-    for change in fleet_changes(experiment):
+    fleet = sum(chips.values())  # what spares could do is missing
+    for change in fleet_changes(experiment, until):
         if change.job:
             continue
-        pace = change.chips / chips[0] if change.state is State.STEPPING else 0.0
+        pace = change.chips / fleet if change.state is State.STEPPING else 0.0
         states = ((0, change.state, change.chips), *spares)
         yield Phase(change.time, change.state, pace, states)
 
 
-def _scavenging(experiment: Experiment, chips: Mapping[int, int]) -> Iterator[Phase]:
+def _scavenging(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[Phase]:
     """When chips come or go, all stand still for `resize_seconds`; further changes wait that long."""
     v, learners = experiment.virtual, experiment.sync.num_learners
-    drawn = draw_extra(v.spare_capacity, learners, experiment.seed, horizon(experiment))
+    drawn = draw_extra(v.spare_capacity, learners, experiment.seed, until)
     extra = v.spare_capacity.extra_learners
     free_at, taken = 0.0, -1
     for i, (time, count) in enumerate(drawn):

@@ -67,11 +67,11 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: int) -> np.fl
 
 
 def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
-    """Which parameters decay: matrices, the embedding only if configured, and never a norm or a bias."""
+    """Which parameters decay: matrices, embeddings only if configured, and never a norm or a bias."""
 
     def decays(name: str, axes: int) -> bool:
         matrix = axes >= 2 and not name.endswith("/bias")
-        return matrix and (config.decay_embeddings or not name.startswith("embed/"))
+        return matrix and (config.decay_embeddings or not name.startswith("embed"))
 
     return {name: decays(name, leaf.ndim - is_stack(name)) for name, leaf in params.items()}
 

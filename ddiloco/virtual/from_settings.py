@@ -41,28 +41,33 @@ def chips_by_learner(experiment: Experiment) -> dict[int, int]:
         if v.lives == "failures":
             return job_chips(v.failures, v.num_chips, learners, elastic=True)
         return dict.fromkeys(range(learners), v.num_chips // learners)
+    if experiment.algorithm == "lone_learner":
+        return {0: v.num_chips // learners}
     if v.lives == "failures":
         return job_chips(v.failures, v.num_chips, 1, elastic=experiment.algorithm != "data_parallel")
     extra = v.spare_capacity.extra_learners if v.lives == "spare_capacity" else 0
     return {0: v.num_chips, **dict.fromkeys(range(1, extra + 1), v.num_chips // learners)}
 
 
-def horizon(experiment: Experiment) -> float:
-    """Seconds for which failures are drawn: no run lasts that long."""
+def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
+    """Seconds for which failures are drawn: no run lasts that long.
+
+    `exchange`: seconds that each step may wait for the network.
+    """
     steps = experiment.train.steps
     if experiment.train.tokens is not None:
         rows = sum(experiment.batch_size(m) for m in range(base_learners(experiment)))
         steps = 1 + experiment.train.tokens // (rows * task_of(experiment).row_tokens)
     elif experiment.virtual.seconds is not None:
         steps = math.ceil(experiment.virtual.seconds / min(experiment.virtual.step_seconds))
-    return _PATIENCE * (steps + experiment.sync.interval) * max(experiment.virtual.step_seconds)
+    step = max(experiment.virtual.step_seconds) + exchange
+    return _PATIENCE * (steps + experiment.sync.interval) * step
 
 
-def fleet_changes(experiment: Experiment) -> list[JobChange]:
+def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:
     """What the failure model does to the experiment's jobs: one for each learner, or one in all."""
     v = experiment.virtual
     jobs = 1 if experiment.algorithm in BASELINES else experiment.sync.num_learners
-    until = horizon(experiment)
     interruptions = draw_interruptions(v.failures, v.num_chips, experiment.seed, until)
     elastic = experiment.algorithm != "data_parallel"
     return job_changes(v.failures, interruptions, v.num_chips, jobs, experiment.seed, until, elastic)
@@ -78,7 +83,9 @@ def lives(experiment: Experiment) -> list[Change]:
             except ConfigError as error:
                 raise ConfigError(f"config.virtual.trace: {error}") from None
         case "failures":
-            return _changes_of_jobs(fleet_changes(experiment), chips_by_learner(experiment))
+            return _changes_of_jobs(
+                fleet_changes(experiment, horizon(experiment)), chips_by_learner(experiment)
+            )
         case "spare_capacity":
             return _changes_of_extra(experiment)
     return []
@@ -91,6 +98,11 @@ def check_fleet(experiment: Experiment) -> None:
             f"config.virtual.spare_capacity.extra_learners: is "
             f"{experiment.virtual.spare_capacity.extra_learners}, but of config.sync.num_learners, "
             f"{experiment.sync.num_learners}, one at least must stay"
+        )
+    if experiment.virtual.lives != "steady" and experiment.algorithm == "lone_learner":
+        raise ConfigError(
+            f"config.virtual.lives: is {experiment.virtual.lives}, but must be steady for lone_learner, "
+            "which is compared by its loss"
         )
     if experiment.virtual.lives == "trace" and experiment.algorithm in BASELINES:
         raise ConfigError(

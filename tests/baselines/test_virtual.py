@@ -99,18 +99,19 @@ def test_an_elastic_job_takes_the_closed_form_time_for_a_failure_and_wastes_what
 def test_a_job_without_elasticity_stands_still_and_starts_again_on_its_spares(without_arrays, interruptions):
     interruptions((2.5, 0, NEVER))
     run = without_arrays("data_parallel", lives="failures", failures=MODEL)
-    expected = step_ends((0.0, 1.0), (2.5, 0.0), (7.5, 1.0))
+    # 6 of 8 chips work at all.
+    expected = step_ends((0.0, 0.75), (2.5, 0.0), (7.5, 0.75))
     assert times(run) == pytest.approx(expected, rel=1e-12)
-    allocated = 8 * 17.0
-    assert run.timelines.goodput(run.seconds) == pytest.approx(6 * 12 / allocated, rel=1e-12)
+    allocated = 8 * 21.0
+    assert run.timelines.goodput(run.seconds) == pytest.approx(8 * 12 / allocated, rel=1e-12)
     lost = {name: share * allocated for name, share in run.timelines.lost(run.seconds).items() if share}
-    assert lost == pytest.approx({"detecting": 6.0, "reconfiguring": 24.0, "standby": 34.0}, rel=1e-12)
+    assert lost == pytest.approx({"detecting": 6.0, "reconfiguring": 24.0, "standby": 42.0}, rel=1e-12)
 
 
 def test_a_failure_of_a_spare_troubles_nobody(without_arrays, interruptions):
     interruptions((2.5, 3, NEVER))
     run = without_arrays("data_parallel", lives="failures", failures=MODEL)
-    assert times(run) == [float(n) for n in range(1, 13)]
+    assert times(run) == pytest.approx([n / 0.75 for n in range(1, 13)], rel=1e-12)
 
 
 def test_an_elastic_job_stands_still_whenever_chips_come_or_go_and_is_faster_between(without_arrays, extra):
@@ -246,3 +247,24 @@ def test_a_job_that_stands_still_for_good_ends_with_what_it_learnt_until_then(da
     assert run.outcome.failure == "the job stands still from 2.5 virtual seconds on"
     assert run.of(records.Evaluated)[-1].tokens == sum(run.tokens.values())
     assert len(run.steps(0)) == run.outcome.step == 2
+
+
+@pytest.mark.parametrize("lives", ["failures", "spare_capacity"])
+def test_failures_and_capacity_are_drawn_for_as_long_as_a_job_takes_that_waits_for_its_links(
+    lives, data_dir, monkeypatch
+):
+    drawn = []
+    draws = {
+        "failures": (virtual_fleet, "draw_interruptions"),
+        "spare_capacity": (virtual_baseline, "draw_extra"),
+    }
+    module, name = draws[lives]
+    monkeypatch.setattr(
+        module, name, lambda *args: drawn.append(args[-1]) or [(0.0, 0)] * (lives != "failures")
+    )
+    settings = {"lives": lives, "bandwidth": (1.0,), "failures": MODEL}
+    e = virtual(data_dir, "elastic_data_parallel", virtual=settings)
+    num_params = assembly_of(e).num_params
+    virtual_baseline.JobClock(e, num_params, lambda record: None)
+    assert drawn == [virtual_fleet.horizon(e, virtual_baseline.exchange_seconds(e, num_params))]
+    assert drawn[0] > 2 * e.train.steps * virtual_baseline.exchange_seconds(e, num_params)

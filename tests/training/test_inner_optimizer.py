@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.models.vit import ViTConfig
 from ddiloco.training.inner_optimizer import InnerConfig, decay_mask, learning_rate_at, make_inner_optimizer
 from ddiloco.training.parameters import abstract_parameters
@@ -82,6 +83,14 @@ def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked(scan):
     assert spared == {"embed/embedding"} | {name for name in shapes if name.endswith("scale")}
     assert decay_mask(InnerConfig(decay_embeddings=True), shapes)["embed/embedding"]
     assert decay_mask(InnerConfig(), shapes)["head/kernel"]
+
+
+def test_all_embeddings_are_spared_those_of_pictures_and_one_without_parts_too():
+    shapes = abstract_parameters(CaptionerConfig())
+    kept = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if not decays}
+    assert {"embed/embedding", "embed_image/kernel", "embed_image/places"} <= kept
+    table = jax.ShapeDtypeStruct((3, 4), np.float32)
+    assert not decay_mask(InnerConfig(), {"embed": table})["embed"]
 
 
 def test_biases_do_not_decay_whatever_their_axes():

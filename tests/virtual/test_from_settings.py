@@ -132,7 +132,14 @@ def test_where_slices_fail_every_job_needs_one(algorithm, chips, told, made):
     )
 
 
-@pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel", "lone_learner"])
+@pytest.mark.parametrize("lives", ["failures", "spare_capacity"])
+def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, made):
+    assert chips_by_learner(made("lone_learner", virtual={"num_chips": 8})) == {0: 4}
+    told = refusal(lambda: check_fleet(made("lone_learner", virtual={"lives": lives})))
+    assert told.startswith(f"config.virtual.lives: is {lives}, but must be steady for lone_learner")
+
+
+@pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel"])
 def test_a_trace_tells_nothing_of_a_baseline(algorithm, made, tmp_path):
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
     told = refusal(lambda: check_fleet(made(algorithm, virtual=trace)))
@@ -194,7 +201,7 @@ def test_a_learner_dies_only_with_its_last_slice_and_starts_on_those_that_are_ba
         JobChange(20.0, 1, State.RECONFIGURING, 16),
         JobChange(21.0, 1, State.STEPPING, 32),
     ]
-    monkeypatch.setattr(virtual_fleet, "fleet_changes", lambda experiment: told)
+    monkeypatch.setattr(virtual_fleet, "fleet_changes", lambda experiment, until: told)
     assert lives(made(virtual=FAILURES)) == [
         Change(2.0, 1, "detect"),
         Change(3.0, 1, "step", 0.5),

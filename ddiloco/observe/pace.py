@@ -19,6 +19,11 @@ class Pace:
         with self._lock:
             self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
 
+    @property
+    def measured(self) -> bool:
+        """Whether anything was added."""
+        return self._bytes > 0
+
     def patience(self, least: float, size: int) -> float:
         """Seconds to wait for bytes: `least`, and ALLOWANCE times what they take at the measured pace.
 

@@ -226,6 +226,35 @@ def test_a_learner_may_send_what_it_was_asked_for_and_once_for_each_time_that_it
     assert session.expects(RoundId(12, 0), 0)
 
 
+class Context:
+    """Of a call that goes on until it is cancelled."""
+
+    cancelled = False
+
+    def invocation_metadata(self):
+        return ()
+
+    def cancel(self):
+        self.cancelled = True
+
+    def abort(self, code, details):
+        raise ConnectionAbortedError(details)
+
+
+def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
+    session, under_way, over = Session("name", 0, 1, NewestFragments()), Context(), Context()
+    with session.call("offers", over):
+        pass
+    with session.call("offers", under_way):
+        session.close("gone")
+    assert under_way.cancelled and not over.cancelled
+    with (
+        pytest.raises(ConnectionAbortedError, match="the session is over"),
+        session.call("offers", Context()),
+    ):
+        pytest.fail("it began")
+
+
 def test_a_session_is_closed_once():
     session = Session("name", 0, 1, NewestFragments())
     assert session.close("gone")

@@ -146,7 +146,7 @@ def test_each_host_of_a_peer_gets_its_own_blocks_while_the_gift_is_open():
         (COPY, lambda other: [], WireError, "donation with gaps"),
         (COPY, lambda other: [other, other], WireError, "donation with gaps"),
         (COPY, lambda other: ["unix:/tmp/x"], WireError, "hosts that are nowhere"),
-        (COPY, lambda other: [other] * 1025, WireError, "hosts that are nowhere"),
+        (COPY, lambda other: [other] * 4097, WireError, "hosts that are nowhere"),
         (COPY + 1, lambda other: [other], grpc.RpcError, "no such copy"),
     ],
 )

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import pathlib
 import queue
+import subprocess
 import threading
 import time
 
@@ -28,10 +30,12 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.run.recipes import assembly_of
+from experiments.front.credentials import load_security
 from tests.remote.donors import FORMAT, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, ended, until, update, welcome
 from tests.workbench import experiment
 
+ROOT = pathlib.Path(__file__).parents[2]
 SECURITY = Security("the learner's token")
 
 
@@ -44,7 +48,7 @@ class Host:
         self._say = queue.SimpleQueue()
         first = {"host": 1, "learner": 0, "fingerprint": TERMS.fingerprint, "rules": TERMS.rules, **following}
         self.say(following=pb.FromHost.Following(**first))
-        self._channel = security.channel(address, wire.options(20.0))
+        self._channel = security.peer_channel(address, wire.options(20.0))
         self._orders = self._channel.stream_stream(wire.FOLLOW)(
             iter(self._say.get, None), metadata=security.metadata, wait_for_ready=True, timeout=PATIENCE
         )
@@ -72,10 +76,13 @@ class Host:
 
 
 class Leading:
-    def __init__(self, count):
+    def __init__(self, count, security=SECURITY):
         self.lost, self.left, self.delivered = [], threading.Event(), []
-        self.followers = Followers(count, 0, TERMS, SECURITY, PATIENCE, self.lost.append, self.left.set)
+        self.followers = Followers(count, 0, TERMS, security, PATIENCE, self.lost.append, self.left.set)
         self.followers.deliver = self.delivered.append
+
+    def close(self):
+        self.followers.stop()
 
 
 @pytest.fixture
@@ -85,7 +92,7 @@ def leading():
     with reserved_port() as port, contextlib.ExitStack() as stack:
         made.address = f"127.0.0.1:{port}"
         made.followers.start(made.address)
-        stack.callback(made.followers.stop)
+        stack.callback(made.close)
         yield made
 
 
@@ -112,6 +119,21 @@ def test_who_is_no_host_of_the_learner_gets_no_orders_and_ends_nothing(leading, 
     stranger = Host(leading.address, security, **following)
     until(lambda: stranger.error is code, "a refusal")
     assert leading.lost == []
+
+
+def test_with_certificates_of_their_own_no_learner_is_another_s_host(tmp_path):
+    subprocess.run([ROOT / "scripts/make_certs.sh", tmp_path, "--learners=2", "localhost"], check=True)
+    own = [load_security(None, str(tmp_path / f"learner-{m}")) for m in range(2)]
+    leading = Leading(1, own[0])
+    with reserved_port() as port, contextlib.closing(leading):
+        address = f"localhost:{port}"
+        leading.followers.start(address)
+        stranger = Host(address, own[1])
+        until(lambda: stranger.error is grpc.StatusCode.PERMISSION_DENIED, "a refusal")
+        host = Host(address, own[0])
+        assert leading.followers.gather(threading.Event())
+        leading.followers.order(pb.Order(step=2))
+        assert host.next().step == 2 and leading.lost == []
 
 
 def test_a_second_process_under_a_host_s_number_is_refused(leading):

@@ -81,6 +81,27 @@ def test_blocks_that_overlap_or_leave_gaps_are_no_offer():
             offers.add(1, offer(), FORMAT, part)
 
 
+def later(step):
+    """Another offer for the same round."""
+    return events.FragmentArrived(RoundId(8, 1), Contribution(0, 5, 1, 3, step, 2, 64))
+
+
+def test_a_later_offer_for_the_same_round_takes_the_place_of_one_that_broke():
+    offers = HostOffers(2)
+    offers.add(0, later(8), FORMAT, blocks(0))  # the other host's transfer of this breaks
+    offers.add(0, later(9), FORMAT, blocks(0))
+    with pytest.raises(WireError, match="a newer one has come"):
+        offers.add(1, later(8), FORMAT, blocks(1))
+    assert offers.add(1, later(9), FORMAT, blocks(1)) is not None
+
+
+def test_an_offer_that_is_sent_again_as_it_was_begins_anew_with_the_host_that_repeats_itself():
+    offers = HostOffers(2)
+    for _ in range(2):
+        assert offers.add(0, offer(), FORMAT, blocks(0)) is None
+    assert offers.add(1, offer(), FORMAT, blocks(1)) is not None
+
+
 def test_hosts_must_say_the_same_of_an_offer():
     offers = HostOffers(2)
     offers.add(0, offer(), FORMAT, blocks(0))

@@ -117,7 +117,7 @@ def test_of_an_offer_that_the_devices_fail_to_give_the_syncer_hears(ends):
     assert_same(syncer.taken()[1], arrays(0, 6))
 
 
-@pytest.mark.parametrize("timeout", [None, 10 * PATIENCE], ids=["none", "too late"])
+@pytest.mark.parametrize("timeout", [None, 3700.0], ids=["none", "too late"])
 def test_an_offer_must_have_a_deadline_since_it_holds_memory(ends, timeout):
     syncer, learner = ends
     ask(learner, joined(syncer, learner), 1)
@@ -133,6 +133,15 @@ def test_over_a_link_on_which_the_welcome_was_slow_an_offer_may_have_a_later_dea
     link = joined(syncer, learner)
     ask(learner, link, 1)
     link.down.pace.add(payload_bytes(arrays(1, 5)), 10 * PATIENCE)
+    send_by_hand(learner, iter([headed(1), *chunks(arrays(1, 5))]), timeout=20 * PATIENCE)
+    assert_same(syncer.taken()[1], arrays(1, 5))
+    assert syncer.drops() == []
+
+
+def test_over_a_new_connection_an_offer_may_take_what_the_learner_knows_of_its_link(ends):
+    """Whose pace the syncer has yet to measure: one that comes back is sent no welcome."""
+    syncer, learner = ends
+    ask(learner, joined(syncer, learner), 1)
     send_by_hand(learner, iter([headed(1), *chunks(arrays(1, 5))]), timeout=20 * PATIENCE)
     assert_same(syncer.taken()[1], arrays(1, 5))
     assert syncer.drops() == []

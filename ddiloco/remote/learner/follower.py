@@ -9,7 +9,7 @@ import json
 import pathlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -138,9 +138,12 @@ class Follower:
         threading.Thread(target=self._pass_on, args=(stop,), name="leaving", daemon=True).start()
         keepalive, c = self._config.host_timeout / 2, self._config
         donor_port = self._donor.start(c.donor_host, c.donor_port) if c.donor_host else 0
+        copies = self._copies.numbers()  # reads them whole, for which host 0 would not wait
         with self._security.peer_channel(self._place.leader, wire.options(keepalive)) as channel:
             follow = channel.stream_stream(wire.FOLLOW)
-            orders = follow(self._said(donor_port), metadata=self._security.metadata, wait_for_ready=True)
+            orders = follow(
+                self._said(donor_port, copies), metadata=self._security.metadata, wait_for_ready=True
+            )
             try:
                 for data in orders:
                     order = parse(pb.Order, data)
@@ -157,13 +160,13 @@ class Follower:
                 self._say.put(None)
         return False
 
-    def _said(self, donor_port: int) -> Iterator[bytes]:
+    def _said(self, donor_port: int, copies: Collection[int]) -> Iterator[bytes]:
         following = pb.FromHost.Following(
             host=self._place.number,
             learner=self._learner,
             fingerprint=self._terms.fingerprint,
             rules=self._terms.rules,
-            copies=self._copies.numbers(),
+            copies=copies,
             donor_port=donor_port,
         )
         yield pb.FromHost(following=following).SerializeToString()

@@ -189,6 +189,8 @@ class Followers:
     # Each call runs in a thread of gRPC's.
 
     def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if self._security.caller(context).learner not in (None, self._learner):
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "these are another learner's credentials")
         with wire.ended_after(self._patience, context.cancel):
             first = next(requests, b"")
         try:

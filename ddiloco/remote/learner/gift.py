@@ -19,8 +19,6 @@ from ddiloco.remote.wire.blocks import cut_message, cuts_of, receive_blocks
 from ddiloco.remote.wire.security import Security, is_address
 from ddiloco.roles.exchange import InnerState
 
-MOST_HOSTS = 1024  # that a peer may be
-
 
 class Gift:
     """What a peer has to give: first what it is, and its arrays only if it is taken."""
@@ -197,6 +195,6 @@ def _header(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFo
     had = tuple(header.versions)
     if len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True)):
         raise WireError("donation of another time", "its versions are not those asked for")
-    if len(header.hosts) > MOST_HOSTS or not all(map(is_address, header.hosts)):
+    if len(header.hosts) > wire.MOST_HOSTS or not all(map(is_address, header.hosts)):
         raise WireError("a peer's hosts that are nowhere", f"{len(header.hosts)} of them")
     return header

@@ -24,6 +24,9 @@ from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.terms import Terms
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray], int], None]
+_UNMEASURED = (
+    3600.0  # seconds that an offer may take over a link that has carried no welcome since it is there
+)
 
 
 class FragmentCalls:
@@ -160,8 +163,9 @@ class FragmentCalls:
 
     def _check_deadline(self, session: Session, context: grpc.ServicerContext, patience: float) -> None:
         """Makes gRPC end a transfer that is no longer awaited: it holds up to a fragment."""
+        most = 2 * patience if session.down.pace.measured else max(2 * patience, _UNMEASURED)
         left = context.time_remaining()
-        if left is None or left > 2 * patience:
+        if left is None or left > most:
             self._record(drop(session.learner, "wire: offer without a deadline"))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offer has a deadline, of the offer timeout")
 

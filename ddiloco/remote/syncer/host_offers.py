@@ -47,9 +47,17 @@ class HostOffers:
         """
         fragment = offer.round.fragment
         with self._lock:
-            growing = self._growing.get(fragment)
-            if growing is None or growing.offer.round != offer.round:
-                growing = self._growing[fragment] = _Growing(offer, formats, blocks)
+            growing = self._growing.pop(fragment, None)
+            if growing is not None and growing.offer.round == offer.round:
+                known, now = growing.offer.contribution.step, offer.contribution.step
+                if now < known:
+                    self._growing[fragment] = growing
+                    raise WireError("another offer", "a newer one has come already")
+                if now > known or host in growing.hosts:  # what came before will never be whole
+                    growing = None
+            else:
+                growing = None
+            growing = growing or _Growing(offer, formats, blocks)
             if growing.offer != offer:
                 raise WireError("another offer", "a learner's hosts differ in what they say of it")
             try:
@@ -57,8 +65,8 @@ class HostOffers:
                     gathered.add(part)
                 growing.hosts.add(host)
                 if len(growing.hosts) < self.hosts:
+                    self._growing[fragment] = growing
                     return None
-                del self._growing[fragment]
                 whole = [gathered.blocks().all for gathered in growing.gathered]
             except ValueError as error:
                 raise WireError("blocks that are no fragment", str(error)) from None

@@ -59,6 +59,7 @@ class Session:
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
         self._closed = False
         self._calls: collections.Counter[str] = collections.Counter()
+        self._contexts: list[grpc.ServicerContext] = []  # of those calls
 
     # What the syncer calls.
 
@@ -131,13 +132,18 @@ class Session:
         with self._change:
             self._calls[kind] += 1
             many = self._calls[kind] > MOST_CALLS
+            self._contexts.append(context)
+            over = self._closed
         try:
+            if over:
+                context.abort(grpc.StatusCode.NOT_FOUND, "the session is over")
             if many:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MOST_CALLS} calls of a kind")
             yield host
         finally:
             with self._change:
                 self._calls[kind] -= 1
+                self._contexts.remove(context)
 
     def messages(self) -> Iterator[bytes]:
         """What the control stream sends; ends when the session is closed, after all earlier messages."""
@@ -151,13 +157,16 @@ class Session:
             yield message.SerializeToString()
 
     def close(self, reason: str) -> bool:
-        """Ends the streams; returns whether the session was open."""
+        """Ends the streams and all calls; returns whether the session was open."""
         with self._change:
             if self._closed:
                 return False
             self._closed, self.reason = True, reason
             self._change.notify_all()
+            calls = [*self._contexts]
         self.down.close()
+        for context in calls:
+            context.cancel()
         return True
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import errno
 import itertools
 import json
 import pathlib
 import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -128,6 +130,23 @@ def write(
     sources = {split: TokenizingSource(config, tokenizer, split) for split in wanted}
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     partial.mkdir(parents=True)
+    try:
+        _write(config, tokenizer, sources, partial, threads, tell)
+        partial.rename(folder)
+    except RuntimeError as error:  # ArrayRecord's, with what the disk said
+        raise OSError(errno.EIO, str(error).splitlines()[0], str(partial)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    sources: Mapping[str, TokenizingSource],
+    folder: pathlib.Path,
+    threads: int,
+    tell: Callable[[str], None],
+) -> None:
     dtype = np.dtype(_DTYPES[0] if tokenizer.vocab_size <= 1 << 16 else _DTYPES[1])
     splits: dict[str, Any] = {}
     full_name = ""
@@ -137,13 +156,12 @@ def write(
         bounds = np.linspace(0, len(source), len(names) + 1).astype(int).tolist()
         parts = [range(first, stop) for first, stop in itertools.pairwise(bounds)]
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            paths = [str(partial / name) for name in names]
+            paths = [str(folder / name) for name in names]
             tokens = sum(pool.map(_write_file, paths, [source] * len(paths), parts, [dtype] * len(paths)))
         splits[split] = {"files": names, "documents": len(source), "tokens": tokens}
         tell(f"{split}: {len(source):,} documents, {tokens:,} tokens")
     index = {**_identity(config, tokenizer), "full_name": full_name, "dtype": dtype.str, "splits": splits}
-    (partial / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    partial.rename(folder)
+    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _write_file(path: str, source: Sequence[np.ndarray], documents: range, dtype: np.dtype) -> int:

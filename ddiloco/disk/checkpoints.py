@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from ddiloco.disk.array_file import make_durable
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.settings.experiment import Experiment, parse, to_json
 from ddiloco.settings.loop import LoopConfig
@@ -58,6 +59,9 @@ def save(
             if step in manager.all_steps():
                 manager.delete(step)
             manager.save(step, args=items)
+        written = directory / str(step)
+        for path in (*written.rglob("*"), written, directory):
+            make_durable(path)
     except Exception as error:  # Orbax raises many kinds where a disk is full
         raise CheckpointError(f"{directory / str(step)}: cannot be written: {_reason(error)}") from error
 

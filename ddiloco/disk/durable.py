@@ -113,12 +113,14 @@ class DurableState:
             if self._stop.wait(RETRY_SECONDS):
                 return False
 
-    def remember(self, incarnations: Sequence[tuple[int, int]]) -> None:
-        """Makes the newest incarnation of each learner durable; an alarm if the disk refuses."""
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
+        """Makes the newest incarnation of each learner durable; an alarm, and False, if the disk refuses."""
         try:
             self._save_incarnations(incarnations)
         except OSError as error:
             self._alarm(error, "who joined is not durable")
+            return False
+        return True
 
     def restore(self, model: GlobalModel) -> SyncerState:
         """Loads a model's fragments, one after the other; of some of them the state is without learners.

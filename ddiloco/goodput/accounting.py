@@ -149,9 +149,13 @@ class Timelines:
         track = self._tracks.get(learner)
         return track.state if track else None
 
-    def alive(self) -> int:
-        """How many learners are not dead, FAILED: those that have FINISHED, or not come yet, are alive."""
-        return sum(track.state is not State.FAILED for track in self._tracks.values())
+    def alive(self, first: int) -> tuple[int, int]:
+        """How many learners are not dead, FAILED, and of how many: of those that have come, and the `first`.
+
+        One that has FINISHED is alive, as is one of the first that has not come yet.
+        """
+        known = [track.state for m, track in self._tracks.items() if m < first or track.state is not None]
+        return sum(state is not State.FAILED for state in known), len(known)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

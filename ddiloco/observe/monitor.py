@@ -292,7 +292,7 @@ class Monitor:
             values = {
                 "goodput": lines.goodput(now),
                 "uptime": lines.uptime(now),
-                "alive": lines.alive(),
+                "alive": lines.alive(self._tally.info.num_learners)[0],
                 "merged_share": self._tally.merged_share(),
                 **{f"merged_share/{m}": share for m, share in self._tally.merged_shares().items()},
                 **together(self._tally.performance.values()).figures(),

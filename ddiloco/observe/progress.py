@@ -38,7 +38,7 @@ def glance(tally: Tally, pace: Pace, now: float) -> list[str]:
         f"step {tally.step}/{tally.info.total_steps}",
         f"loss {_shown(tally.recent_loss, '.3f')}",
         f"{amount(pace.tokens_per_second())} tok/s",
-        f"alive {lines.alive()}/{tally.info.num_learners}",
+        "alive {}/{}".format(*lines.alive(tally.info.num_learners)),
         f"{elapsed}<{clock(pace.seconds_for(tally.info.total_steps - tally.step))}",
         f"goodput {_shown(goodput, '.1%')}",
         f"merged {_shown(tally.merged_share(), '.0%')}",

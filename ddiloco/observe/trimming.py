@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -56,8 +57,10 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
         if path.name == "states.jsonl":
             kept += _ends(kept, cut)
         if path.is_file():
-            with replacing(path) as new:
-                new.write_text("".join(kept))
+            with replacing(path) as new, new.open("w") as file:
+                file.write("".join(kept))
+                file.flush()
+                os.fsync(file.fileno())  # the only lines of what the snapshot holds
     if (workdir / SUMMARY).exists():  # it stays until it is replaced, so that a kill loses none of its counts
         shutil.copy2(workdir / SUMMARY, _made(target / SUMMARY))
     earlier = read_json(workdir / SUMMARY)

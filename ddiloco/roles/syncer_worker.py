@@ -223,9 +223,8 @@ class SyncerWorker:
                 self._held = following
         decided = [action for join in joins for action in self._decide(join)]
         known = self.core.state().incarnations
-        if self._durable is not None and known != self._known:
-            self._durable.remember(known)
-        self._known = known
+        if known != self._known and (self._durable is None or self._durable.remember(known)):
+            self._known = known
         self._carry_out(decided)
         for join in joins:
             self._links.joined(join)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import threading
@@ -28,11 +29,20 @@ class SavedModel(NamedTuple):
 
 
 def saved_model(workdir: pathlib.Path) -> SavedModel:
-    """The newest checkpoint, else what a syncer has made durable; raises ConfigError if there is neither."""
+    """The newest checkpoint, or what a syncer has made durable if that is of a later step.
+
+    A run that goes on after it was interrupted has a checkpoint of then.
+
+    Raises:
+      ConfigError: there is neither.
+    """
     try:
-        mark = run_mark.begun(workdir / FOLDER)
-        if mark is not None and checkpoints.newest(workdir / "checkpoints") is None:
-            return _durable(workdir, mark.run)
+        mark, step = run_mark.begun(workdir / FOLDER), checkpoints.newest(workdir / "checkpoints")
+        if mark is not None:
+            with contextlib.suppress(*(() if step is None else (DurableStateError,))):
+                durable = _durable(workdir, mark.run)
+                if step is None or step < durable.step:
+                    return durable
         found = checkpoints.restore(workdir / "checkpoints")
         return SavedModel(found.experiment, found.params, found.step)
     except (CheckpointError, DurableStateError, run_mark.RunMarkError) as error:

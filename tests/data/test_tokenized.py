@@ -11,6 +11,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.data.text import held_out_text, make_text_batches
 from ddiloco.data.tokenized import open_tokens, write
 from ddiloco.data.tokenizers import ByteTokenizer
+from tests.small_disks import small_disk
 
 TOKENIZER = ByteTokenizer()
 
@@ -129,6 +130,13 @@ def test_damaged_files_are_refused_and_a_folder_is_never_overwritten(few, folder
     with pytest.raises(DataError, match="cannot be read"):
         batches(dataclasses.replace(few, tokenized=str(tmp_path / "made")))
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_full_disk_is_an_error_of_the_disk_and_leaves_nothing_behind(few, tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(OSError, match="made"):
+            write(few, TOKENIZER, disk / "made", 1, lambda line: None)
+        assert not list(disk.iterdir())
 
 
 def test_a_split_that_there_is_not_leaves_nothing_behind(few, tmp_path):

@@ -135,15 +135,25 @@ def test_a_question_about_the_past_is_answered_as_of_the_last_change():
 
 def test_a_learner_is_alive_unless_it_is_dead():
     lines = Timelines({0: 1, 1: 1, 2: 1})
-    assert lines.alive() == 3
+    assert lines.alive(3) == (3, 3)
     assert lines.state(0) is None
     for state in (STARTING, STEPPING, WAITING, RECONFIGURING, FINISHED):
         lines.enter(0, state, 1.0)
-        assert (lines.alive(), lines.state(0)) == (3, state)
+        assert (lines.alive(3), lines.state(0)) == ((3, 3), state)
     lines.enter(1, FAILED, 2.0)
-    assert (lines.alive(), lines.state(1)) == (2, FAILED)
+    assert (lines.alive(3), lines.state(1)) == ((2, 3), FAILED)
     lines.enter(1, RECONFIGURING, 3.0)
-    assert lines.alive() == 3
+    assert lines.alive(3) == (3, 3)
+
+
+def test_a_learner_beyond_those_that_the_run_begins_with_counts_once_it_has_come():
+    lines = Timelines(dict.fromkeys(range(4), 1))
+    assert lines.alive(2) == (2, 2)
+    lines.enter(3, STEPPING, 1.0)
+    assert lines.alive(2) == (3, 3)
+    for learner in (0, 1, 3):
+        lines.enter(learner, FAILED, 2.0)
+    assert lines.alive(2) == (0, 3)
 
 
 def test_a_learner_that_lost_a_slice_goes_on_with_the_rest_of_its_chips():

@@ -9,7 +9,9 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.disk import checkpoints
 from ddiloco.disk.durable import DurableState
+from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
+from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
 from ddiloco.run.saved_model import saved_model
 from ddiloco.settings.experiment import to_json
@@ -40,6 +42,20 @@ def test_a_folder_without_a_checkpoint_as_a_full_disk_leaves_it_hides_nothing(ru
     workdir, _, params = run
     (workdir / "checkpoints").mkdir()
     assert_equal(saved_model(workdir).params, params)
+
+
+def test_of_a_run_that_went_on_after_it_was_interrupted_it_is_the_later_of_both(run):
+    workdir, e, params = run
+    others = {name: np.asarray(value) + 1 for name, value in params.items()}
+    checkpoints.save(workdir / "checkpoints", 5, e, others, None)
+    layout = assembly_of(e).layout
+    durable = DurableState(workdir / "syncer", layout, print, threading.Event(), run="1")
+    model = GlobalModel(layout, params, e.outer, 2)
+    model.merge(0, [take(layout, 0, params)], [(1, 10)])
+    durable.commit(RoundId(9, 0), model)
+    assert saved_model(workdir).step == 9
+    (workdir / "syncer" / "fragment-0001").write_bytes(b"damaged")
+    assert saved_model(workdir).step == 5
 
 
 def test_a_checkpoint_comes_first(run):

@@ -21,7 +21,6 @@ import numpy as np
 from etils import epath
 
 _LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
-_LONGEST_HEADER = 1 << 24
 _CRC = b"crc32\n"  # after the magic: the file ends with a CRC-32
 _CRC_BYTES = 4
 _BLOCK = 1 << 20  # bytes that are checked and written while they are in the processor's cache
@@ -85,7 +84,7 @@ def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
 def _parse(body: memoryview, at: int) -> tuple[dict[str, Any], list[np.ndarray]]:
     (length,) = _LENGTH.unpack_from(body, at)
     at += _LENGTH.size
-    header = json.loads(bytes(body[at : at + min(length, _LONGEST_HEADER)]))
+    header = json.loads(bytes(body[at : at + length]))
     at += length
     arrays = []
     for name, shape in header.pop("arrays"):

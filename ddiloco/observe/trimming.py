@@ -79,8 +79,9 @@ def next_previous(workdir: pathlib.Path) -> pathlib.Path:
 
 def _split(path: pathlib.Path, cut: Cut) -> tuple[list[str], list[str]]:
     """The lines that stay, and those that go; torn ones go too."""
-    lines = [(line, values) for line, values in read_lines(path) if values]
-    torn = [line for line, values in read_lines(path) if not values]
+    found = list(read_lines(path))
+    lines = [(line, values) for line, values in found if values]
+    torn = [line for line, values in found if not values]
     if path.name == "steps.jsonl" and int(path.parent.name) in cut.states:
         place = _place([values for _, values in lines], *cut.states[int(path.parent.name)])
         stay = [i < place for i in range(len(lines))]

@@ -188,8 +188,8 @@ class Streams:
         failed: Callable[[events.OfferFailed], None],
         broke: Callable[[Exception], None],
         pace: Pace,
-        host: Host | None = None,
-        collector: Collector | None = None,
+        host: Host | None,
+        collector: Collector,
     ) -> None:
         """`deliver` takes welcomes and updates, `failed` offers that the devices could not give.
 
@@ -199,7 +199,7 @@ class Streams:
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
         self._deliver, self._failed, self._broke = deliver, failed, broke
-        self._collector = collector or Collector(terms.num_fragments)
+        self._collector = collector
         self._held = (
             None if decode is None else HeldVersions(decode if host is None else _in_blocks(decode, terms))
         )

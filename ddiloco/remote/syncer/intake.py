@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
+from ddiloco.remote.syncer.admission import MOST_REPLACED
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.record_messages import learner_record
 
 OVER = (State.FINISHED, State.FAILED)
-MOST_REPLACED = 64  # replaced processes of one learner that are remembered
 
 
 class _Learner:

@@ -53,7 +53,6 @@ class Session:
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
         self.down = Downlink(newest, moved, self.hosts)
-        self.lost_messages = 0
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
@@ -99,7 +98,6 @@ class Session:
                 self._waiting = collections.deque(others)
             if len(self._waiting) >= MOST_WAITING:
                 self._waiting.popleft()
-                self.lost_messages += 1
             self._waiting.append(message)
             self._change.notify_all()
 

@@ -60,7 +60,7 @@ class Returned:
 
 @dataclasses.dataclass(frozen=True)
 class AllPresent:
-    """Nobody that the run starts with is waited for any longer."""
+    """Nobody that the run starts with, or that was there before a restart, is waited for any longer."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,16 +20,11 @@ class Prospects:
     """
 
     def __init__(
-        self,
-        policy: SyncPolicy,
-        total_steps: int | None,
-        members: Membership,
-        begun: bool = False,
-        awaits_known: bool = False,
+        self, policy: SyncPolicy, total_steps: int | None, members: Membership, begun: bool = False
     ) -> None:
         """`begun`: something was merged before."""
         self.awaits_first = policy.quorum is None and not begun
-        self.awaits_known = awaits_known
+        self.awaits_known = True
         self._quorum = policy.quorum
         self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = total_steps

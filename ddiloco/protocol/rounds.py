@@ -41,17 +41,13 @@ class Rounds:
         members: Membership,
         fragments: Iterable[int] | None = None,
         lineage: int = 0,
-        awaits_known: bool = True,
     ) -> None:
-        """`fragments`: those that it owns, None for all; `lineage`: of the versions that it makes.
-
-        `awaits_known`: the authority will say when all learners are there that it waits for.
-        """
+        """`fragments`: those that it owns, None for all; `lineage`: of the versions that it makes."""
         self.policy = policy
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, fragments, lineage)
-        self._prospects = Prospects(policy, total_steps, members, state.step > 0, awaits_known)
+        self._prospects = Prospects(policy, total_steps, members, begun=state.step > 0)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
@@ -124,11 +120,8 @@ class Rounds:
         return tuple(self._open.values())
 
     def committed(self) -> list[news.Committed]:
-        """Its newest versions, for an authority that may not know them; where it ends is said again.
-
-        Until the authority says that all are there, its learners are not all known.
-        """
-        self._prospects.awaits_known = True
+        """Its newest versions, for an authority that may not know them; where it ends is said again."""
+        self._prospects.awaits_known = True  # until that has named all learners
         self._stuck, self._over, self._moved = None, False, True
         state, own = self._updates.merged, self._updates.fragments
         steps, versions, lineages = state.merged_steps, state.versions, state.lineages

@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
     versions: tuple[int, ...]
     """By fragment."""
     over: bool = False
-    """The syncer has the score, or waits for it no longer."""
+    """The run is, and the syncer has the score or waits for it no longer."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,9 +127,9 @@ class EvaluatorProcess:
         )
         wanted = self._scores.wanted()
         if wanted is not None and wanted.run == mark.run:
-            if wanted.ask in self._answered:
-                return wanted.over
-            if not wanted.over:
+            if wanted.over and wanted.ask in self._answered:
+                return True
+            if not wanted.over and wanted.ask not in self._answered:
                 self._answer(durable, wanted)
                 return False
         if self._experiment.eval.every is not None:

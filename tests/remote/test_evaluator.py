@@ -60,8 +60,8 @@ class Syncer:
     def versions(self):
         return tuple(self.model.state(p).version for p in range(self.model.layout.num_fragments))
 
-    def last(self, step):
-        return self.scoring.last(step, self.versions, self.model.parameters())
+    def last(self, step, finished=True):
+        return self.scoring.last(step, self.versions, self.model.parameters(), finished)
 
     def score(self):
         one = carve(jax.devices()[:1], 1, MeshConfig())[0]
@@ -113,6 +113,20 @@ def test_it_scores_the_beginning_each_multiple_and_what_is_left_at_the_end(make,
         assert not thread.is_alive() and notes == []
     assert last.loss == pytest.approx(syncer.score(), rel=1e-5) and last.problem is None
     assert syncer.scores() == [(0, 0), (12, 34), (19, 900)]
+
+
+def test_it_stays_for_the_next_syncer_of_a_run_that_was_interrupted(make, tmp_path):
+    syncer, assembly = make()
+    with evaluator(assembly, tmp_path) as (thread, notes):
+        until(lambda: syncer.scores() == [(0, 0)])
+        syncer.merge(0, step=5)
+        syncer.last(5, finished=False)
+        syncer.merge(1, step=12)
+        until(lambda: [step for step, _ in syncer.scores()] == [0, 5, 12])
+        syncer.merge(2, step=19)
+        syncer.last(19)
+        thread.join(60)
+        assert not thread.is_alive() and notes == []
 
 
 def test_the_model_that_it_follows_is_sharded_and_takes_in_only_what_has_changed(make, monkeypatch):

@@ -154,9 +154,10 @@ class SyncerRun:
         self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds())
         self._syncer.stop(_LEAVE_SECONDS)
         params, core = self._parameters(), self._syncer.core
-        last = self._scoring.last(core.step, core.versions, params)
+        finished = self._alone or core.finished
+        last = self._scoring.last(core.step, core.versions, params, finished)
         failure = self._failure(last.problem)
-        return Outcome(params, core.step, last.loss, self._alone or core.finished, failure, last.sample)
+        return Outcome(params, core.step, last.loss, finished, failure, last.sample)
 
     def _durable_state(
         self, resumed: bool, snapshot: Snapshot | None, positions: Positions

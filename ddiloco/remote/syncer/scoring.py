@@ -65,7 +65,9 @@ class Scoring:
                 self._record(records.Evaluated(*values))
         return found
 
-    def last(self, step: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray]) -> LastScore:
+    def last(
+        self, step: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray], finished: bool
+    ) -> LastScore:
         """Score and sample of what the syncer leaves; made by this process where no evaluator is there."""
         recipe, off = self._assembly.recipe, self._assembly.experiment.eval.every is None
         if off and not recipe.samples:
@@ -78,7 +80,8 @@ class Scoring:
             wanted = Wanted(self._run, self._ask, step, tokens, versions)
             self._scores.want(wanted)
             answer = self._answer(wanted.ask)
-            self._scores.want(wanted._replace(over=True))
+            if finished:  # else the evaluator stays for the run's next syncer
+                self._scores.want(wanted._replace(over=True))
             if answer is not None:
                 return LastScore(answer.loss, answer.sample, answer.problem)
         try:

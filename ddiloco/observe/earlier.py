@@ -10,33 +10,53 @@ from typing import Any
 from ddiloco.goodput.accounting import State
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import read_json, read_values
-from ddiloco.observe.records import Evaluated, LearnerDied, Noted, StateChanged, StepDone
+from ddiloco.observe.records import Evaluated, LearnerDied, Noted, Record, StateChanged, StepDone
 from ddiloco.observe.tally import COUNTS, Tally
 
+Key = tuple[Any, ...]
+_LAST = 4096  # lines of a file: what was written, and not confirmed to who sent it before the process died
 
-def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> None:
+
+def key_of(record: Record) -> Key | None:
+    """By which a record is known that was written and is sent again; None: such records may come twice."""
+    match record:
+        case StepDone(learner, step, time):
+            return learner, step, time
+        case Noted("round", values, time):
+            return "round", values.get("fragment"), values.get("version"), time
+    return None
+
+
+def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
     """Adds what is in the files of earlier processes to the tally and the alarms of this one.
+
+    Gives the keys of their last records: what they had not confirmed yet is sent to this process again.
 
     Steps, tokens, losses, states and rounds are complete. Counts without lines of their own, such as bytes,
     the evaluations and the alarms come from the last summary, at most 2 seconds old. Of a learner that the
     run no longer has only steps and tokens count. Lines that cannot be read, such as a torn last one, are
     skipped.
     """
+    known: set[Key | None] = set()
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
         if path.parent.name.isdigit():
+            last = collections.deque[StepDone](maxlen=_LAST)
             for line in read_values(path):
                 learner = int(path.parent.name)
                 counts = "loss" in line and not line.get("skipped")
                 loss = {"loss": _number(line["loss"])} if counts else {}
-                tally.step_done(StepDone(learner, line["step"], line["time"], line["tokens"], loss))
-    moments = []
+                last.append(StepDone(learner, line["step"], line["time"], line["tokens"], loss))
+                tally.step_done(last[-1])
+            known.update(map(key_of, last))
+    moments, rounds = [], collections.deque[Noted](maxlen=_LAST)
     for line in read_values(workdir / "states.jsonl"):  # after the steps, at which figures mark them
         state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
         moments.append(state.time)
         if state.learner in tally.info.chips_by_learner:
             tally.state_changed(state)
     for line in read_values(workdir / "rounds.jsonl"):
-        tally.noted(Noted("round", line, line["time"]))
+        tally.noted(merged := Noted("round", line, line["time"]))
+        rounds.append(merged)
     summary = read_json(workdir / "summary.json")
     tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
     for name in ("sent", "received"):
@@ -53,6 +73,7 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> None:
         tally.started = min(moments)
     for score in summary.get("eval_history", []):
         tally.evaluations.append(_evaluation(dict(score), tally.started or 0.0))
+    return {key for key in known.union(map(key_of, rounds)) if key is not None}
 
 
 def _evaluation(score: dict[str, Any], started: float) -> Evaluated:

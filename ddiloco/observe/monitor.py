@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.earlier import recall
+from ddiloco.observe.earlier import Key, key_of, recall
 from ddiloco.observe.files import GrowingFiles, read_json, write_json
 from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
@@ -92,6 +92,7 @@ class Monitor:
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._pace = Pace()
         self._flushes: list[Flush] = []  # asked for since the last
+        self._told: set[Key] = set()  # of earlier processes' last records, of which some come again
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._wake = threading.Event()
@@ -135,7 +136,7 @@ class Monitor:
     def _run(self) -> None:
         if self._resume:
             with self._alarms.guard("what earlier processes have left", Exception):
-                recall(self._workdir, self._tally, self._alarms)
+                self._told = recall(self._workdir, self._tally, self._alarms)
         self._recalled.set()
         due = {action: time.monotonic() + every for action, every in self._every.items()}
         running = True
@@ -161,6 +162,8 @@ class Monitor:
 
     def _take(self, record: Record) -> None:
         record = self._in_time(record)
+        if key_of(record) in self._told:
+            return
         if not isinstance(record, Transferred | Flush | Stop):
             self._tally.seen(record.time)
         match record:

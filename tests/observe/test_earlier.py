@@ -102,6 +102,17 @@ def test_two_processes_one_after_the_other_count_as_one(tmp_path):
     assert both["goodput"] < 1
 
 
+def test_what_a_process_had_written_and_not_confirmed_counts_once_though_it_is_sent_again(tmp_path):
+    whole = monitor(tmp_path / "whole", *FIRST, *THEN)
+    monitor(tmp_path / "parts", *FIRST)
+    again = [r for r in FIRST if isinstance(r, StepDone) or getattr(r, "name", "") == "round"]
+    both = monitor(tmp_path / "parts", *again, *THEN, resume=True)
+    assert {name: both[name] for name in CONTINUED} == {name: whole[name] for name in CONTINUED}
+    for name in ("learners/0/steps.jsonl", "learners/1/steps.jsonl", "rounds.jsonl"):
+        lines = (tmp_path / "parts" / name).read_text().splitlines()
+        assert len(lines) == len(set(lines))
+
+
 def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path):
     skipped = StepDone(0, 4, 105.0, 10, {"loss": math.nan, "skipped": 1})
     monitor(tmp_path, *FIRST, skipped)
@@ -151,7 +162,7 @@ def test_records_wait_while_the_monitor_s_thread_reads_what_there_is(tmp_path, m
 
     def long(*args):
         assert stopping.wait(20.0)
-        recall(*args)
+        return recall(*args)
 
     monkeypatch.setattr(monitor_module, "recall", long)
     one = Monitor(tmp_path / "parts", INFO, log_every=1, clock=None, resume=True)

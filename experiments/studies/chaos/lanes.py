@@ -14,7 +14,6 @@ from experiments.studies.chaos.traces import Blow, Life, Mark, Trace
 
 STALL = 5.0  # median steps; a longer pause is a stall
 SETTLING = 2.0  # seconds after a fault is over that may still be due to it
-_UNWRITTEN = 1.0  # seconds before its death of which a syncer may not have written what it was told
 
 DOWN = ("dead", "recovering", "hung")
 _GOODPUT_STATES = {
@@ -39,7 +38,7 @@ class Gap(NamedTuple):
 
     start: float
     end: float
-    seconds: float  # less what steps took whose records are gone, and less its own hang
+    seconds: float  # less its own hang
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +69,11 @@ def median_step(trace: Trace, learner: str) -> float:
 
 
 def gaps_of(trace: Trace, learner: str) -> list[Gap]:
-    """Between any two steps of one process of the learner.
-
-    A syncer that is killed takes along up to a second of what learners have told it. Where a gap lies there
-    and the learner's clock went on by more than one, steps that are not on record count as median ones.
-    """
-    usual, hangs = median_step(trace, learner), _hangs(trace, learner)
-    deaths = [life.ended for life in trace.of(SYNCER) if life.killed and life.ended is not None]
-    found = []
+    """Between any two steps of one process of the learner."""
+    hangs, found = _hangs(trace, learner), []
     for a, b in _successive(trace, learner):
         hung = sum(max(0.0, min(b.time, end) - max(a.time, start)) for start, end in hangs)
-        seconds = b.time - a.time - hung
-        if any(a.time <= death and b.time >= death - _UNWRITTEN for death in deaths):
-            unrecorded = max(0, b.clock - a.clock - 1)
-            seconds = max(seconds - unrecorded * usual, seconds / (unrecorded + 1))
-        found.append(Gap(a.time, b.time, seconds))
+        found.append(Gap(a.time, b.time, b.time - a.time - hung))
     return found
 
 

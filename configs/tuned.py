@@ -94,9 +94,9 @@ def get_tuning(length: str = "short") -> dict[str, Any]:
         "grid": {
             rate: (0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
             rows: (1, 2, 4, 8),
-            outer_rate: (0.35, 0.5, 0.7, 1.0),
+            outer_rate: (0.25, 0.35, 0.5, 0.7, 1.0),
         },
         "together": [rate, rows],  # a larger batch wants a larger rate
-        "budget": 10,
+        "budget": 12,
         "choosing": baselines.CHOOSING,
     }

@@ -283,7 +283,7 @@ MUTANTS = (
     ),
     Mutant(
         "learner: an offer that an update has overtaken is sent",
-        "kept = tuple(o for o in step.offers if o.round.fragment != fragment)",
+        "kept = tuple(o for o in step.offers if o.round.fragment != fragment or not which(o))",
         "kept = step.offers",
         PROTOCOL,
     ),

@@ -13,7 +13,7 @@ RUNS = {
     "thin_link": {"bandwidth": [1e6, 1e6, 1e6, 400.0]},
     "third_speed": {"step_seconds": [1.0, 1.0, 1.0, 3.0]},
     "lives": {"lives": "50,2,fail,\n120,2,recover,\n200,1,fail,"},
-    "all_links_thin": {"bandwidth": [200.0], "steps": 100},
+    "all_links_thin": {"bandwidth": [300.0], "steps": 100},
     "busy_syncer": {"merge_seconds": 6.0, "steps": 120},
     "no_grace": {"step_variation": 0.2, "latency": [0.0, 0.05, 0.1, 0.3], "sync": {"gamma": 0.0}},
     "everybody_waits": {

@@ -120,7 +120,7 @@ def test_records_of_many_metrics_arrive_in_messages_that_may_be(metrics, steps, 
             until(lambda: len(steps_in(again.records)) == steps)
             [found, *_] = [r for r in again.records if isinstance(r, records.StepDone)]
             assert found.metrics == dict([*told.items()][:1024])
-            assert learner.client.connections == 2
+            assert learner.client.connections <= 2
 
 
 def test_a_position_that_is_too_long_costs_no_record_and_is_told(ends):

@@ -95,7 +95,7 @@ class Prospects:
 
     def _may_repeat(self, m: Member, r: Round) -> bool:
         """Whether its offer failed and is asked for again: not for ever, or the run would not end."""
-        tries = r.tries[m.learner]
+        tries = r.tries[m.learner]  # 0: it was refused, and would be again
         return m.has_work(r.id.fragment, r.version) and r.has_failed(m) and 0 < tries < MOST_TRIES
 
     def _may_gain(self, r: Round) -> bool:

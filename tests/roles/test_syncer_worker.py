@@ -378,33 +378,3 @@ def test_a_fragment_waits_for_its_own_commit_alone(stopped):
         assert worker.stop(PATIENCE)
     assert disk.held == [(1, 1), (0, 1)] and worker.core.versions == (1, 1)
     assert worker.failure is None
-
-
-class FullDisk:
-    """Refuses to note who joined until there is room."""
-
-    def __init__(self):
-        self.room, self.asked = False, []
-
-    def remember(self, incarnations):
-        self.asked.append(tuple(incarnations))
-        return self.room
-
-
-def test_who_joined_while_the_disk_was_full_is_noted_with_the_next_join():
-    policy = SyncPolicy(1, num_fragments=1, interval=2, overlap=1, quorum=None)
-    layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
-    disk = FullDisk()
-    worker = SyncerWorker(
-        SyncerCore(policy, 2), GlobalModel(layout, THETA, DIRECT, 1), lambda record: None, durable=disk
-    )
-    peer = Peer(0, worker)
-    worker.start()
-    worker.connect(0, 1, peer)
-    for room in (False, True, True):
-        disk.room = room
-        worker.send(events.LearnerJoined(0, 1))
-        if not room:
-            peer.next(events.Welcomed)
-    assert worker.stop(PATIENCE)
-    assert disk.asked == [((0, 1),), ((0, 1),)]

@@ -24,9 +24,7 @@ from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.terms import Terms
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray], int], None]
-_UNMEASURED = (
-    3600.0  # seconds that an offer may take over a link that has carried no welcome since it is there
-)
+_UNMEASURED = 3600.0  # seconds of an offer over a connection that has carried no welcome
 
 
 class FragmentCalls:

@@ -273,11 +273,11 @@ class Monitor:
 
     def _flush(self) -> None:
         self._files.flush()
-        if any(flush.summary for flush in self._flushes):
+        asked, self._flushes = self._flushes, []
+        if any(flush.summary for flush in asked):
             self._write_summary()
-        for flush in self._flushes:
+        for flush in asked:
             flush.done()
-        self._flushes.clear()
 
     def _write_summary(self) -> None:
         summary = summarize(self._tally, self._now(), self._alarms.sentences)

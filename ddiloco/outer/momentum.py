@@ -2,81 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-
-
-class PersistenceState(NamedTuple):
-    """State of `persistence`."""
-
-    measured: jax.Array  # how often rho has been measured, int32
-    rho_sum: jax.Array  # exponential moving average of the measured cosines, which starts from 0
-    rho: jax.Array  # the same, corrected for that start; 0 until two outer gradients have been seen
-    rate: jax.Array  # learning rate of the newest update; 0 before the first
-    previous: optax.Updates  # the newest outer gradient
-    momentum: optax.Updates  # m_t
-
-
-def persistence(target: float, momentum: float, rho_decay: float) -> optax.GradientTransformation:
-    """Momentum whose effective step does not depend on how alike successive outer gradients are.
-
-      m_t = momentum * m_{t-1} + g_t
-      rate_t = target * (1 - momentum * rho_t)
-      update = -rate_t * m_t
-
-    rho_t is an exponential moving average of the cosine between successive outer gradients g_{t-1} and g_t,
-    over the whole fragment. If that cosine were constant, momentum with a fixed rate would move Theta along
-    each outer gradient by rate / (1 - momentum * rho): this is what `target` holds.
-
-    Args:
-      target: the effective step, rate / (1 - momentum * rho).
-      momentum: 0 <= momentum < 1.
-      rho_decay: weight of the past in rho, a round.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> optimizer = persistence(target=1.0, momentum=0.5, rho_decay=0.0)
-      >>> state = optimizer.init(jnp.zeros(2))
-      >>> for gradient in (jnp.array([1.0, 0.0]), jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])):
-      ...     _, state = optimizer.update(gradient, state)
-      ...     print(f"rho {state.rho:.1f} rate {state.rate:.2f}")
-      rho 0.0 rate 1.00
-      rho 1.0 rate 0.50
-      rho 0.0 rate 1.00
-    """
-
-    def init(params: optax.Params) -> PersistenceState:
-        zero = jnp.zeros((), jnp.float32)
-        zeros = optax.tree.zeros_like
-        return PersistenceState(jnp.zeros((), jnp.int32), zero, zero, zero, zeros(params), zeros(params))
-
-    def update(
-        gradients: optax.Updates, state: PersistenceState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, PersistenceState]:
-        del params
-        lengths = optax.tree.norm(gradients) * optax.tree.norm(state.previous)
-        measured = lengths > 0  # not in the first round, nor where nobody moved
-        cosine = optax.tree.vdot(gradients, state.previous) / jnp.where(measured, lengths, 1)
-        times = state.measured + measured
-        rho_sum = jnp.where(measured, rho_decay * state.rho_sum + (1 - rho_decay) * cosine, state.rho_sum)
-        rho = jnp.where(times > 0, rho_sum / (1 - rho_decay ** jnp.maximum(times, 1)), 0)
-        rho = jnp.clip(rho, -1, 1)
-        rate = target * (1 - momentum * rho)
-        trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, gradients)
-        updates = jax.tree.map(lambda m: -rate * m, trace)
-        return updates, PersistenceState(times, rho_sum, rho, rate, gradients, trace)
-
-    return optax.GradientTransformation(init, update)
-
-
-def measurements(state: Any) -> dict[str, jax.Array]:
-    """The metrics in an outer optimizer's state: `rho` and `outer_rate` if `persistence` is part of it."""
-    parts = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PersistenceState))
-    found = [part for part in parts if isinstance(part, PersistenceState)]
-    return {"rho": found[0].rho, "outer_rate": found[0].rate} if found else {}
 
 
 class DelayedState(NamedTuple):

@@ -17,7 +17,7 @@ from ddiloco.outer.codecs import CODECS, UPDATE_CODECS
 from ddiloco.outer.fragments import STRATEGIES
 from ddiloco.outer.guards import GuardConfig
 from ddiloco.outer.merging import MERGE_RULES
-from ddiloco.outer.momentum import delayed_nesterov, heloco, persistence
+from ddiloco.outer.momentum import delayed_nesterov, heloco
 
 _OF_FRAGMENTS = Marks(may_change="never", because="versions and outer states are of those fragments")
 _OF_STATES = Marks(may_change="never", because="the outer states in the snapshot are of that optimizer")
@@ -39,12 +39,10 @@ class OuterConfig:
     )
     optimizer: str = setting(
         "nesterov",
-        "nesterov, direct, moving_average, persistence, delayed_nesterov, heloco, or an optimizer of optax",
+        "nesterov, direct, delayed_nesterov, heloco, or an optimizer of optax",
         **_OF_STATES,
     )
-    learning_rate: float = setting(
-        0.7, "outer learning rate; `direct` has 1 and `persistence` sets its own", above=0.0
-    )
+    learning_rate: float = setting(0.7, "outer learning rate; `direct` has 1", above=0.0)
     rate_rounds: int = setting(
         0,
         "rounds of a fragment in which the rate goes in a straight line to final_rate; 0: it stays",
@@ -55,12 +53,6 @@ class OuterConfig:
     momentum: float = setting(0.3, "momentum, of all but direct and optax's", at_least=0.0, below=1.0)
     momentum_every: int = setting(
         4, "rounds of a fragment between two steps of delayed_nesterov's momentum", at_least=1
-    )
-    target: float = setting(
-        1.0, "effective outer step rate/(1 - momentum*rho) that `persistence` holds", above=0.0
-    )
-    rho_decay: float = setting(
-        0.8, "decay per round of the average of rho that `persistence` keeps", at_least=0.0, below=1.0
     )
 
     codec: str = setting(
@@ -85,10 +77,8 @@ class OuterConfig:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
-        if self.rate_rounds and self.optimizer in ("direct", "persistence"):
-            raise ValueError(
-                f"rate_rounds: is {self.rate_rounds}, but {self.optimizer} has no outer rate to move"
-            )
+        if self.rate_rounds and self.optimizer == "direct":
+            raise ValueError(f"rate_rounds: is {self.rate_rounds}, but direct has no outer rate to move")
         if self.error_feedback and CODECS[self.codec].of_parameters:
             lossy = [name for name, codec in CODECS.items() if not codec.of_parameters]
             raise ValueError(
@@ -116,9 +106,6 @@ def _with_rate(
 OPTIMIZERS: dict[str, Callable[[OuterConfig, float | optax.Schedule], optax.GradientTransformation]] = {
     "nesterov": lambda config, rate: optax.sgd(rate, config.momentum, nesterov=True),
     "direct": lambda config, rate: optax.scale(-1.0),
-    # The weights of all past outer gradients add up to 1, unlike momentum's: the rate is the effective step.
-    "moving_average": lambda config, rate: _with_rate(optax.ema(config.momentum, debias=False), rate),
-    "persistence": lambda config, rate: persistence(config.target, config.momentum, config.rho_decay),
     "delayed_nesterov": lambda config, rate: _with_rate(
         delayed_nesterov(config.momentum, config.momentum_every), rate
     ),

@@ -15,7 +15,6 @@ from ddiloco.outer.differences import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
 from ddiloco.outer.host_memory import aligned, owned
 from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
-from ddiloco.outer.momentum import measurements
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
 Pieces = Sequence[np.ndarray | jax.Array]
@@ -28,8 +27,7 @@ class OuterResult(NamedTuple):
     pieces: tuple[jax.Array, ...]
     opt_state: Any  # the outer optimizer's new state, beside what the update codec left out, if it is not f32
     # `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of the
-    # norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one learner;
-    # `rho` and `outer_rate` with the optimizer `persistence`
+    # norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one learner
     metrics: dict[str, float]
     finite: bool = True  # whether every element of the pieces is
     # What leads from the last pieces to these, in the update codec; () where that is f32
@@ -207,7 +205,6 @@ def _step(
         "outer_gradient_norm": jnp.sqrt(sum(jnp.square(m.length) for m in merged)),
         "learner_delta_norm": jnp.dot(jnp.sqrt(squares.sum(0)), weights),
         "cosine": jnp.where(total > 0, jnp.dot(cosines, importance) / jnp.where(total > 0, total, 1), 1),
-        **measurements(opt_state),
     }
     new = optax.apply_updates(anchor, updates)
     # Of a sum of squares, which is not finite either where an element is not.

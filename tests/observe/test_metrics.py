@@ -73,7 +73,7 @@ def test_a_round_is_written_against_its_step_and_names_are_left_out(write):
         "grace_seconds": 0.25,
         "sync_seconds": 1.5,
         "outer_gradient_norm": jnp.float32(4.5),
-        "rho": 0.125,
+        "cosine": 0.125,
     }
     written = scalars(write(("round", Noted("round", values, 1.0))) / "global")
     assert written == {
@@ -82,7 +82,7 @@ def test_a_round_is_written_against_its_step_and_names_are_left_out(write):
         "round/grace_seconds": [(24, 0.25)],
         "round/sync_seconds": [(24, 1.5)],
         "outer/outer_gradient_norm": [(24, 4.5)],
-        "outer/rho": [(24, 0.125)],
+        "outer/cosine": [(24, 0.125)],
     }
 
 

@@ -5,14 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from ddiloco.config import ConfigError, build
-from ddiloco.outer.momentum import measurements
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
-RATE, MU, TARGET, DECAY, EVERY = 0.3, 0.8, 0.9, 0.7, 3
+RATE, MU, EVERY = 0.3, 0.8, 3
 
 
 def stream(steps=6, seed=0):
@@ -43,24 +41,6 @@ def nesterov(gradients):
     for g in gradients:
         momentum = MU * momentum + g
         yield -RATE * (g + MU * momentum)
-
-
-def average(gradients):
-    u = 0
-    for g in gradients:
-        u = MU * u + (1 - MU) * g
-        yield -RATE * u
-
-
-def persistent(gradients):
-    momentum, previous, cosines = 0, None, []
-    for g in gradients:
-        if previous is not None:
-            cosines.append(np.dot(g, previous) / np.linalg.norm(g) / np.linalg.norm(previous))
-        weights = DECAY ** np.arange(len(cosines))[::-1]
-        rho = np.dot(weights, cosines) / weights.sum() if cosines else 0
-        momentum, previous = MU * momentum + g, g
-        yield -TARGET * (1 - MU * rho) * momentum
 
 
 def adam(gradients):
@@ -111,8 +91,6 @@ FORMULAS = {
     "delayed_nesterov": delayed,
     "heloco": towards_momentum,
     "direct": lambda gradients: (-g for g in gradients),
-    "moving_average": average,
-    "persistence": persistent,
     "sgd": lambda gradients: (-RATE * g for g in gradients),
     "adam": adam,
 }
@@ -120,14 +98,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_updates_follow_the_recurrence(name):
-    config = OuterConfig(
-        optimizer=name,
-        learning_rate=RATE,
-        momentum=MU,
-        target=TARGET,
-        rho_decay=DECAY,
-        momentum_every=EVERY,
-    )
+    config = OuterConfig(optimizer=name, learning_rate=RATE, momentum=MU, momentum_every=EVERY)
     gradients = stream(20)
     updates, _ = run(config, gradients)
     for got, want in zip(updates, FORMULAS[name]([flat(g) for g in gradients]), strict=True):
@@ -152,67 +123,13 @@ def test_delayed_nesterov_is_nesterov_where_momentum_steps_each_round():
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(FORMULAS.keys() - {"direct", "persistence"}))
+@pytest.mark.parametrize("name", sorted(FORMULAS.keys() - {"direct"}))
 def test_the_rate_goes_to_its_last_value_in_a_straight_line_and_stays(name):
     steady = OuterConfig(optimizer=name, learning_rate=0.5, momentum=MU)
     moving = dataclasses.replace(steady, rate_rounds=4, final_rate=0.9)
     ratios = zip(run(moving, stream())[0], run(steady, stream())[0], strict=True)
     for (got, unscaled), rate in zip(ratios, [0.5, 0.6, 0.7, 0.8, 0.9, 0.9], strict=True):
         np.testing.assert_allclose(got, unscaled * rate / 0.5, rtol=1e-4, atol=1e-6)
-
-
-def test_unit_gain_step_tends_to_the_learning_rate_whatever_the_momentum():
-    gradient = stream(1)[0]
-    for momentum in (0.0, 0.5, 0.9):
-        config = OuterConfig(optimizer="moving_average", learning_rate=RATE, momentum=momentum)
-        updates, _ = run(config, [gradient] * 150)
-        np.testing.assert_allclose(updates[-1], -RATE * flat(gradient), rtol=1e-5)
-
-
-def autoregressive(rho, steps, size=20_000, seed=1):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(size)
-    for _ in range(steps):
-        yield (x,)
-        x = rho * x + np.sqrt(1 - rho**2) * rng.standard_normal(size)
-
-
-@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
-def test_persistence_holds_the_effective_step_on_an_autoregressive_stream(rho):
-    config = OuterConfig(optimizer="persistence", momentum=MU, target=TARGET, rho_decay=0.9)
-    gradients = list(autoregressive(rho, 60))
-    updates, states = run(config, gradients)
-    measured = {name: float(value) for name, value in measurements(states[-1]).items()}
-    assert measured["rho"] == pytest.approx(rho, abs=0.01)
-    assert measured["outer_rate"] / (1 - MU * rho) == pytest.approx(TARGET, rel=0.05)
-    steps = [-np.dot(u, g[0]) / np.dot(g[0], g[0]) for u, g in zip(updates, gradients, strict=True)]
-    assert np.mean(steps[30:]) == pytest.approx(TARGET, rel=0.05)
-
-
-def test_persistence_follows_a_change_of_rho():
-    config = OuterConfig(optimizer="persistence", momentum=MU, target=TARGET, rho_decay=DECAY)
-    _, states = run(config, [*autoregressive(0.95, 15), *autoregressive(0.2, 25)])
-    assert float(states[14].rho) == pytest.approx(0.95, abs=0.01)
-    assert float(states[-1].rho) == pytest.approx(0.2, abs=0.02)
-
-
-def test_persistence_ignores_rounds_in_which_nobody_moved():
-    config = OuterConfig(optimizer="persistence", momentum=MU, target=TARGET, rho_decay=DECAY)
-    (a, b) = stream(2)
-    zero = tuple(np.zeros_like(x) for x in a)
-    updates, states = run(config, [zero, a, b, zero])
-    assert (updates[0] == 0).all()
-    assert states[1].measured == 0
-    assert states[1].rate == pytest.approx(TARGET)
-    assert states[3].rho == states[2].rho != 0
-    assert np.isfinite(updates[3]).all()
-
-
-def test_only_persistence_measures_rho():
-    params = (jnp.zeros(3),)
-    assert measurements(make_outer_optimizer(OuterConfig(optimizer="nesterov")).init(params)) == {}
-    chained = optax.chain(make_outer_optimizer(OuterConfig(optimizer="persistence")), optax.scale(0.5))
-    assert set(measurements(chained.init(params))) == {"rho", "outer_rate"}
 
 
 @pytest.mark.parametrize(
@@ -227,15 +144,14 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(n
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["direct", "persistence"])
-def test_a_schedule_of_a_rate_that_is_not_used_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"^config\.rate_rounds: is 9, but {name} has no outer rate"):
-        build(OuterConfig, {"optimizer": name, "rate_rounds": 9})
+def test_a_schedule_of_a_rate_that_is_not_used_is_refused():
+    with pytest.raises(ConfigError, match=r"^config\.rate_rounds: is 9, but direct has no outer rate"):
+        build(OuterConfig, {"optimizer": "direct", "rate_rounds": 9})
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"merge": "mean"}, {"momentum": 1.0}, {"learning_rate": 0.0}, {"target": -1.0}, {"rho_decay": 1.0}],
+    [{"merge": "mean"}, {"momentum": 1.0}, {"learning_rate": 0.0}],
 )
 def test_settings_outside_their_bounds_are_refused(values):
     with pytest.raises(ConfigError, match=rf"^config\.{next(iter(values))}: "):

@@ -76,7 +76,7 @@ REFUSED = [
     ("sync.num_fragments", 3),
     ("outer.fragmentation", "layer"),
     ("outer.split_large", False),
-    ("outer.optimizer", "moving_average"),
+    ("outer.optimizer", "adam"),
     ("algorithm", "data_parallel"),
 ]
 

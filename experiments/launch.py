@@ -182,7 +182,7 @@ def _cloud_tpu(fleet, experiment):
 def _syncer_pod(experiment) -> dict[str, int]:
     """Memory and disk of the syncer's pod, in bytes, by the names of `Gke`.
 
-    Memory: what `--dry_run` says, of which a process takes up to 1.15 times as much (docs/operations.md), and
+    Memory: what `--dry_run` says, of which a process takes up to 1.12 times as much (docs/operations.md), and
     4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for snapshots,
     tapes and records.
     """

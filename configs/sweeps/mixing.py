@@ -3,7 +3,7 @@
   python -m experiments.sweep --sweep=configs/sweeps/mixing.py --output=runs/mixing --jobs=2
 
 24 runs of the micro model (configs/micro.py) at an equal global batch. Links take half a step each way, so
-that a learner has taken a step or two since the snapshot that an update was made from: what alpha 0
+that a learner has taken a step or two since the offer that an update was made from: what alpha 0
 overwrites.
 """
 

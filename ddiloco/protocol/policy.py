@@ -33,7 +33,9 @@ class SyncPolicy:
         because="versions and outer states are of those fragments",
     )
     interval: int = _knob(24, "H: inner steps between two rounds of one fragment", at_least=1)
-    overlap: int = _knob(2, "tau: inner steps that a round may overlap; rounds in flight at most", at_least=0)
+    overlap: int = _knob(
+        2, "tau: inner steps that a round may overlap; most rounds that wait for a merge", at_least=0
+    )
     quorum: int | None = _knob(1, "K: learners that a merge needs at least; None: all live ones", at_least=1)
     gamma: float = _knob(0.8, "share of the slack that a grace window may use", at_least=0.0, below=1.0)
     max_grace: float = _knob(1.0, "longest grace window, in inner steps", at_least=0.0)

@@ -27,7 +27,7 @@ class Rounds:
 
     A round (step, fragment) opens before a quorum of learners comes to the step, so that each can be asked in
     time for what it is to offer; `Asking` knows when. Rounds open in the order of the schedule, of different
-    fragments; at most tau (at least one) are due and not merged.
+    fragments; at most tau (at least one) have their quorum and are not merged.
 
     What an event costs does not grow with the number of learners: only rounds for which something has changed
     are looked at, and only learners that are yet to be asked.

@@ -26,8 +26,14 @@ FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 SEEDS = (0, 1, 2)
 OR_TINY = ("tiny", *FAMILIES)  # what `or_tiny` takes
 CHOOSING = {**baselines.CHOOSING, "seed": 100}  # of runs that choose what those with SEEDS have
-# Machines of which none is as fast as another, for what is about waiting: each 10% off, a step 5% more.
-UNEVEN = {"virtual.speed_variation": 0.1, "virtual.step_variation": 0.05}
+# Eight machines of which none is as fast as another, for what is about waiting: each 10% off, a step 5% more.
+UNEVEN_EIGHT = {
+    "sync.num_learners": (8,),
+    "train.batch_size": (2,),  # rows
+    "train.steps": (270,),
+    "virtual.speed_variation": (0.1,),
+    "virtual.step_variation": (0.05,),
+}
 
 
 def get_config(preset: str = "dense") -> ConfigDict:

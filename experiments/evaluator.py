@@ -6,7 +6,6 @@ scores the global model itself, once, at the end.
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 from absl import flags
@@ -27,7 +26,9 @@ def main(_) -> int:
 
     if not _WORKDIR.value:
         raise cli.UsageError("workdir: is missing; give --workdir=DIR, the syncer's")
-    experiment = dataclasses.replace(parse(_CONFIG.value), driver="remote")
+    config = _CONFIG.value
+    config.driver = "remote"
+    experiment = parse(config)
     assignment = roles.assignment("evaluator", workdir=pathlib.Path(_WORKDIR.value))
     stop, received = ending.stop_on_signals(assignment.grace)
     return role_main(assignment, experiment, Security(), stop, received)

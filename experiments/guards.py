@@ -1,8 +1,8 @@
 """What the guard does: `python -m experiments.guards --output=FILE.json` has one of eight learners lie.
 
 Each way of lying is tried in virtual time with the guard and without it, and held against the run that the
-last learner takes no part in. Prints a table. `--liars=2` has the last two lie alike; `--lies` names some of
-the ways, `--rules` the merge rules to try it with. Outcome: docs/results/guards.md.
+last learner takes no part in: seven honest ones. Prints a table. `--liars=2` has the last two lie alike;
+`--lies` names some of the ways, `--rules` the merge rules to try it with. Outcome: docs/results/guards.md.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ def main(_) -> int:
     config.driver = "virtual"
     config.sync.num_learners = _LEARNERS
     experiment = parse(config)
+    if experiment.eval.every is None:
+        raise cli.UsageError("config.eval.every: is None, but what lies do is a score")
+    byzantine.without_the_last(experiment)  # refuses what cannot be so before anything runs
     platform.prepare()
     guarded, liars = {}, range(_LEARNERS - _LIARS.value, _LEARNERS)
     for rule in _RULES.value or [experiment.outer.merge]:

@@ -3,7 +3,7 @@
 Each point is a run of `experiments.train` in a process of its own, in DIR/<point>; --jobs=N at a time. A
 point whose run has finished with the same settings is not run again, so that an interrupted sweep goes on
 where it was. A setting that a point may not have is reported before any run starts. `--config.FIELD=VALUE`
-is for all points, whatever they say of it.
+is for all points, of a field in which they do not differ.
 
 `--sweep=FILE.py[:ARGUMENT]` names a Python file with `get_sweep()`, a list of {setting: value}, for grids
 that are no product; there the key `config` is the config file itself. With `--baseline="setting=value"`, or
@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 
 from experiments.front import cli
-from experiments.studies import grid, runs, series, sweep_figure, sweep_report
+from experiments.studies import grid, runs, sweep_figure, sweep_report
 
 _CONFIG = flags.DEFINE_string(
     "config", "configs/dense.py", "Config file of every point, and its preset after a colon."
@@ -40,11 +40,11 @@ _GIVEN = cli.take_overrides()
 def main(_) -> int:
     if not _SWEEP.value or not _OUTPUT.value:
         raise cli.UsageError("sweep: give both --sweep and --output")
-    sweep = grid.load(_SWEEP.value, _BASELINE.value)
+    sweep = grid.with_settings(grid.load(_SWEEP.value, _BASELINE.value), _GIVEN)
     planned = []
     for given in sweep.points:
         name = grid.point_name(given)
-        own = [(field, value) for field, value in given.items() if field != "config"]
+        own = [(field, value) for field, value in given.items() if field not in ("config", *dict(_GIVEN))]
         folder = pathlib.Path(_OUTPUT.value) / name
         run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder)
         planned.append(runs.Planned(name, run, runs.settings_of(run, f"the point {name}")))
@@ -58,8 +58,7 @@ def main(_) -> int:
                 rows.append({**given, **{name: summary.get(name) for name in sweep_report.COLUMNS}})
         (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
         (output / "sweep.md").write_text(sweep_report.report(rows, sweep) + "\n")
-        axes = series.axes_of(sweep.points)
-        sweep_figure.draw(output / "sweep.png", rows, axes, sweep.baseline)
+        sweep_figure.draw(output / "sweep.png", rows, sweep)
         return rows
 
     def ended(_: runs.Planned) -> list[runs.Planned]:

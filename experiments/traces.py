@@ -16,8 +16,10 @@ from experiments.front import cli
 _TRACE = flags.DEFINE_string("trace", None, "The file of the trace.")
 _SERVERS = flags.DEFINE_integer("servers", None, "Servers that were watched, if more than the file names.")
 _SPARES = flags.DEFINE_integer("spares", 0, "Servers kept as spares.", lower_bound=0)
-_REPLACEMENT = flags.DEFINE_float("replacement_seconds", 0.0, "Until a spare has taken a server's place.")
-_RESTART = flags.DEFINE_float("restart_seconds", None, "In place of the failure model's.")
+_REPLACEMENT = flags.DEFINE_float(
+    "replacement_seconds", 0.0, "Until a spare has taken a server's place.", lower_bound=0.0
+)
+_RESTART = flags.DEFINE_float("restart_seconds", None, "In place of the failure model's.", lower_bound=0.0)
 _SYSTEMS = flags.DEFINE_list(
     "systems", ["data_parallel", "elastic_data_parallel", "decoupled:4", "decoupled:8"], "Which systems."
 )
@@ -38,6 +40,9 @@ def main(_) -> int:
         trace = traces.read_outages(pathlib.Path(_TRACE.value), _SERVERS.value)
     except (OSError, ValueError) as error:
         raise cli.UsageError(f"trace: {error}") from None
+    left, needed = trace.servers - _SPARES.value, max(system.num_learners for system in systems)
+    if left < needed:
+        raise cli.UsageError(f"spares: leaves {left} of {trace.servers} servers, but {needed} are needed")
     model = FailureModel(chips_per_slice=8)
     if _RESTART.value is not None:
         model = dataclasses.replace(model, restart_seconds=_RESTART.value)

@@ -47,9 +47,10 @@ def main(_) -> int:
     output = pathlib.Path(_OUTPUT.value or runs.default_output("tune", _CONFIG.value))
     for row in plan.rows:  # before any run starts
         tuning.check_free(row, [name for name, _ in _GIVEN])
-        _planned(row, row.start, plan.choosing, choosing, output)
+        for point in tuning.each_value(row):
+            _planned(row, point, plan.choosing, choosing, output)
     cli.made_folder("output", output)
-    tuned = _climbed(plan, choosing, output)
+    tuned, failed = _climbed(plan, choosing, output)
     print(tuning.choices(tuned))
     (output / "chosen.md").write_text(tuning.choices(tuned) + "\n")
     (output / "chosen.json").write_text(json.dumps(tuning.to_json(tuned), indent=2, allow_nan=False) + "\n")
@@ -58,7 +59,8 @@ def main(_) -> int:
         planned = _planned(one.row, one.best, {}, reporting, output / "reported")
         by_seed = dict(zip(reporting, planned, strict=True))
         rows.append(comparison.Row(one.row.label, {}, by_seed, one.row.against))
-    return comparison.carry_out(rows, _JOBS.value, output, "tune")
+    status = comparison.carry_out(rows, _JOBS.value, output, "tune")
+    return runs.tell_failed(failed) or status
 
 
 class _Climber:
@@ -106,8 +108,10 @@ class _Climber:
             self.end = tuning.Tuned(self._row, self._tried, end.value, self._plan.budget)
 
 
-def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[tuning.Tuned]:
-    """The end of every row's climb; rows climb side by side."""
+def _climbed(
+    plan: tuning.Plan, seeds: list[int], output: pathlib.Path
+) -> tuple[list[tuning.Tuned], list[str]]:
+    """The end of every row's climb, and the runs that failed on the way; rows climb side by side."""
     climbers = [_Climber(row, plan, seeds, output / "chosen") for row in plan.rows]
     owners: dict[str, _Climber] = {}
 
@@ -119,8 +123,8 @@ def _climbed(plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> list[
         return owned(owners[run.name], owners[run.name].ended(run))
 
     first = [run for climber in climbers for run in owned(climber, climber.on())]
-    runs.train(first, _JOBS.value, ended)
-    return [climber.end for climber in climbers if climber.end is not None]
+    failed = runs.train(first, _JOBS.value, ended)
+    return [climber.end for climber in climbers if climber.end is not None], failed
 
 
 def _planned(

@@ -27,7 +27,6 @@ NAMES = (
     "ddiloco.weights.initial",
     "matplotlib.backends.backend_agg",
     "ml_collections.config_flags",
-    "pandas",
     "tensorboardX",
     "tensorflow_datasets.core.data_sources.array_record",
 )

@@ -8,10 +8,7 @@ for; from 0.5 on the window is as long as it may be, one step (`sync.max_grace`)
 
 from configs import micro
 
-EIGHT = {"sync.num_learners": (8,), "train.batch_size": (2,), "train.steps": (270,)}
-
 
 def get_sweep() -> list[dict]:
     """Each gamma."""
-    uneven = {name: (value,) for name, value in micro.UNEVEN.items()}
-    return micro.grid({"sync.gamma": (0.0, 0.1, 0.2, 0.4, 0.8, 0.95)}, EIGHT, uneven)
+    return micro.grid({"sync.gamma": (0.0, 0.1, 0.2, 0.4, 0.8, 0.95)}, micro.UNEVEN_EIGHT)

@@ -10,11 +10,8 @@ for K=8, 51.4 for K=1 without.
 
 from configs import micro
 
-EIGHT = {"sync.num_learners": (8,), "train.batch_size": (2,), "train.steps": (270,)}
-
 
 def get_sweep() -> list[dict]:
     """Each quorum with gamma 0 and 0.8."""
     quorums = {"sync.quorum": (1, 2, 4, 8)}, {"sync.gamma": (0.0, 0.8)}
-    uneven = {name: (value,) for name, value in micro.UNEVEN.items()}
-    return micro.grid(*quorums, EIGHT, uneven)
+    return micro.grid(*quorums, micro.UNEVEN_EIGHT)

@@ -19,8 +19,8 @@ def get_sweep() -> list[dict]:
         {
             **methods.SETTINGS,
             **RATES,
+            EXTRA: extra,  # before the config, which follows from it
             "config": f"configs/scavenging.py:decoupled,{extra},dense",
-            EXTRA: extra,
             "seed": seed,
         }
         for seed in micro.SEEDS

@@ -38,6 +38,9 @@ _PARSERS: dict[type, flags.ArgumentParser] = {
 }
 
 
+_WORDS = {"true": True, "false": False, "none": None}
+
+
 class UsageError(Exception):
     """The command line asks for something impossible; the message is one line."""
 
@@ -141,7 +144,9 @@ def load_config(argument: str) -> ConfigDict:
 
 
 def literal(text: str) -> Any:
-    """The Python value that the text spells, or else the text."""
+    """The Python value that the text spells, also in a flag's way, or else the text."""
+    if text in _WORDS:
+        return _WORDS[text]
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

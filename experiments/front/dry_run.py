@@ -74,7 +74,8 @@ def describe(experiment: Experiment) -> str:
     anchors = _anchors(experiment, layout, meshes[0])
     params = num_parameters(experiment.model)
     length = task.row_tokens
-    tokens = sum(experiment.batch_size(m) for m in range(experiment.sync.num_learners)) * length
+    drawing = 1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners
+    tokens = sum(experiment.batch_size(m) for m in range(drawing)) * length
     flops = task.step_flops(rows)
     shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
     head = [

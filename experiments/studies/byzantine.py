@@ -18,7 +18,7 @@ from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.transfer import Offer
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import Experiment
+from ddiloco.settings.experiment import Experiment, parse, to_json
 from ddiloco.virtual.run import VirtualRun
 
 Arrays = tuple[np.ndarray, ...]
@@ -156,6 +156,7 @@ def without_gates(experiment: Experiment) -> Experiment:
 
 
 def without_the_last(experiment: Experiment) -> Experiment:
-    """The same without its last learner."""
-    sync = experiment.sync
-    return dataclasses.replace(experiment, sync=dataclasses.replace(sync, num_learners=sync.num_learners - 1))
+    """The same without its last learner; raises ConfigError where a setting needs that one."""
+    settings = to_json(experiment)
+    settings["sync"]["num_learners"] -= 1
+    return parse(settings)

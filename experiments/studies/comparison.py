@@ -6,10 +6,9 @@ import dataclasses
 import json
 import pathlib
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import pandas as pd
 
 from experiments.front import cli
 from experiments.front.tables import markdown
@@ -145,15 +144,16 @@ def digest(rows: Sequence[Row]) -> list[dict[str, Any]]:
             entry["time_ratio"] = _ratio(entry["wall_seconds"], seconds[entry["seed"]])
             ratio = _ratio(entry["eval_loss"], losses.get((row.against, entry["seed"])))
             entry["gap"] = None if ratio is None else ratio - 1
-        figures = pd.DataFrame(own)[list(COLUMNS)].astype(float)
-        lost = pd.DataFrame([entry["lost"] for entry in own if entry["lost"]]).fillna(0.0)
+        figures = {name: [e[name] for e in own if e[name] is not None] for name in COLUMNS}
+        lost = [entry["lost"] for entry in own if entry["lost"]]
+        causes = dict.fromkeys(cause for one in lost for cause in one)
         results.append(
             {
                 "label": row.label,
                 "paper": dict(row.paper),
-                "mean": _known(figures.mean()),
-                "std": _known(figures.std()),
-                "lost": _known(lost.mean()),
+                "mean": {name: statistics.fmean(f) if f else None for name, f in figures.items()},
+                "std": {name: statistics.stdev(f) if len(f) > 1 else None for name, f in figures.items()},
+                "lost": {cause: statistics.fmean(one.get(cause, 0.0) for one in lost) for cause in causes},
                 "runs": own,
             }
         )
@@ -174,8 +174,14 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     if len(results) == 1 and "time_ratio" in names:
         names.remove("time_ratio")
     titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(results)}
-    cells = [[row["label"].replace("|", "\\|"), *(cell(row, name) for name in names)] for row in results]
+    cells = [[label_of(row).replace("|", "\\|"), *(cell(row, name) for name in names)] for row in results]
     return markdown(["", *(titles[name] for name in names)], cells, align=True)
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """A row's label, which says so where its figures are not of all seeds."""
+    finished, seeds = sum(run["finished"] for run in row["runs"]), len(row["runs"])
+    return row["label"] if finished == seeds else f"{row['label']} ({finished} of {seeds} seeds)"
 
 
 def cell(row: Mapping[str, Any], name: str) -> str:
@@ -217,7 +223,3 @@ def _entry(seed: int, plan: runs.Planned) -> dict[str, Any]:
 
 def _ratio(ours: float | None, other: float | None) -> float | None:
     return ours / other if ours is not None and other else None
-
-
-def _known(figures: pd.Series) -> dict[str, float | None]:
-    return {name: None if pd.isna(value) else float(value) for name, value in figures.items()}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.figures import colours, dress, figure_at
+from experiments.studies.comparison import label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +72,7 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
         if not mean:
             continue
         width = max(1.8, 4.0 - 0.6 * place)  # of two curves that are one, both are seen
-        axes.plot(*zip(*mean, strict=True), color=colour, lw=width, label=row["label"])
+        axes.plot(*zip(*mean, strict=True), color=colour, lw=width, label=label_of(row))
         begin = mean[0][0] + _SKIPPED * (mean[-1][0] - mean[0][0])
         tops.append(max((height for place, height in mean if place >= begin), default=mean[-1][1]))
     if tops and y == "loss":
@@ -153,7 +154,7 @@ def _mark_paper(axes: Axes, rows: Rows, name: str, scale: float) -> None:
 
 
 def _name_bars(axes: Axes, rows: Rows) -> None:
-    axes.set_yticks(range(len(rows)), [textwrap.fill(row["label"], 30) for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [textwrap.fill(label_of(row), 30) for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     dress(axes, "x")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.front import cli
@@ -22,7 +23,7 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
 
     Raises:
       UsageError: the text is neither a grid nor a file with `get_sweep`, the function knows no such argument,
-        or no point has the baseline's settings.
+        two points are alike, or none has the baseline's settings.
     """
     path = argument.partition(":")[0]
     if not path.endswith(".py") or "=" in path:
@@ -35,7 +36,20 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
     if sweep.baseline and not any(series.is_of(point, sweep.baseline) for point in sweep.points):
         settings = ";".join(f"{name}={value}" for name, value in sweep.baseline.items())
         raise cli.UsageError(f"baseline: no point of the sweep has {settings}")
+    name, count = collections.Counter(map(point_name, sweep.points)).most_common(1)[0]
+    if count > 1:
+        raise cli.UsageError(f"sweep: {count} of its points are {name}")
     return sweep
+
+
+def with_settings(sweep: Sweep, given: Sequence[tuple[str, Any]]) -> Sweep:
+    """The sweep with these settings for all its points; raises UsageError for one in which they differ."""
+    settings = dict(given)
+    for name in settings:
+        if len({str(point.get(name)) for point in sweep.points}) > 1:
+            raise cli.UsageError(f"config.{name}: is set for all points of the sweep, but they differ in it")
+    points = [{name: settings.get(name, value) for name, value in p.items()} for p in sweep.points]
+    return sweep._replace(points=points)
 
 
 def point_name(point: Mapping[str, Any]) -> str:

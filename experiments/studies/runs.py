@@ -77,9 +77,10 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     new = _flat(settings)
     if any(new[budget] is not None for budget in _BUDGETS):  # then the run finds its steps itself
         new["train.steps"] = old["train.steps"]
-    for name, value in new.items():
-        if name not in old or old[name] != value:  # settings of another model are not in old
-            return f"{name} was {old.get(name, 'not there')}, but is {value} now"
+    for name in {**new, **old}:  # another model has other settings
+        was, now = old.get(name, "not there"), new.get(name, "not there")
+        if was != now:
+            return f"{name} was {was}, but is {now} now"
     return None
 
 

@@ -9,8 +9,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 SEED = "seed"
 STEPS = "train.steps"
 Row = Mapping[str, Any]  # a run: its settings, and the figures of its summary
@@ -40,35 +38,37 @@ def axes_of(points: Sequence[Row]) -> Axes:
     return Axes(x, tuple(name for name in kept if name != x))
 
 
-def frame_of(rows: Sequence[Row], axes: Axes, baseline: Row | None = None) -> pd.DataFrame:
-    """A row for each run: settings and figures as they are, None where it has none, and
+def placed(rows: Sequence[Row], axes: Axes, baseline: Row | None, planned: Sequence[Row]) -> list[Row]:
+    """The runs, each with
 
     line, x: its place in the figure; runs that differ in their seed alone share it.
-    gap: by how much of the baseline its held-out loss is above it: 0.02 is 2%.
-    match: with what part of its tokens the baseline has its held-out loss: 0.8 is 80%.
+    gap: by how much of the baseline its held-out loss is above it: 0.02 is 2%; None where that is not known.
+    match: with what part of its tokens the baseline has its held-out loss: 0.8 is 80%; None likewise.
+
+    `planned`: the points of the sweep, also those whose runs have failed: they tell what the baseline has
+    several of.
     """
-    names = dict.fromkeys(name for row in rows for name in row)
-    frame = pd.DataFrame([{name: row.get(name) for name in names} for row in rows], dtype=object)
-    added = {
-        "line": [line_of(row, axes) for row in rows],
-        "x": [number(row.get(axes.x)) for row in rows],
-        "gap": [None] * len(rows),
-        "match": [None] * len(rows),
-    }
+    gaps = matches = [None] * len(rows)
     if baseline:
-        added["gap"] = list(map(_gap, rows, _peers(rows, axes, baseline)))
-        added["match"] = list(map(_match, rows, _peers(rows, axes, baseline, apart=STEPS)))
-    return frame.assign(**{name: pd.Series(column, frame.index, object) for name, column in added.items()})
+        gaps = list(map(_gap, rows, _peers(rows, axes, baseline, planned)))
+        matches = list(map(_match, rows, _peers(rows, axes, baseline, planned, apart=STEPS)))
+    return [
+        {**row, "line": line_of(row, axes), "x": number(row.get(axes.x)), "gap": gap, "match": match}
+        for row, gap, match in zip(rows, gaps, matches, strict=True)
+    ]
 
 
-def points(frame: pd.DataFrame) -> Iterable[tuple[tuple[str, float], pd.DataFrame]]:
-    """The line and place of each point with its runs, in the order of their first runs."""
-    return frame.groupby(["line", frame["x"].astype(float)], sort=False, dropna=False)
+def points(runs: Iterable[Row]) -> dict[tuple[str, float | None], list[Row]]:
+    """The runs of each point by its line and place, in the order of their first runs."""
+    found: dict[tuple[str, float | None], list[Row]] = {}
+    for run in runs:
+        found.setdefault((run["line"], run["x"]), []).append(run)
+    return found
 
 
-def values(runs: pd.DataFrame, name: str) -> list[float]:
+def values(runs: Iterable[Row], name: str) -> list[float]:
     """The figure of each of the runs that has it."""
-    return [value for value in runs[name] if value is not None] if name in runs else []
+    return [run[name] for run in runs if run.get(name) is not None]
 
 
 def line_of(point: Row, axes: Axes) -> str:
@@ -76,7 +76,9 @@ def line_of(point: Row, axes: Axes) -> str:
     known = [name for name in axes.lines if name in point]
     if len(axes.lines) == 1:
         return ", ".join(str(point[name]) for name in known)
-    return ", ".join(f"{name.rpartition('.')[2]}={point[name]}" for name in known)
+    last = [name.rpartition(".")[2] for name in axes.lines]
+    alone = {name: short for name, short in zip(axes.lines, last, strict=True) if last.count(short) == 1}
+    return ", ".join(f"{alone.get(name, name)}={point[name]}" for name in known)
 
 
 def is_of(row: Row, settings: Row) -> bool:
@@ -115,14 +117,17 @@ def _differing(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
     return list(kept)
 
 
-def _peers(rows: Sequence[Row], axes: Axes, baseline: Row, apart: str | None = None) -> list[list[Row]]:
+def _peers(
+    rows: Sequence[Row], axes: Axes, baseline: Row, planned: Sequence[Row], apart: str | None = None
+) -> list[list[Row]]:
     """For each run the baseline's of its seed, and of its settings wherever the baseline's differ.
 
     But not of those that follow from others, as the baseline's own best rate at each size. `apart`: a setting
     in which they may differ from the run.
     """
     references = [row for row in rows if is_of(row, baseline)]
-    several = _differing(references, [name for name in axes.settings if name not in (*baseline, apart)])
+    ways = [name for name in axes.settings if name not in (*baseline, apart)]
+    several = _differing([point for point in planned if is_of(point, baseline)], ways)
 
     def key(row: Row) -> tuple[str, ...]:
         return tuple(_text(row, name) for name in (SEED, *several))

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from experiments.front.tables import markdown
 from experiments.studies import series
 from experiments.studies.grid import Sweep
@@ -42,19 +40,19 @@ def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
     there are several lengths of it, `same loss at` is the part of the tokens with which it has that loss.
     """
     axes = series.axes_of(sweep.points)
-    frame = series.frame_of(rows, axes, sweep.baseline)
-    columns: dict[str, Callable[[pd.DataFrame], str]] = {
-        name: lambda runs, name=name: str(rows[runs.index[0]].get(name, "")) for name in axes.settings
+    rows = series.placed(rows, axes, sweep.baseline, sweep.points)
+    columns: dict[str, Callable[[Sequence[series.Row]], str]] = {
+        name: lambda runs, name=name: str(runs[0].get(name, "")) for name in axes.settings
     }
     columns["runs"] = lambda runs: str(len(runs))
     if sweep.baseline:
         columns["gap"] = lambda runs: _percent(runs, "gap", "+.2f")
-    if any(match != 1 for match in series.values(frame, "match")):
+    if any(match != 1 for match in series.values(rows, "match")):
         columns["same loss at"] = lambda runs: _percent(runs, "match", ".0f")
     for name in COLUMNS:
-        if series.values(frame, name):
+        if series.values(rows, name):
             columns[name] = lambda runs, name=name: _spread(series.values(runs, name))
-    cells = [[show(runs) for show in columns.values()] for _, runs in series.points(frame)]
+    cells = [[show(runs) for show in columns.values()] for runs in series.points(rows).values()]
     return markdown(list(columns), cells)
 
 
@@ -66,7 +64,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
 
 
-def _percent(runs: pd.DataFrame, name: str, form: str) -> str:
+def _percent(runs: Sequence[series.Row], name: str, form: str) -> str:
     return _spread([100 * share for share in series.values(runs, name)], form, "%")
 
 

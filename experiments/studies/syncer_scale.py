@@ -168,7 +168,10 @@ def table(rows: Sequence[Mapping[str, Any]], host: Host) -> str:
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
         raise cli.UsageError("name the JSON file that experiments.bench syncer has written")
-    print(table(json.loads(pathlib.Path(arguments[1]).read_text())["rows"], Host()))
+    path = pathlib.Path(arguments[1])
+    with cli.reaching("file", path):
+        text = path.read_text()
+    print(table(json.loads(text)["rows"], Host()))
     return 0
 
 

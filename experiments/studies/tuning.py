@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.front import cli
 from experiments.front.tables import markdown
+from experiments.studies import runs
 
 Point = tuple[Any, ...]  # a value for each axis
 Places = tuple[int, ...]  # of axes
@@ -104,8 +105,8 @@ def plan_of(argument: str) -> Plan:
         together = tuple(map(list(axes).index, pair)) if set(pair) <= set(axes) else ()
         rows.append(Row(entry["label"], entry["preset"], own, axes, start, entry.get("against"), together))
     labels = [row.label for row in rows]
-    if len(set(labels)) < len(labels):
-        raise cli.UsageError(f"config: {argument}: two rows have one label")
+    if len(set(map(runs.folder_name, labels))) < len(labels):
+        raise cli.UsageError(f"config: {argument}: two rows have one label, or labels too alike")
     for row in rows:
         if row.against not in (None, *labels):
             raise cli.UsageError(f"config: {row.label!r}: is held against {row.against!r}, which is no row")
@@ -122,6 +123,14 @@ def check_free(row: Row, given: Sequence[str]) -> None:
         if name in given or name in row.settings:
             by = "--seeds and --tuning_seeds say which there are" if name == "seed" else "it is tuned"
             raise cli.UsageError(f"config.{name}: is set for {row.label!r}, but {by}")
+
+
+def each_value(row: Row) -> list[Point]:
+    """Where the row's climb begins, and each value of its axes beside the others there."""
+    found = dict.fromkeys([row.start])
+    for place, values in enumerate(row.axes.values()):
+        found |= dict.fromkeys((*row.start[:place], value, *row.start[place + 1 :]) for value in values)
+    return list(found)
 
 
 class Tried(NamedTuple):

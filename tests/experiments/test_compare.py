@@ -237,8 +237,12 @@ def test_the_table_has_ours_beside_the_papers_and_no_empty_column(results):
     titles = ["", "", "held-out loss", "gap", "tokens", "wall seconds", "time ratio", "goodput", ""]
     assert [title.strip() for title in head.split("|")] == titles
     assert "| 20.0 ± 10.0" in first and "| 90.0% ± 0.0%" in first and "| 1,000 ± 0 " in first
-    assert second.startswith("| a\\|b  | 2.0000 ± 1.4142 | +0.00% ± 70.71% |")
+    assert second.startswith("| a\\|b (2 of 3 seeds) | 2.0000 ± 1.4142 | +0.00% ± 70.71% |")
     assert "| 0.700 ± 0.141 (paper 0.62) |" in second and "| 70.0% ± 14.1% |" in second
+
+
+def test_a_row_says_of_how_many_seeds_its_figures_are(results):
+    assert [comparison.label_of(row) for row in results] == ["first", "a|b (2 of 3 seeds)"]
 
 
 def test_a_row_of_its_own_has_no_time_ratio(results):
@@ -334,6 +338,14 @@ def test_a_run_with_a_setting_that_is_gone_does_not_stand_for_this_one(tmp_path)
     )
 
 
+def test_a_run_with_a_setting_of_a_loop_that_is_gone_does_not_stand_for_this_one(tmp_path):
+    settings = to_json(parse(cli.resolve("configs/loop.py", ())))
+    with_one = json.loads(json.dumps(settings))
+    with_one["model"]["settings"]["rows"] = 1
+    left(tmp_path, with_one)
+    assert runs.lacking(tmp_path, settings) == "model.settings.rows was 1, but is not there now"
+
+
 @pytest.mark.parametrize("budget", [("virtual__seconds", 5.0, 6.0), ("train__tokens", 50000, 60000)])
 def test_steps_that_a_budget_set_are_not_compared(tmp_path, budget):
     name, before, after = budget
@@ -364,6 +376,11 @@ def test_overrides_are_taken_off_the_command_line(line, found, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["compare", *line.split()])
     assert cli.take_overrides() == found
     assert not any("config." in argument and ".py" not in argument for argument in sys.argv)
+
+
+def test_a_text_is_a_value_also_as_flags_spell_it():
+    texts = ("true", "false", "none", "None", "3", "(1, 2)", "rda")
+    assert [cli.literal(text) for text in texts] == [True, False, None, None, 3, (1, 2), "rda"]
 
 
 def test_a_resolved_config_is_the_one_that_a_run_gets(config):

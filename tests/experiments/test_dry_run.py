@@ -53,6 +53,12 @@ def test_a_dry_run_tells_the_activated_parameters():
     assert "2,431,104 (9.3 MiB in float32), 809,088 activated by a token\n" in describe(parse(config))
 
 
+def test_a_learner_alone_draws_the_rows_of_one():
+    config = cli.load_config("configs/dense.py:tiny,lone_learner")
+    config.mesh.update(data=-1, fsdp=1)
+    assert "FLOP a learner, 1,024 tokens in all\n" in describe(parse(config))
+
+
 def test_a_decoupled_run_moves_every_fragment_once_an_interval():
     experiment = parse(cli.load_config("configs/dense.py:tiny"))
     layout = assembly_of(experiment).layout

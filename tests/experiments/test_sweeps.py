@@ -80,9 +80,9 @@ def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp
     sweep = grid.load(f"{scaling.__file__}:{part}")
     rows = [row(point, part) for point in sweep.points]
     axes = series.axes_of(sweep.points)
-    frame = series.frame_of(rows, axes, sweep.baseline)
-    assert list(frame["gap"]) == pytest.approx([0.5 * ("decoupled" in line) for line in frame["line"]])
-    sweep_figure.draw(tmp_path / "sweep.png", rows, axes, sweep.baseline)
+    for run in series.placed(rows, axes, sweep.baseline, sweep.points):
+        assert run["gap"] == pytest.approx(0.5 * ("decoupled" in run["line"]))
+    sweep_figure.draw(tmp_path / "sweep.png", rows, sweep)
 
 
 def row(point, part):

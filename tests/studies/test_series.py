@@ -47,17 +47,17 @@ def measured(points, loss):
 
 def test_runs_that_differ_in_their_seed_alone_are_one_group():
     rows = measured(points_of(), lambda p: p["a.x"] + 0.1 * p["seed"])
-    points = list(series.points(series.frame_of(rows, series.axes_of(points_of()))))
-    assert [point for point, _ in points] == [(r, x) for x in (2, 4, 8) for r in "pq"]
-    first = points[0][1]
+    points = series.points(series.placed(rows, series.axes_of(points_of()), None, points_of()))
+    assert list(points) == [(r, x) for x in (2, 4, 8) for r in "pq"]
+    first = points["p", 2]
     assert series.values(first, "eval_loss") == [2.0, 2.1] and series.values(first, "unknown") == []
 
 
 def test_a_gap_is_to_the_baselines_run_of_the_same_seed_and_place():
     rows = measured(points_of(), lambda p: (p["a.x"] + p["seed"]) * (1.05 if p["b.rule"] == "q" else 1.0))
     axes, baseline = series.axes_of(points_of()), {"b.rule": "p"}
-    frame = series.frame_of(rows, axes, baseline)
-    assert list(frame["gap"]) == pytest.approx([0.05 * (line == "q") for line in frame["line"]])
+    for run in series.placed(rows, axes, baseline, points_of()):
+        assert run["gap"] == pytest.approx(0.05 * (run["line"] == "q"))
 
 
 def test_a_baseline_at_one_place_stands_for_all_of_its_seed():
@@ -66,16 +66,29 @@ def test_a_baseline_at_one_place_stands_for_all_of_its_seed():
     rows = measured(
         points, lambda p: 2.0 + p["seed"] if p["kind"] == "base" else (2.0 + p["seed"]) * (1 + p["m"] / 10)
     )
-    frame = series.frame_of(rows, series.axes_of(points), {"kind": "base"})
-    tried = frame[frame["line"] == "tried"]
-    assert list(tried["gap"]) == pytest.approx([m / 10 for m in tried["m"]])
+    runs = series.placed(rows, series.axes_of(points), {"kind": "base"}, points)
+    tried = [run for run in runs if run["line"] == "tried"]
+    assert [run["gap"] for run in tried] == pytest.approx([run["m"] / 10 for run in tried])
+
+
+def test_a_baseline_whose_runs_at_other_places_have_failed_does_not_stand_for_them():
+    points = [{"kind": kind, "m": m, "seed": 0} for kind in ("base", "tried") for m in (1, 2)]
+    rows = measured(points[:1] + points[2:], lambda p: 2.0 / p["m"])
+    runs = series.placed(rows, series.axes_of(points), {"kind": "base"}, points)
+    assert [run["gap"] for run in runs] == [0.0, 0.0, None]
+
+
+def test_settings_that_end_alike_are_named_in_full():
+    points = [{"inner.rate": 0.5, "outer.rate": 1, "outer.rule": r} for r in "pq"]
+    axes = series.Axes(None, ("inner.rate", "outer.rate", "outer.rule"))
+    assert series.line_of(points[0], axes) == "inner.rate=0.5, outer.rate=1, rule=p"
 
 
 def test_a_seed_that_the_baseline_lacks_has_no_gap():
     points = [{"kind": "base", "m": 1, "seed": 0}, *({"kind": "tried", "m": m, "seed": 1} for m in (1, 2))]
     rows = measured(points, lambda p: 2.0)
-    frame = series.frame_of(rows, series.axes_of(points), {"kind": "base"})
-    assert list(frame["gap"]) == [0.0, None, None]
+    runs = series.placed(rows, series.axes_of(points), {"kind": "base"}, points)
+    assert [run["gap"] for run in runs] == [0.0, None, None]
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2))
@@ -107,9 +120,10 @@ def test_without_a_second_seed_or_a_baseline_there_is_one_table():
 @pytest.mark.parametrize("losses", [lambda p: 2.0 / p["a.x"], lambda p: None])
 @pytest.mark.parametrize("axis", ["a.x", None])
 def test_a_figure_is_drawn_with_an_axis_and_without_with_losses_and_without(losses, axis, tmp_path):
-    axes = series.Axes(axis, ("b.rule",) if axis else ("a.x", "b.rule"))
+    points = [{**p, "a.x": p["a.x"] if axis else f"x{p['a.x']}"} for p in points_of()]
+    rows = [{**row, "a.x": p["a.x"]} for row, p in zip(full(points_of(), losses), points, strict=True)]
     for i, baseline in enumerate((None, {"b.rule": "p"})):
-        sweep_figure.draw(tmp_path / f"{i}.png", full(points_of(), losses), axes, baseline)
+        sweep_figure.draw(tmp_path / f"{i}.png", rows, grid.Sweep(points, baseline))
         assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -118,8 +132,8 @@ def test_long_names_of_points_leave_the_figure_its_room(tmp_path, monkeypatch):
     sound = sweep_figure.dress
     monkeypatch.setattr(sweep_figure, "dress", lambda panel: (drawn.append(panel), sound(panel)))
     long = [{**point, "b.rule": "a rule with a long name, " * 3 + point["b.rule"]} for point in points_of()]
-    axes = series.Axes(None, ("a.x", "b.rule"))
-    sweep_figure.draw(tmp_path / "figure.png", full(long, lambda p: 2.0 / p["a.x"]), axes, None)
+    long = [{**point, "a.x": f"x{point['a.x']}"} for point in long]
+    sweep_figure.draw(tmp_path / "figure.png", full(long, lambda p: 2.0), grid.Sweep(long))
     (panel,) = drawn
     assert panel.get_window_extent().width > 3 * panel.figure.dpi, "inches"
 
@@ -154,6 +168,7 @@ def test_a_sweep_file_has_points_an_argument_and_a_baseline(tmp_path):
         ("a", None, "sweep: 'a' is not of the form setting=value,value"),
         (";", None, "sweep: ';' is not of the form setting=value,value"),
         ("nowhere.py", None, "sweep: nowhere.py: no such file"),
+        ("a=1,2,1", None, "sweep: 2 of its points are a=1"),
     ],
 )
 def test_what_is_no_sweep_is_told_in_one_line(text, baseline, told, tmp_path):
@@ -161,6 +176,28 @@ def test_what_is_no_sweep_is_told_in_one_line(text, baseline, told, tmp_path):
     with pytest.raises(cli.UsageError) as caught:
         grid.load(text.replace("FILE", f"{tmp_path}/s.py"), baseline)
     assert told in str(caught.value)
+
+
+def test_a_setting_for_all_points_is_theirs_but_not_one_in_which_they_differ():
+    sweep = grid.load("a=1,2;b=3;config=c.py")
+    assert grid.with_settings(sweep, [("b", "4"), ("d", "5")]).points == [
+        {"a": a, "b": "4", "config": "c.py"} for a in "12"
+    ]
+    with pytest.raises(
+        cli.UsageError, match=r"^config\.a: is set for all points of the sweep, but they differ"
+    ):
+        grid.with_settings(sweep, [("a", "1")])
+
+
+def test_a_point_of_which_one_seed_has_no_baseline_is_drawn(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(sweep_figure, "dress", drawn.append)
+    points = points_of()
+    rows = full(points, lambda p: p["a.x"] * (1.05 if p["b.rule"] == "q" else 1.0))
+    rows = [row for row in rows if (row["b.rule"], row["seed"]) != ("p", 1)]
+    sweep_figure.draw(tmp_path / "figure.png", rows, grid.Sweep(points, {"b.rule": "p"}))
+    heights = [y for line in drawn[1].get_lines() for y in line.get_ydata()]
+    assert sum(height == pytest.approx(5.0) for height in heights) >= 3
 
 
 def test_the_tokens_with_which_the_baseline_has_a_loss_lie_on_its_curve_in_logarithms():
@@ -173,8 +210,8 @@ def test_the_tokens_with_which_the_baseline_has_a_loss_lie_on_its_curve_in_logar
     rows += [row("new", 400, 0, 2**0.5), row("new", 400, 1, 4.0)]
     rows += [row("new", 200, 0, 9.0), row("new", 200, 1, 1.0)]
     axes, baseline = series.Axes("train.steps", ("kind",)), {"kind": "base"}
-    points = series.points(series.frame_of(rows, axes, baseline))
-    found = {point: series.values(runs, "match") for point, runs in points}
+    points = series.points(series.placed(rows, axes, baseline, rows))
+    found = {point: series.values(runs, "match") for point, runs in points.items()}
     assert found["new", 400] == pytest.approx([2**-0.5, 0.5])
     assert found["new", 200] == []  # 9 is above all, and 1 below all of the other seed's
     assert found["base", 200] == pytest.approx([1.0, 1.0])
@@ -188,8 +225,8 @@ def test_the_tokens_are_those_of_a_baseline_with_the_runs_own_model_and_settings
     rows = [row("base", 100, 1, 7, 4.0), row("base", 400, 1, 7, 1.0), row("base", 200, 2, 7, 2.0)]
     rows += [row("base", 200, 1, 9, 2.5), row("new", 400, 1, 7, 2.0), row("new", 400, 2, 7, 2.0)]
     axes = series.Axes("train.steps", ("kind", "rate"))
-    frame = series.frame_of(rows, axes, {"kind": "base"})
-    assert list(frame["match"])[4:] == [pytest.approx(0.5), None]
+    runs = series.placed(rows, axes, {"kind": "base"}, rows)
+    assert [run["match"] for run in runs[4:]] == [pytest.approx(0.5), None]
 
 
 def test_the_table_tells_with_which_tokens_the_baseline_has_the_same_loss_where_it_has_several_lengths():

@@ -156,3 +156,19 @@ def test_tuned_presets_are_points_of_the_grid_that_they_were_found_on():
 def test_a_table_that_there_is_not_is_told():
     with pytest.raises(cli.UsageError, match=r"no preset 'sgd'; there are tiny, .*inner, algorithms"):
         tuning.plan_of("configs/dense.py:sgd")
+
+
+def test_each_value_of_a_row_is_looked_at_before_anything_runs():
+    row = tuning.Row("a", "b", {}, {"rate": (1, 2, 4), "momentum": (0.0, 0.3)}, (2, 0.3), None)
+    assert tuning.each_value(row) == [(2, 0.3), (1, 0.3), (4, 0.3), (2, 0.0)]
+
+
+def test_rows_whose_folders_are_one_are_refused(tmp_path):
+    file = tmp_path / "plan.py"
+    file.write_text(
+        "def get_tuning():\n"
+        "    rows = [{'label': label, 'preset': 'x', 'axes': []} for label in ('a b', 'a?b')]\n"
+        "    return {'rows': rows, 'grid': {}, 'budget': 3, 'choosing': {}}\n"
+    )
+    with pytest.raises(cli.UsageError, match="two rows have one label, or labels too alike"):
+        tuning.plan_of(str(file))

@@ -63,7 +63,6 @@ class Trace:
     durable: Sequence[tuple[float, Sequence[int]]]  # each end of the syncer, and the versions it left
     damage: Sequence[str]  # what was wrong with the durable state at an end of the syncer
     missed: int  # faults whose target was not there
-    storm: float | None  # when the plan of faults began
 
     @property
     def learners(self) -> list[str]:
@@ -102,7 +101,6 @@ def read_trace(workdir: pathlib.Path, faults: pathlib.Path, learners: int) -> Tr
         durable=[(line["time"], line["versions"]) for line in journal if "versions" in line],
         damage=[line["problem"] for line in journal if "problem" in line],
         missed=sum(line["event"] == "missed" for line in journal),
-        storm=next((line["time"] for line in journal if line["event"] == "storm"), None),
     )
 
 

@@ -21,7 +21,7 @@ from ddiloco.outer.codecs import CODECS
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.run.environment import installed
 from ddiloco.run.recipes import ModelRecipe, assembly_of
-from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.experiment import Experiment, task_of, to_json
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training import executable
 from ddiloco.training.chips import Chip
@@ -179,6 +179,7 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
     fits = None if chip is None else peak <= chip.hbm_bytes and not any(p.problem for p in programs)
     return {
         "preset": preset,
+        "settings": to_json(compilation.experiment),
         "topology": topology,
         "chips": compilation.mesh.size,
         "mesh": dict(compilation.mesh.shape),

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddiloco.observe.files import read_json
+from ddiloco.settings.experiment import parse, to_json
+from experiments.front import cli
 from experiments.front.tables import markdown, number
 
 _FOUR = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
@@ -35,15 +38,18 @@ GRID: dict[str, Sequence[str]] = {
 def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """The figures of the whole grid, in its order, each from a process of its own.
 
-    What lies in the folder already is not compiled again; what cannot be compiled is told and left out.
+    What lies in the folder with the preset's settings is not compiled again; what cannot be compiled is told
+    and left out.
     """
     found = []
     for preset, topology in ((preset, one) for preset, slices in GRID.items() for one in slices):
         output = folder / f"{preset}-{topology}.json".replace(":", "-")
-        if not output.exists():
+        model, _, size = preset.partition(":")
+        config = f"configs/{model}.py:{size}"
+        settings = json.loads(json.dumps(to_json(parse(cli.load_config(config)))))
+        if read_json(output).get("settings") != settings:
             tell(f"{preset} on {topology}")
-            model, _, size = preset.partition(":")
-            asked = [f"--config=configs/{model}.py:{size}", f"--topology={topology}", f"--output={output}"]
+            asked = [f"--config={config}", f"--topology={topology}", f"--output={output}"]
             done = subprocess.run(
                 [sys.executable, "-m", "experiments.compile", *asked], capture_output=True, text=True
             )

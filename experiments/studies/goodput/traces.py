@@ -129,6 +129,8 @@ def _rigid(model: FailureModel, slots: Outages) -> Iterable[JobChange]:
 def _faults(events: Sequence[dict], servers: int | None) -> Outages:
     """Of several faults of a node at a time, the node is away until the last has ended."""
     names = {name: i for i, name in enumerate(dict.fromkeys(event["node_id"] for event in events))}
+    if servers is not None and servers < len(names):
+        raise ValueError(f"names {len(names)} servers, more than {servers}")
     seconds = max(event["event_time"] for event in events) * DAY
     open_faults, since = dict.fromkeys(names, 0), dict[str, float]()
     found = []

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
@@ -62,6 +62,12 @@ class _Counted:
     tokens: int = 0
 
 
+class _Update(NamedTuple):
+    version: int
+    came: float
+    kept: int | None  # the step of the offer since which the learner keeps its work; None: it keeps none
+
+
 class _Shadow:
     """A learner's process under the other policy: its steps as recorded, its counters as they then are."""
 
@@ -70,17 +76,18 @@ class _Shadow:
         self.step = step
         self._returned = returned
         self.fragments = [_Counted(version) for version in versions]
-        self.waiting: dict[int, tuple[int, float]] = {}  # by fragment, the newest update and when it came
+        self.waiting: dict[int, _Update] = {}  # by fragment, the newest that has come
+        self.offered: dict[tuple[int, int], _Counted] = {}  # by fragment and step
         self.asked: dict[int, events.OfferAsked] = {}  # by fragment
         self.last: Report | None = None  # as recorded
         self.boundary = -math.inf  # when the last step ended
 
     def reported(self, recorded: Report, now: float) -> Report:
         """The report that it now makes, in place of the recorded one: of a step since the last boundary."""
-        for p, (version, came) in list(self.waiting.items()):
-            if came <= self.boundary:
+        for p, update in list(self.waiting.items()):
+            if update.came <= self.boundary:
                 del self.waiting[p]
-                self.fragments[p] = _Counted(version)
+                self.fragments[p] = self._after(p, update)
         if self._returned:
             self.fragments = [_Counted(c.version, c.steps, c.tokens) for c in recorded.counters]
             self._returned, self.last = False, recorded
@@ -92,6 +99,14 @@ class _Shadow:
         counters = tuple(FragmentCounters(c.version, c.steps, c.tokens) for c in self.fragments)
         return dataclasses.replace(recorded, counters=counters)
 
+    def _after(self, fragment: int, update: _Update) -> _Counted:
+        """What its fragment stands for under the update: what it did since the offer in it, or nothing."""
+        now, offer = self.fragments[fragment], self.offered.get((fragment, update.kept))
+        self.offered = {key: counted for key, counted in self.offered.items() if key[0] != fragment}
+        if offer is None or offer.version != now.version:
+            return _Counted(update.version)
+        return _Counted(update.version, now.steps - offer.steps, now.tokens - offer.tokens)
+
     def offers(self) -> list[tuple[RoundId, _Counted]]:
         """What it was asked for and has to give now; each once."""
         ready = [
@@ -101,9 +116,13 @@ class _Shadow:
             and self.fragments[p].version == asked.version
             and self.fragments[p].steps
         ]
+        given = []
         for asked in ready:
-            del self.asked[asked.round.fragment]
-        return [(asked.round, dataclasses.replace(self.fragments[asked.round.fragment])) for asked in ready]
+            p = asked.round.fragment
+            del self.asked[p]
+            self.offered[p, self.step] = dataclasses.replace(self.fragments[p])
+            given.append((asked.round, self.offered[p, self.step]))
+        return given
 
     def versions(self) -> tuple[int, ...]:
         """Those that it has applied."""
@@ -111,15 +130,13 @@ class _Shadow:
 
 
 def _work(last: Report | None, now: Report) -> tuple[int, int]:
-    """Steps and tokens between two reports of a process."""
-    if last is None or len(last.counters) != len(now.counters):
-        most = max(now.counters, key=lambda c: c.steps)
-        return most.steps, most.tokens
-    rows = []
-    for before, after in zip(last.counters, now.counters, strict=True):
-        same = before.version == after.version
-        rows.append((after.steps - same * before.steps, after.tokens - same * before.tokens))
-    return max(rows)
+    """Steps and tokens between two reports of a process: those of a fragment that no update came to."""
+    if last is not None:
+        for before, after in zip(last.counters, now.counters, strict=False):
+            if before.version == after.version:
+                return after.steps - before.steps, after.tokens - before.tokens
+    most = max(now.counters, key=lambda c: c.steps)
+    return most.steps, most.tokens
 
 
 class WhatIf:
@@ -134,7 +151,7 @@ class WhatIf:
         state: SyncerState | None = None,
     ) -> None:
         """`entries`: of the syncer's tapes in the run, which began from `state`."""
-        self._core = SyncerCore(policy, total_steps, state)
+        self._core, self._policy = SyncerCore(policy, total_steps, state), policy
         self._delays = delays
         self._calendar = Calendar()
         self._shadows: dict[int, tuple[int, _Shadow]] = {}  # by learner, its newest incarnation
@@ -222,7 +239,9 @@ class WhatIf:
         for learner, incarnation in receivers:
             known = self._shadows.get(learner)
             if known is not None and known[0] == incarnation:
-                known[1].waiting[update.fragment] = update.version, self._calendar.now
+                kept = next((g.step for g in update.merged if g.learner == learner), None)
+                kept = kept if self._policy.rebase else None
+                known[1].waiting[update.fragment] = _Update(update.version, self._calendar.now, kept)
 
 
 def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
@@ -313,8 +332,9 @@ def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
     """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
     sync, steps = run.experiment.sync, run.experiment.train.steps
     policy = cli.changed(sync, overrides, "sync")
-    if policy.num_learners != sync.num_learners:
-        raise cli.UsageError("config.sync.num_learners: --what_if cannot change it")
+    for name in ("num_learners", "num_fragments"):
+        if getattr(policy, name) != getattr(sync, name):
+            raise cli.UsageError(f"config.sync.{name}: --what_if cannot change it")
     columns = {
         "recorded": recorded(run.plan),
         "same policy": what_if(run.plan, sync, steps),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from experiments.front.tables import markdown
 
 Entry = Mapping[str, Any]  # of `studies.scaling.study`: a law, the trend of the gap, or a hyperparameter
@@ -49,11 +47,11 @@ def _laws_table(laws: Sequence[Entry]) -> str:
 
 def _losses_table(losses: Sequence[Entry]) -> str:
     """The mean losses, a column for each number of learners."""
-    frame = pd.DataFrame(losses)
-    frame["text"] = [_loss(row) for row in losses]
-    places = frame.pivot(index=["params", "tokens"], columns="learners", values="text").fillna("-")
-    cells = [[f"{n:,}", f"{d:,}", *row] for (n, d), row in zip(places.index, places.values, strict=True)]
-    return markdown(["parameters", "tokens", *map(title, places.columns)], cells)
+    texts = {(row["params"], row["tokens"], row["learners"]): _loss(row) for row in losses}
+    columns = sorted({learners for _, _, learners in texts})
+    places = sorted({(n, d) for n, d, _ in texts})
+    cells = [[f"{n:,}", f"{d:,}", *(texts.get((n, d, m), "-") for m in columns)] for n, d in places]
+    return markdown(["parameters", "tokens", *map(title, columns)], cells)
 
 
 def _loss(row: Entry) -> str:

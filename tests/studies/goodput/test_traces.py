@@ -93,3 +93,12 @@ def test_an_elastic_job_goes_on_and_a_learner_troubles_no_other():
     assert decoupled == pytest.approx(1 - 0.25 * 0.9)
     assert decoupled - 0.02 < elastic < decoupled
     assert uptime == 1.0
+
+
+def test_fewer_servers_than_the_file_names_are_refused(tmp_path):
+    path = tmp_path / "faults.json"
+    path.write_text(
+        json.dumps([{"node_id": n, "event_time": 1.0, "event_type": "fault_start"} for n in "ab"])
+    )
+    with pytest.raises(ValueError, match="names 2 servers, more than 1"):
+        read_outages(path, servers=1)

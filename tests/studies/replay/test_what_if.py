@@ -45,6 +45,16 @@ def test_under_the_policy_of_the_run_it_comes_to_nearly_the_same(quorum_of_one):
     assert again.tokens == pytest.approx(was.tokens, rel=0.15)
 
 
+def test_work_that_learners_keep_after_an_update_is_counted_once(tmp_path):
+    policy = dataclasses.replace(POLICY, rebase=True)
+    plan = plan_of(tmp_path, policy)
+    was, again = recorded(plan), what_if(plan, policy, STEPS)
+    assert again.merged == pytest.approx(was.merged, rel=0.15)
+    assert again.tokens == pytest.approx(was.tokens, rel=0.05)
+    overwritten = what_if(plan, POLICY, STEPS)
+    assert overwritten.tokens < again.tokens
+
+
 def test_a_quorum_of_all_merges_all_and_waits_longer(quorum_of_one):
     would = what_if(quorum_of_one, dataclasses.replace(POLICY, quorum=3), STEPS)
     assert would.contributions == 3.0

@@ -237,10 +237,6 @@ def test_settings_say_who_must_share_them():
             "config.snapshot.timeout: is 60, but must be above sync.silence_timeout, 60: a snapshot leaves",
         ),
         (
-            {"driver": "remote", "train.min_step_seconds": (1.0, 40.0, 1.0, 1.0)},
-            "config.sync.resend_timeout: is 30, but must be above train.min_step_seconds, 40: an",
-        ),
-        (
             {"train.batch_sizes": (1, 2)},
             "config.train.batch_sizes: has 2 entries, but",
         ),

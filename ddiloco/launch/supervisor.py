@@ -48,6 +48,7 @@ class Role:
     process: BaseProcess | None = None
     stdin: Connection | None = None  # of a spare: the writing end
     failures: int = 0  # in a row
+    steady: bool = False  # whether a process of it has once lived for so long that its settings do
     started_at: float = 0.0
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
     assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
@@ -149,9 +150,9 @@ class Supervisor:
         code = role.process.exitcode
         if code is None:
             if now - role.started_at > STEADY_SECONDS:
-                role.failures = 0
+                role.failures, role.steady = 0, True
             return
-        if code in (0, USAGE_ERROR) or role.failures > self._config.restarts:
+        if code == 0 or _refused(role) or role.failures > self._config.restarts:
             return
         role.failures += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -238,8 +239,8 @@ class Supervisor:
 
 
 def _refused(role: Role) -> bool:
-    """Whether it has ended as it would again."""
-    return role.over and role.process.exitcode == USAGE_ERROR
+    """Whether it has ended as it would again; not where a disk or a network refused a later start."""
+    return role.over and role.process.exitcode == USAGE_ERROR and not role.steady
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:

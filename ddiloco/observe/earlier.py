@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import json
 import math
 import pathlib
 from typing import Any
@@ -11,6 +13,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import read_json, read_values
 from ddiloco.observe.records import Evaluated, LearnerDied, Noted, Record, StateChanged, StepDone
+from ddiloco.observe.scalars import as_json
 from ddiloco.observe.tally import COUNTS, Tally
 
 Key = tuple[Any, ...]
@@ -22,8 +25,9 @@ def key_of(record: Record) -> Key | None:
     match record:
         case StepDone(learner, step, time):
             return learner, step, time
-        case Noted("round", values, time):
-            return "round", values.get("fragment"), values.get("version"), time
+        case Noted("round", values):  # after a rollback a version may be made again, of other work
+            work = json.dumps(as_json(values.get("contributions")))
+            return "round", values.get("fragment"), values.get("version"), work
     return None
 
 
@@ -45,8 +49,9 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
                 learner = int(path.parent.name)
                 counts = "loss" in line and not line.get("skipped")
                 loss = {"loss": _number(line["loss"])} if counts else {}
-                last.append(StepDone(learner, line["step"], line["time"], line["tokens"], loss))
-                tally.step_done(last[-1])
+                step = StepDone(learner, line["step"], line["time"], line["tokens"], loss)
+                tally.step_done(step)
+                last.append(dataclasses.replace(step, time=line.get("own_time", step.time)))
             known.update(map(key_of, last))
     moments, rounds = [], collections.deque[Noted](maxlen=_LAST)
     for line in read_values(workdir / "states.jsonl"):  # after the steps, at which figures mark them

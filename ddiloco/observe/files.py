@@ -144,10 +144,11 @@ class GrowingFiles:
         if at_once:
             self._try(GrowingFile.flush, name)
 
-    def flush(self) -> None:
-        """Writes what is pending; what the disk refuses is tried again at the next flush."""
+    def flush(self) -> bool:
+        """Writes what is pending; what the disk refuses is tried again at the next flush. Whether all is."""
         for name in list(self._files):  # an alarm may add a file
             self._try(GrowingFile.flush, name)
+        return not any(file.pending for file in self._files.values())
 
     def close(self) -> None:
         """Flushes and closes all files."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.config import ConfigError
-from ddiloco.observe.records import StepDone
+from ddiloco.goodput.accounting import State
+from ddiloco.observe.records import StateChanged, StepDone
 
 SLOWEST = 10.0  # times the longest step so far, which the protocol tolerates too
 SHORTEST = 600.0  # seconds without a step that mean nothing yet
@@ -18,14 +19,13 @@ SHORTEST = 600.0  # seconds without a step that mean nothing yet
 class Health:
     """What is known of this process's health.
 
-    It is ready once it has been said to be, and lives unless a learner that has stepped takes no further step
-    for ten minutes and for ten times its longest step: then its devices hang, and only a restart helps.
+    It is ready once it has been said to be, and lives unless a learner in the middle of its steps takes no
+    further one for ten minutes and for ten times its longest: then its devices hang; only a restart helps.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds that never jump."""
         self.ready = threading.Event()
-        self.waits = False  # a learner that waits for the syncer does not hang
         self._clock = clock
         self._stepped_at: float | None = None
         self._longest = 0.0
@@ -41,6 +41,9 @@ class Health:
                     self._longest = max(self._longest, now - self._stepped_at)
                 self._stepped_at = now
                 self.ready.set()
+            elif isinstance(one, StateChanged):  # who waits for the syncer does not hang
+                goes_on = one.state is State.STEPPING and self._longest
+                self._stepped_at = self._clock() if goes_on else None
 
         return watch
 
@@ -50,7 +53,7 @@ class Health:
 
     def hanging(self) -> float | None:
         """Seconds since the last step if they are too many; None: all is well."""
-        if self._stepped_at is None or self.waits:
+        if self._stepped_at is None:
             return None
         waited = self._clock() - self._stepped_at
         return waited if waited > max(SHORTEST, SLOWEST * self._longest) else None

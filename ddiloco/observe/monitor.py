@@ -161,14 +161,14 @@ class Monitor:
         self._end()
 
     def _take(self, record: Record) -> None:
-        record = self._in_time(record)
-        if key_of(record) in self._told:
+        sent, record = record, self._in_time(record)
+        if key_of(sent) in self._told:
             return
         if not isinstance(record, Transferred | Flush | Stop):
             self._tally.seen(record.time)
         match record:
             case StepDone():
-                self._step_done(record)
+                self._step_done(record, sent.time)
             case StateChanged():
                 self._tally.state_changed(record)
                 self._lines.state(record)
@@ -199,20 +199,14 @@ class Monitor:
             self._alarms.raise_once(f"clock of {whose}", f"the clock of {whose} is wrong: {record.time:.0f}")
         return dataclasses.replace(record, time=time)
 
-    def _step_done(self, record: StepDone) -> None:
-        self._lines.step(record)
+    def _step_done(self, record: StepDone, own_time: float) -> None:
+        self._lines.step(record, own_time)
         loss = self._tally.step_done(record)
         self._metrics.step(record)
         if loss is not None and not math.isfinite(loss):
             self._alarms.raise_once(
                 f"loss of {record.learner}",
                 f"learner {record.learner}: the loss is {loss} at step {record.step}",
-            )
-        if self._tally.steps_too_long(record.learner):
-            limit = f"{self._tally.info.resend_timeout:g} s of sync.resend_timeout"
-            self._alarms.raise_once(
-                f"long steps of {record.learner}",
-                f"learner {record.learner}: its steps take longer than the {limit}: it gets updates twice",
             )
 
     def _look_for_left_out(self) -> None:
@@ -272,12 +266,13 @@ class Monitor:
         return latest if math.isfinite(latest) else 0.0
 
     def _flush(self) -> None:
-        self._files.flush()
-        asked, self._flushes = self._flushes, []
-        if any(flush.summary for flush in asked):
+        written = self._files.flush()
+        if any(flush.summary for flush in self._flushes):
             self._write_summary()
-        for flush in asked:
-            flush.done()
+        for flush in self._flushes:
+            if written or flush.summary:  # else who waits would forget what is nowhere else
+                flush.done()
+        self._flushes = [] if written else [flush for flush in self._flushes if not flush.summary]
 
     def _write_summary(self) -> None:
         summary = summarize(self._tally, self._now(), self._alarms.sentences)

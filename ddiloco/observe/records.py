@@ -7,7 +7,6 @@ scalars that are complete; only the monitor's thread turns them into floats.
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -127,7 +126,7 @@ def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> 
         f"learner {learner}, step {step}: {', '.join(devices)} gave other bits as the step was taken again: "
         "silent data corruption"
     )
-    values = {"learner": learner, "step": step, "devices": list(devices)}
+    values = {"learner": learner, "step": step, "devices": ", ".join(devices)}
     return [Alarm(sentence, time), Noted("sdc", values, time)]
 
 
@@ -151,4 +150,3 @@ class RunInfo:
     total_steps: int
     seed: int
     chips_by_learner: Mapping[int, int]  # of all that it may have
-    resend_timeout: float = math.inf  # seconds after which an update that does not show is sent again

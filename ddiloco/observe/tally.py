@@ -34,9 +34,6 @@ _COUNTED = {
 SETTLED = 4
 """Rounds of each fragment before learners are compared by what of their work is merged."""
 
-LONG_STEPS = 3
-"""In a row, which are no hang but the pace of a learner."""
-
 MOST_REASONS = 200  # that are counted each by itself
 MOST_FAILURES = 50  # deaths whose tracebacks are kept
 OTHERS = "others"
@@ -116,8 +113,6 @@ class Tally:
         self._recent: collections.deque[float] = collections.deque(maxlen=10 * info.num_learners)
         self._clocks: dict[int, int] = {}
         self._last_change: dict[int, float] = {}
-        self._stepped_at: dict[int, float] = {}
-        self._long_steps: collections.Counter[int] = collections.Counter()  # by learner, in a row
 
     @property
     def tokens(self) -> int:
@@ -151,10 +146,6 @@ class Tally:
         late = {m for m, steps in self.steps_by_learner.items() if 4 * steps < longest}  # not there for long
         return {m: share for m, share in shares.items() if share < median / 2 and m not in late}
 
-    def steps_too_long(self, learner: int) -> bool:
-        """Whether its last steps all took longer than an update may take to show before it is sent again."""
-        return self._long_steps[learner] >= LONG_STEPS
-
     @property
     def recent_loss(self) -> float | None:
         """The mean of about ten last losses of each learner; the last loss itself if it is not finite."""
@@ -179,9 +170,6 @@ class Tally:
         learner = record.learner
         self.step = max(self.step, min(record.step, self.info.total_steps))
         self._clocks[learner] = record.step
-        long = record.time - self._stepped_at.get(learner, record.time) > self.info.resend_timeout
-        self._long_steps[learner] = self._long_steps[learner] + 1 if long else 0
-        self._stepped_at[learner] = record.time
         self.steps_by_learner[learner] = self.steps_by_learner.get(learner, 0) + 1
         self.tokens_by_learner[learner] = self.tokens_by_learner.get(learner, 0) + record.tokens
         self.performance.setdefault(learner, Performance()).add(record.metrics)

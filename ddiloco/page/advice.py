@@ -310,7 +310,6 @@ RULES: Sequence[Rule] = (
 
 _REMEDIES = (
     (r"the loss is", "Restart that learner; if it comes again, look at its data, devices and learning rate."),
-    (r"sync\.resend_timeout", "Raise config.sync.resend_timeout above the time of a step, at all ends."),
     (r"of its work is merged", "Its link is thin, or it is late: see the advice at the top."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),
     (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is large for the link."),

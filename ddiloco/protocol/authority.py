@@ -210,6 +210,10 @@ class Authority:
             self._not_yet.clear()
             out.append(news.AllPresent())
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
+            if now > m.heard_at + self.policy.silence_timeout + self.policy.heartbeat:
+                # This process stood still itself: what they said meanwhile may wait behind this event.
+                m.heard_at = now - self.policy.silence_timeout + 1.5 * self.policy.heartbeat
+                continue
             heapq.heappop(self._quiet)
             self.members.move(m, State.SILENT)
             m.reported_at = None  # the pause is no step time

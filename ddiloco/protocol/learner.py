@@ -104,6 +104,11 @@ class LearnerCore:
         return tuple(fragment.version for fragment in self._fragments)
 
     @property
+    def lineages(self) -> tuple[int, ...]:
+        """Which start of the syncer made each of these versions."""
+        return tuple(fragment.lineage for fragment in self._fragments)
+
+    @property
     def vector_clock(self) -> VectorClock:
         """What the learner's state follows from, including steps that the devices still work on."""
         versions = {p: version for p, version in enumerate(self.versions) if version}
@@ -178,7 +183,7 @@ class LearnerCore:
         self._welcome, self._welcome_step = {}, 0
         self._started = collections.deque(_StartedStep(None, ()) for _ in self._started)
         self._asked.clear()
-        self._last = None
+        self._last = self._report()  # for the signs of life of its first step
         return [actions.AdoptAll(self.clock, self.versions)]
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
@@ -199,7 +204,8 @@ class LearnerCore:
         self._welcome, self._welcome_step = {}, 0
         self._started = collections.deque(self._renumbered(step) for step in self._started)
         self._asked.clear()
-        self._last = None
+        if self._last is not None:
+            self._last = dataclasses.replace(self._last, incarnation=self.incarnation, adopted=False)
         return [self._join()]
 
     def _heartbeat(self) -> list[actions.LearnerAction]:
@@ -213,9 +219,8 @@ class LearnerCore:
         if not self.recovered:
             return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation))
         finished = max(self._reported_step, self._joined_step)  # not the step that is under way
-        lineages = tuple(fragment.lineage for fragment in self._fragments)
-        returns = events.LearnerJoined(self.learner, self.incarnation, finished, self.versions, lineages)
-        return actions.TellSyncer(returns)
+        held = self.versions, self.lineages
+        return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation, finished, *held))
 
     def _renumbered(self, step: _StartedStep) -> _StartedStep:
         """The step under the new number, without offers: nobody has asked for them under it."""

@@ -162,8 +162,10 @@ class Membership:
     def admit(self, member: Member) -> Member:
         """Puts a new incarnation, not live yet, in the place of the learner's older one; returns it."""
         old = self._members.get(member.learner)
-        if old is not None and old.state is State.LIVE:
-            self.move(old, State.GONE)
+        if old is not None:
+            member.welcome_seconds = old.welcome_seconds
+            if old.state is State.LIVE:
+                self.move(old, State.GONE)
         self._members[member.learner] = member
         return member
 

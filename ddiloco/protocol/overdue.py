@@ -42,4 +42,9 @@ class Overdue:
         """The rounds and learners whose offers are to be given up now."""
         while (first := self.next(rounds)) is not None and now >= first:
             _, which, learner = heapq.heappop(self._deadlines)
-            yield rounds[which.fragment], learner
+            if now > first + self._timeout / 4:  # this process stood still itself, and offers may have come
+                asked = rounds[which.fragment].owed[learner]
+                asked.expires = now + self._timeout / 4
+                heapq.heappush(self._deadlines, (asked.expires, which, learner))
+            else:
+                yield rounds[which.fragment], learner

@@ -165,7 +165,8 @@ class Part:
         members = self._members
         match message:
             case news.Admitted(learner, incarnation):
-                members.admit(Member(learner, incarnation, heard_at=now))
+                if members.current(learner, incarnation) is None:
+                    members.admit(Member(learner, incarnation, heard_at=now))
             case news.Begun(learner, incarnation, step, versions):
                 m = members.current(learner, incarnation) or members.admit(Member(learner, incarnation, now))
                 members.begin(m, step, versions)

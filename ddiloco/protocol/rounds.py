@@ -94,7 +94,8 @@ class Rounds:
                 return [self._updates.welcome(learner, incarnation)]
             case news.Begun(learner, versions=held):
                 m = self._comes(learner)
-                m.welcome_seconds = 0.0 if m.admitted_at is None else now - m.admitted_at
+                if m.admitted_at is not None:
+                    m.welcome_seconds = now - m.admitted_at
                 return [*self._updates.bring_up_to_date(m, held, now)]
             case news.Returned(learner):
                 self._comes(learner)

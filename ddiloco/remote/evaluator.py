@@ -144,7 +144,10 @@ class EvaluatorProcess:
         if durable.run != self._run:
             self._model.forget()
             self._run, self._evaluations = durable.run, None
+        before = self._model.step
         self._model.refresh(durable)
+        if self._model.step < before:  # the run was rolled back
+            self._evaluations = None
 
     def _score_if_due(self) -> None:
         step, e = self._model.step, self._experiment

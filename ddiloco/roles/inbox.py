@@ -11,7 +11,10 @@ from ddiloco.roles.exchange import Delivery, EventDelivery
 
 
 class Inbox:
-    """Deliveries in order; a newer update of a fragment replaces one that still waits."""
+    """Deliveries in order; a newer update of a fragment replaces one that still waits.
+
+    Over several connections an older one may come later; it waits too, and the core drops it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,8 +27,10 @@ class Inbox:
         fragment = _updated(delivery)
         if fragment is not None:
             with self._lock:
-                self._newest.get(fragment, []).clear()
-                self._newest[fragment] = held
+                waiting = self._newest.get(fragment, [])
+                if not waiting or waiting[0].event.version < delivery.event.version:
+                    waiting.clear()
+                    self._newest[fragment] = held
         self._waiting.put(held)
 
     def get(self, timeout: float | None = None) -> Delivery:
@@ -37,7 +42,7 @@ class Inbox:
             with self._lock:
                 if held:
                     fragment = _updated(held[0])
-                    if fragment is not None:
+                    if fragment is not None and self._newest.get(fragment) is held:
                         del self._newest[fragment]
                     return held[0]
 

@@ -198,8 +198,8 @@ class LearnerWorker:
         started, slowest = time.monotonic(), self._equipment.min_step_seconds
         self._start_step()
         self._idle(started + slowest)
-        self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1)
-        self._longest_step = max(self._longest_step, time.monotonic() - started)
+        if self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1):
+            self._longest_step = max(self._longest_step, time.monotonic() - started)
 
     def _start_step(self) -> None:
         clock = self.core.clock
@@ -217,8 +217,12 @@ class LearnerWorker:
             self._take_deliveries(min(seconds, self._quiet_seconds()))
             self._beat()
 
-    def _finish_steps(self, leave: int) -> None:
-        """Waits until the devices have at most `leave` steps left, and reports those that are complete."""
+    def _finish_steps(self, leave: int) -> bool:
+        """Waits until the devices have at most `leave` steps left, and reports those that are complete.
+
+        Whether there were any.
+        """
+        before = len(self._in_flight)
         while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].complete):
             step = self._in_flight[0]
             if not step.complete:
@@ -229,10 +233,11 @@ class LearnerWorker:
             metrics = {**step.metrics, **self._meter.finished(step.data_wait)}
             self._record(records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, metrics))
             self._handle(events.StepFinished())
+        return len(self._in_flight) < before
 
     def _patiently(self, call: Callable[[], Result]) -> Result:
         """The result of a call that may wait for the devices, with heartbeats meanwhile."""
-        hangs_at = time.monotonic() + HANGS * self._longest_step
+        hangs_at = time.monotonic() + HANGS * (self._longest_step or self.core.policy.silence_timeout)
         return self._devices.wait(call, self._quiet_seconds, lambda: self._beat(hangs_at))
 
     def _tell(self, event: events.SyncerEvent) -> None:
@@ -315,6 +320,8 @@ class LearnerWorker:
             case actions.Leave(reason=reason):
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
             case actions.AdoptAll(step=step, versions=versions):
+                if self._timeline is State.STEPPING:  # whoever waits for an inner state takes no step
+                    self._enter(State.RECONFIGURING)
                 inner = self._recovery.inner_state(versions) if self._recovery is not None else None
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)

@@ -315,5 +315,4 @@ def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
         total_steps=experiment.train.steps,
         seed=experiment.seed,
         chips_by_learner=chips,
-        resend_timeout=experiment.sync.resend_timeout,
     )

@@ -62,6 +62,10 @@ def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     if (workdir / _SNAPSHOTS).exists():
         previous.mkdir(parents=True, exist_ok=True)
         shutil.move(workdir / _SNAPSHOTS, previous / _SNAPSHOTS)
+    # Learners that live have seen the numbers so far, and would take a lower one for one of those.
+    numbers = [path.name for path in (workdir / "previous").glob(f"*/{_SNAPSHOTS}/[0-9]*")]
+    if numbers:
+        (workdir / _SNAPSHOTS / max(numbers, key=int)).mkdir(parents=True, exist_ok=True)
     made.rename(folder)
     return RolledBack(newest, versions, previous)
 

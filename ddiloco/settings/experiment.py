@@ -255,8 +255,8 @@ class Experiment:
 
     def _problems_of_timeouts(self) -> Iterator[str]:
         """Which waits of processes end before what they wait for can have come."""
-        silence, resend = self.sync.silence_timeout, self.sync.resend_timeout
-        backoff, snapshot = self.remote.longest_backoff, self.snapshot.timeout
+        silence, backoff = self.sync.silence_timeout, self.remote.longest_backoff
+        snapshot = self.snapshot.timeout
         known = f"sync.silence_timeout, {silence:g}"
         if backoff >= silence:
             why = "a learner that lost its connection would be silent before it tries again"
@@ -264,11 +264,6 @@ class Experiment:
         if self.snapshot.every and snapshot <= silence:
             why = "a snapshot leaves out a learner that hangs once it is silent"
             yield f"snapshot.timeout: is {snapshot:g}, but must be above {known}: {why}"
-        longest = max(self.train.min_step_seconds, default=0.0)
-        if resend <= longest:
-            why = "an update shows in a report after a step, and would always be sent again before"
-            known = f"train.min_step_seconds, {longest:g}"
-            yield f"sync.resend_timeout: is {resend:g}, but must be above {known}: {why}"
 
     def _problems_of_a_loop(self) -> Iterator[str]:
         """What needs rows and tokens, which only the loop itself knows."""

@@ -207,7 +207,6 @@ class _Process:
         if profiled and workdir is None:
             raise cli.UsageError("profile: needs --workdir, where the trace goes")
         profile = roles.profile(profiled, workdir)
-        self.health.waits = self.experiment.sync.max_run_ahead is not None
         watches = [self.health] if profile is None else [self.health, profile]
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
         failure = process.run(

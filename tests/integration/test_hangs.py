@@ -86,7 +86,6 @@ def test_hangs_a_successor_and_a_liar_stop_nobody_and_change_nothing_that_was_co
         "fragment cut short",
         "chunk of another size",
         "another fragment",
-        "offer without a deadline",
     )
     assert not {f"wire: {reason}" for reason in (*told, *sent)} - drops.keys()
     assert drops["stale fragment"] >= 2 and drops["wire: unawaited fragment"] >= 1

@@ -121,6 +121,7 @@ def test_learners_find_the_syncer_at_its_service():
     assert (
         environment(learner_container(0))[f"{PREFIX}SYNCER"] == f"{found['metadata']['name']}:{port['port']}"
     )
+    assert found["spec"]["publishNotReadyAddresses"], "an evaluator that fails cuts nobody off"
     pod = syncer["spec"]["template"]
     assert found["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     named = {p["name"]: p["containerPort"] for p in pod["spec"]["containers"][0]["ports"]}

@@ -91,7 +91,7 @@ def test_hosts_of_a_learner_are_told_who_they_are(commands, written, tmp_path):
     assert learner(commands, written(processes=2), tmp_path)[0] == 0
     given = commands.environment("python")
     assert (given["DDILOCO_PROCESS"], given["DDILOCO_PROCESSES"]) == ("1", "2")
-    assert given["DDILOCO_COORDINATOR"] == "node1:7076"  # each learner has two ports
+    assert given["DDILOCO_COORDINATOR"] == "node1:7086"  # each learner has two ports, after those of parts
 
 
 @pytest.mark.parametrize(("code", "again"), [(0, False), (2, False), (1, True), (143, True), (137, True)])

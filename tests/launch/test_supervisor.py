@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from ddiloco.launch import supervisor
 from ddiloco.launch.supervisor import (
     Role,
     Supervisor,
@@ -190,6 +191,19 @@ def test_a_learner_that_was_refused_ends_the_run_as_a_usage_error(run):
     assert len(it.starts("learner 1")) == 1
 
 
+def test_a_learner_that_was_steady_and_cannot_start_again_is_given_up_alone(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.2)
+    refused = f"sys.exit(2) if os.path.exists({str(tmp_path / 'no.data')!r}) else signal.pause()"
+    it = run(ENDS_AT_THE_WORD, STANDS, refused)
+    until(lambda: it.supervisor._learners[1].steady)
+    (tmp_path / "no.data").touch()
+    it.kill("learner 1")
+    until(lambda: it.told and it.told[-1].endswith("is given up"))
+    assert len(it.starts("learner 1")) == 1 + CONFIG.restarts
+    assert len(it.starts("learner 0")) == len(it.starts("syncer")) == 1
+    assert alive(int(it.starts("learner 0")[-1][0]))
+
+
 def test_learners_that_die_again_and_again_are_given_up(run):
     it = run(ENDS_AT_THE_WORD, "sys.exit(1)")
     assert it.end() == 1
@@ -311,7 +325,7 @@ def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
 
 def test_a_syncer_that_is_dead_when_the_run_is_stopped_has_saved_nothing(run):
     it = run("os.kill(os.getpid(), signal.SIGKILL)", STANDS)
-    until(lambda: it.told, "the syncer's death")
+    until(lambda: it.told and it.starts("learner 0"), "the syncer's death")
     it.stop.set()
     it.kill("learner 0")  # which nobody tells that the run is over
     assert it.end() == 1

@@ -98,9 +98,9 @@ MUTANTS = (
         (*WIRE, "integration/test_hangs.py"),
     ),
     Mutant(
-        "server: a push without a deadline is taken",
-        "if left is None or left > most:",
-        "if left is None:",
+        "server: an offer may take for ever",
+        "wire.ended_after(most, context.cancel)",
+        "wire.ended_after(1e6, context.cancel)",
         (*WIRE, "remote/test_half_sent.py", "integration/test_hangs.py"),
     ),
     Mutant(

@@ -1,5 +1,6 @@
 """A run whose syncer died: what the next one writes counts from the beginning of the run."""
 
+import dataclasses
 import json
 import math
 import threading
@@ -111,6 +112,17 @@ def test_what_a_process_had_written_and_not_confirmed_counts_once_though_it_is_s
     for name in ("learners/0/steps.jsonl", "learners/1/steps.jsonl", "rounds.jsonl"):
         lines = (tmp_path / "parts" / name).read_text().splitlines()
         assert len(lines) == len(set(lines))
+
+
+def test_a_step_by_a_clock_that_is_ahead_counts_once_though_it_is_sent_again(tmp_path):
+    begun = StateChanged(0, State.STEPPING, 100.0)
+    ahead = [dataclasses.replace(one, time=one.time + 60.0) for one in steps(0, 1, 3, 101.0)]
+    for resume in (False, True):
+        one = Monitor(tmp_path, INFO, log_every=1, clock=lambda: 110.0, resume=resume)
+        for record in (begun, *ahead):
+            one.queue.put(record)
+        summary = one.stop()
+    assert (summary["inner_steps"], summary["tokens"]["0"]) == ({"0": 3, "1": 0}, 30)
 
 
 def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path):

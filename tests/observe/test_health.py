@@ -6,8 +6,9 @@ import urllib.request
 import pytest
 
 from ddiloco.config import ConfigError
+from ddiloco.goodput.accounting import State
 from ddiloco.observe.health import SHORTEST, Health, serve
-from ddiloco.observe.records import StepDone
+from ddiloco.observe.records import StateChanged, StepDone
 
 
 def ask(server, path):
@@ -61,11 +62,20 @@ def test_a_learner_that_compiles_lives(served):
     assert health.hanging() is None
 
 
-def test_a_learner_that_may_wait_for_the_syncer_does_not_hang(served):
+@pytest.mark.parametrize("state", [State.FINISHED, State.WAITING_FOR_PEERS])
+def test_a_learner_that_waits_for_the_syncer_does_not_hang(served, state):
     health, _, now = served
-    health.watching(lambda one: None)(StepDone(learner=0, step=1, time=0.0, tokens=1, metrics={}))
-    health.waits, now[0] = True, 100 * SHORTEST
+    record = health.watching(lambda one: None)
+    for step in (1, 2):
+        now[0] = float(step)
+        record(StepDone(learner=0, step=step, time=now[0], tokens=1, metrics={}))
+    record(StateChanged(0, state, 2.0))
+    now[0] = 100 * SHORTEST
     assert health.hanging() is None
+    record(StateChanged(0, State.STEPPING, now[0]))
+    assert health.hanging() is None
+    now[0] += SHORTEST + 1.0
+    assert health.hanging() == SHORTEST + 1.0, "it does not wait any more"
 
 
 def test_other_questions_are_not_answered(served):

@@ -182,16 +182,6 @@ def test_nan_becomes_null_and_one_alarm_for_each_learner(make, tmp_path, capsys)
     assert "NaN" not in text and "Infinity" not in text
 
 
-def test_steps_that_are_longer_than_an_update_is_waited_for_are_one_alarm_that_names_the_setting(make):
-    monitor = make(resend_timeout=30.0)
-    put(monitor, StateChanged(0, State.STEPPING, 0.0))
-    hang = [0.0, 1.0, 90.0, 91.0, 92.0]
-    put(monitor, *(step(0, n, at) for n, at in enumerate(hang, 1)))
-    put(monitor, *(step(1, n, 31.0 * n) for n in range(1, 7)))
-    told = "its steps take longer than the 30 s of sync.resend_timeout: it gets updates twice"
-    assert monitor.stop()["alarms"] == [f"learner 1: {told}"]
-
-
 def test_an_alarm_of_the_run_is_told_once_and_kept_in_order(make, capsys):
     monitor = make()
     put(monitor, *(Alarm(sentence, 1.0) for sentence in ("one trouble", "another", "one trouble")))
@@ -241,12 +231,15 @@ def test_steps_are_complete_once_a_full_disk_has_room_again(make, tmp_path, monk
     folder = tmp_path / "run/learners/0"
     folder.parent.mkdir(parents=True)
     folder.write_text("in the way")
-    monitor = make()
+    monitor, confirmed, answered = make(), threading.Event(), threading.Event()
     monitor.start()
     put(monitor, *(step(0, number) for number in range(1, 10)))
-    wait_until(lambda: monitor._alarms.sentences)
+    put(monitor, Flush(confirmed.set), Flush(answered.set, summary=True))
+    wait_until(lambda: monitor._alarms.sentences and answered.is_set())
+    assert not confirmed.is_set(), "whoever sent these steps must keep them"
     folder.unlink()
     put(monitor, step(0, 10))
+    wait_until(confirmed.is_set)
     summary = monitor.stop()
     assert [line["step"] for line in lines(tmp_path / "run", 0)] == list(range(1, 11))
     assert len(summary["alarms"]) == 1

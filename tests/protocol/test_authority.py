@@ -76,8 +76,19 @@ def test_a_silent_learner_is_not_taken_for_slow():
 def test_a_done_learner_is_not_silent():
     desk = Desk(total_steps=4, learners=2, num_fragments=1, interval=4, silence_timeout=5.0)
     desk.report(0, 4, at=1.0)
-    assert records(desk.tell(events.Timeout(), at=100.0), "learner_silent") == [{"learner": 1}]
+    assert records(desk.tell(events.Timeout(), at=6.0), "learner_silent") == [{"learner": 1}]
     assert desk.core.live == (0,)
+
+
+def test_after_a_pause_of_the_syncers_process_learners_have_time_to_be_heard():
+    desk = Desk(learners=2, num_fragments=1, interval=4, silence_timeout=8.0)
+    desk.report(0, 1, at=1.0)
+    assert not records(desk.report(0, 2, at=100.0), "learner_silent"), "learner 1's word may wait behind this"
+    desk.report(1, 1, at=100.1)
+    assert not records(desk.tell(events.Timeout(), at=103.5), "learner_silent")
+    assert desk.core.live == (0, 1)
+    said = records(desk.tell(events.Timeout(), at=108.1), "learner_silent")
+    assert said == [{"learner": 0}, {"learner": 1}]
 
 
 def test_a_repeated_report_is_no_step():

@@ -1,5 +1,7 @@
 """The learner's core: its driver's mistakes raise, the syncer's are dropped; offers, bounds, ends."""
 
+import dataclasses
+
 import pytest
 
 from ddiloco.protocol import actions, events
@@ -188,11 +190,23 @@ def test_a_heartbeat_in_mid_step_repeats_the_last_report():
     """The step that is under way is not done: a long one must not look like two."""
     core = welcomed(num_fragments=1)
     start(core)
-    assert core.handle(events.Heartbeat(), 0.0) == []
+    (first,) = core.handle(events.Heartbeat(), 0.0)  # a first step of minutes is no silence
+    assert (first.event.report.step, first.event.report.counters[0].steps) == (0, 0)
     (said,) = finish(core)
     start(core, tokens=99)
     assert core.handle(events.Heartbeat(), 0.0) == [said]
     assert (said.event.report.step, said.event.report.counters[0].steps) == (1, 1)
+
+
+def test_who_rejoins_in_mid_step_goes_on_with_signs_of_life():
+    core = welcomed(num_fragments=1)
+    start(core)
+    (said,) = finish(core)
+    start(core)
+    core.handle(events.NotMember(core.incarnation), 0.0)
+    (again,) = core.handle(events.Heartbeat(), 0.0)
+    known = dataclasses.replace(said.event.report, incarnation=core.incarnation, adopted=False)
+    assert again.event.report == known
 
 
 def test_a_clock_that_an_update_takes_to_the_end_is_reported_once():

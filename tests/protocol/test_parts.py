@@ -42,11 +42,19 @@ def test_a_part_waits_longer_for_offers_of_a_learner_whose_welcome_took_long():
         (news.RollCall(), 0.0),
         (news.AllPresent(), 0.0),
         (news.Admitted(0, 1), 0.0),
+        (news.Admitted(0, 1), 5.0),  # as the authority repeats it
         (news.Begun(0, 1, 0, (0, 0, 0)), 6.0),
         (news.Heard(Report(0, 1, 1, (FragmentCounters(0, 1, 10),) * 3), None), 6.0),
     ]:
         part.handle(told, now)
     assert part.next_deadline() == 6.0 + 3.0 + ALLOWANCE * 6.0 / 3
+    for told, now in [
+        (news.Left(0, 1, gone=True), 7.0),
+        (news.Begun(0, 2, 1, (0, 0, 0)), 8.0),  # it rejoins with what it holds, without a welcome
+        (news.Heard(Report(0, 2, 1, (FragmentCounters(0, 1, 10),) * 3), None), 8.0),
+    ]:
+        part.handle(told, now)
+    assert part.next_deadline() == 8.0 + 3.0 + ALLOWANCE * 6.0 / 3
 
 
 def test_what_a_part_has_committed_is_durable_before_the_authority_knows_and_told_to_learners_after():

@@ -129,6 +129,26 @@ def test_it_stays_for_the_next_syncer_of_a_run_that_was_interrupted(make, tmp_pa
         assert not thread.is_alive() and notes == []
 
 
+def test_after_a_rollback_it_scores_from_where_the_run_is_again(make, tmp_path):
+    syncer, assembly = make()
+    process, scored = EvaluatorProcess(assembly, tmp_path, pytest.fail), []
+    process._evaluated = lambda record: scored.append(record.step)
+
+    def look():
+        process._refresh(syncer.durable)
+        process._score_if_due()
+
+    look()
+    syncer.merge(0, step=22)
+    look()
+    process._model._steps[1], process._model._seen[1] = 60, None  # a version that is undone since
+    process._score_if_due()
+    look()
+    syncer.merge(1, step=35)
+    look()
+    assert scored == [0, 22, 60, 35]
+
+
 def test_the_model_that_it_follows_is_sharded_and_takes_in_only_what_has_changed(make, monkeypatch):
     syncer, assembly = make()
     mesh = carve(jax.devices(), 1, MeshConfig(data=1, fsdp=-1))[0]

@@ -1,6 +1,7 @@
 """Host 0 and those that follow it, over real connections; and steps that hang."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import queue
@@ -164,6 +165,21 @@ def test_what_the_syncer_sends_is_delivered_once_all_hosts_have_it(leading):
     two.say(leaving=True)
     assert leading.left.wait(PATIENCE)
     assert leading.delivered == [first, third]
+
+
+def test_a_version_of_a_history_that_was_undone_does_not_stand_for_the_one_made_after_it(leading):
+    one, two = (Host(leading.address, host=number) for number in (1, 2))
+    assert leading.followers.gather(threading.Event())
+    for host in (one, two):
+        host.here({"fragment": 0, "version": 7, "lineage": 1})  # which host 0 did not get
+    event = dataclasses.replace(update(0, 7).event, lineage=2)
+    again = dataclasses.replace(update(0, 7), event=event)
+    leading.followers.own(again)
+    one.here({"fragment": 0, "version": 7, "lineage": 2})
+    leading.followers.order(pb.Order(step=1))
+    assert leading.delivered == []
+    two.here({"fragment": 0, "version": 7, "lineage": 2})
+    until(lambda: leading.delivered == [again], "the version made anew")
 
 
 def test_tokens_and_positions_of_a_batch_are_waited_for(leading):

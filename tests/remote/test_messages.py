@@ -193,6 +193,25 @@ def test_records_that_are_sent_again_count_once():
     assert [r.step for r in taken if isinstance(r, records.StepDone)] == [1, 2, 3, 4]
 
 
+def test_what_is_found_of_corruption_comes_out_as_it_went_in():
+    alarm, note = records.corruption(3, 7, ["TPU_0", "TPU_1"], 5.0)
+    assert learner_record(record_message(note), 3) == note
+    assert learner_record(record_message(alarm), 3).sentence == f"learner 3: {alarm.sentence}"
+
+
+def test_a_record_that_cannot_be_read_is_refused_once_and_holds_up_none():
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(0, 7)
+    steps = [record_message(records.StepDone(0, n, float(n), 10, {})) for n in range(1, 4)]
+    wrong = pb.Record(noted={"name": "no such note", "json": "{}", "time": 1.0})
+    batch = [steps[0], wrong, *steps[1:]]
+    with pytest.raises(WireError):
+        intake.take(0, 7, pb.Records(first=0, records=batch))
+    assert intake.take(0, 7, pb.Records(first=0, records=batch)) == 4
+    assert [r.step for r in taken if isinstance(r, records.StepDone)] == [1, 2, 3]
+
+
 def states(taken):
     return [r.state for r in taken if isinstance(r, records.StateChanged)]
 

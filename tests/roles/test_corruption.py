@@ -103,7 +103,7 @@ def test_a_run_raises_an_alarm_with_learner_step_and_device(assembly):
     assert alarm.sentence.startswith("learner 1, step ")
     assert f": {device} gave other bits as the step was taken again: " in alarm.sentence
     [noted] = [r for r in taken if isinstance(r, records.Noted) and r.name == "sdc"]
-    assert (noted.values["learner"], noted.values["devices"]) == (1, [device])
+    assert (noted.values["learner"], noted.values["devices"]) == (1, device)
 
 
 def test_a_baseline_has_no_learner_to_check(data_dir):

@@ -44,3 +44,12 @@ def test_who_waits_gets_what_comes_and_in_time_nothing_if_nothing_does():
         inbox.get(timeout=0.01)
     threading.Thread(target=inbox.put, args=(Leave(),)).start()
     assert inbox.get() == Leave()
+
+
+def test_an_older_update_that_comes_late_replaces_none():
+    inbox = Inbox()
+    for delivery in (update(0, 6), update(0, 5), update(0, 7), update(0, 4)):
+        inbox.put(delivery)
+    assert all_in(inbox) == [update(0, 5), update(0, 7), update(0, 4)]  # of which the core drops the last
+    inbox.put(update(0, 8))
+    assert all_in(inbox) == [update(0, 8)]

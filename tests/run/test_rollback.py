@@ -8,6 +8,7 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.ownership import owned
+from ddiloco.disk.snapshots.store import SnapshotStore
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.run import rollback
@@ -58,6 +59,15 @@ def test_what_came_later_is_set_aside(workdir):
     for name in ("tape", "snapshots"):
         assert (done.previous / name / "of_later").exists()
         assert not (folder / name).exists()
+
+
+def test_snapshots_are_numbered_on_since_learners_that_live_know_the_earlier_numbers(workdir):
+    folder, _ = workdir
+    for number in (8, 11):
+        (folder / "snapshots" / f"{number:06d}").mkdir()
+    for step in (6, 5):
+        roll_back(folder, step)
+        assert SnapshotStore(folder / "snapshots", keep=1).next_number() == 12
 
 
 def test_a_run_can_be_set_back_again_as_far_as_its_versions_go(workdir):

@@ -30,7 +30,6 @@ from ddiloco.remote.wire.security import Gate, Security, check_reach
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.inbox import Inbox
 
-BOUNDARY_SECONDS = 20.0  # for the donor to reach a step boundary with the requested versions
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
 MOST_WAITING = 16  # further calls, which wait for their turn or are being refused
 TURN_SECONDS = 2.0
@@ -151,7 +150,7 @@ class Donor:
         if not context.add_callback(answer.cancel):
             answer.cancel()
         try:
-            return answer.result(BOUNDARY_SECONDS)
+            return answer.result(self._longest)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             answer.cancel()
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not come to such a boundary")

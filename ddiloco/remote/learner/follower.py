@@ -193,7 +193,7 @@ class Follower:
                 )
             case "adopt":
                 self._arrays.adopt(
-                    self._delivered((order.adopt.welcome, 0, 0)), self._taken(order.adopt.copy)
+                    self._delivered((order.adopt.welcome, 0, 0, 0)), self._taken(order.adopt.copy)
                 )
                 self._donor.attach(None, self._inner, self._patience())
             case "copy":
@@ -214,7 +214,7 @@ class Follower:
                 threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
             case "apply":
                 a = order.apply
-                [pieces] = self._delivered((0, a.fragment, a.version))
+                [pieces] = self._delivered((0, a.fragment, a.version, a.lineage))
                 merged = a.merged if a.HasField("merged") else None
                 self._arrays.apply(a.fragment, a.mixing, pieces, merged, a.rebase)
 
@@ -265,7 +265,8 @@ class Follower:
         resumed = origin.learner(self._learner, None, self._equipment.transfer)
         for p, pieces in resumed.updates.items():
             known = resumed.begins_with.fragments[p]
-            told = EventDelivery(events.UpdateArrived(p, known.version, known.merged_step), [pieces])
+            event = events.UpdateArrived(p, known.version, known.merged_step, lineage=known.lineage)
+            told = EventDelivery(event, [pieces])
             with self._change:
                 self._here[key_of(told)] = told
         self._arrays.restore(resumed.arrays, resumed.values)
@@ -331,8 +332,8 @@ class Follower:
         key = key_of(told)
         with self._change:
             self._here[key] = told
-        welcome, fragment, version = key
-        self._say.put(pb.FromHost(here=pb.Here(welcome=welcome, fragment=fragment, version=version)))
+        here = dict(zip(("welcome", "fragment", "version", "lineage"), key, strict=True))
+        self._say.put(pb.FromHost(here=here))
 
     def _failed(self, event: events.OfferFailed) -> None:
         self._say.put(pb.FromHost(failed=codec.message_of(event)))

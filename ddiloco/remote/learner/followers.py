@@ -24,26 +24,27 @@ from ddiloco.roles.exchange import EventDelivery
 from ddiloco.schema import codec
 
 Broke = Callable[[Exception], None]
-Key = tuple[int, int, int]
-"""Welcome, fragment and version of what is delivered, as in a Here."""
+Key = tuple[int, int, int, int]
+"""Welcome, fragment, version and lineage of what is delivered, as in a Here."""
 
 
 def key_of(told: EventDelivery) -> Key:
     """The name of a welcome or an update that all hosts get."""
     match told.event:
         case events.Welcomed(incarnation=incarnation):
-            return incarnation, 0, 0
-        case events.UpdateArrived(fragment=fragment, version=version):
-            return 0, fragment, version
+            return incarnation, 0, 0, 0
+        case events.UpdateArrived(fragment=fragment, version=version, lineage=lineage):
+            return 0, fragment, version, lineage
     raise ValueError(f"{type(told.event).__name__} brings no fragments")
 
 
 def forget_older(known: MutableMapping[Key, Any], key: Key) -> None:
-    """Drops welcomes up to this one, or updates of its fragment up to its version."""
-    welcome, fragment, version = key
-    for w, p, v in list(known):
-        if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
-            del known[w, p, v]
+    """Drops welcomes up to this one, or updates of its fragment up to its version, or of earlier lineages."""
+    welcome, fragment, version, lineage = key
+    for w, p, v, n in list(known):
+        older = not w and not welcome and p == fragment and (v <= version or n < lineage)
+        if older or (w and w <= welcome):
+            del known[w, p, v, n]
 
 
 class Followers:
@@ -240,7 +241,7 @@ class Followers:
         match message.WhichOneof("kind"):
             case "here":
                 here = message.here
-                key = here.welcome, here.fragment, here.version
+                key = here.welcome, here.fragment, here.version, here.lineage
                 with self._change:
                     self._here.setdefault(key, set()).add(host)
                 self._deliver_complete(key)

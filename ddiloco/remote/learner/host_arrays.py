@@ -116,11 +116,9 @@ class LeadingArrays(HostArrays):
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
     ) -> None:
         """As in TrainingArrays."""
-        version = self._core.versions[fragment]
-        order = pb.Order.Apply(
-            fragment=fragment, version=version, mixing=mixing, merged=merged, rebase=rebase
-        )
-        self._order(pb.Order(apply=order))
+        version, lineage = self._core.versions[fragment], self._core.lineages[fragment]
+        which = {"fragment": fragment, "version": version, "lineage": lineage}
+        self._order(pb.Order(apply={**which, "mixing": mixing, "merged": merged, "rebase": rebase}))
         super().apply(fragment, mixing, pieces, merged, rebase)
 
     def inner(self) -> OfAllHosts:

@@ -33,7 +33,6 @@ class Outbox:
     """
 
     def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
-        self.coalesced = 0  # reports that a newer one overtook
         self._learner = learner
         self._change = threading.Condition()
         self._events: collections.deque[pb.FromLearner] = collections.deque()
@@ -57,9 +56,7 @@ class Outbox:
         """Puts a message in; `presence`: it shows where the learner stands."""
         with self._change:
             if _is_report(message):
-                others = [m for m in self._events if not _is_report(m)]
-                self.coalesced += len(self._events) - len(others)
-                self._events = collections.deque(others)
+                self._events = collections.deque(m for m in self._events if not _is_report(m))
             if len(self._events) >= MOST_EVENTS:
                 self._events.popleft()
             self._events.append(message)

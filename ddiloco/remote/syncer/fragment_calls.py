@@ -103,9 +103,10 @@ class FragmentCalls:
         """Takes one offer, or one host's part of it; ends the call if it cannot be one."""
         session = self.session(context)
         patience = session.down.pace.patience(self._terms.offer_timeout, self._largest)
-        self._check_deadline(session, context, patience)
+        most = 2 * patience if session.down.pace.measured else max(2 * patience, _UNMEASURED)
         begun = time.monotonic()
-        with session.call("offers", context) as host:
+        # One that is no longer awaited is ended, whatever deadline it has: it holds up to a fragment.
+        with session.call("offers", context) as host, wire.ended_after(most, context.cancel):
             offer, epoch, arrays = self._read(session, host, requests, context)
         if time.monotonic() - begun > patience / 2:
             limit = f"{patience:.0f} s, by sync.offer_timeout"
@@ -158,14 +159,6 @@ class FragmentCalls:
         if offer is not None:
             c = offer.contribution
             self._send(events.OfferFailed(offer.round, c.learner, c.incarnation, reason))
-
-    def _check_deadline(self, session: Session, context: grpc.ServicerContext, patience: float) -> None:
-        """Makes gRPC end a transfer that is no longer awaited: it holds up to a fragment."""
-        most = 2 * patience if session.down.pace.measured else max(2 * patience, _UNMEASURED)
-        left = context.time_remaining()
-        if left is None or left > most:
-            self._record(drop(session.learner, "wire: offer without a deadline"))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offer has a deadline, of the offer timeout")
 
 
 def drop(learner: int | None, reason: str) -> records.Noted:

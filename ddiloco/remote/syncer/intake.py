@@ -80,8 +80,8 @@ class RecordIntake:
                 raise WireError("records of another process")
             for number, entry in enumerate(message.records, message.first):
                 if number >= known.next:
+                    known.next = number + 1  # one that cannot be read is refused once, not for ever
                     self._take(known, learner_record(entry, learner))
-                    known.next = number + 1
             return known.next
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ LONGEST_NOTE = 8 << 10  # bytes of JSON
 MOST_METRICS = 1024  # some models have one for each layer
 _NOTES: dict[str, dict[str, type]] = {  # what a learner may note, by name: the values and their kinds
     "drop": {"reason": str},
+    "sdc": {"step": float, "devices": str},
     "recovered": {
         "inner_state": str,
         "donor_step": float,

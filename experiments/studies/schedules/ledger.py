@@ -52,7 +52,8 @@ class ProcessLedger:
                 self._tokens.append(self._tokens[-1] + event.tokens)
                 self._in_flight.append(self.steps)
             case events.StepFinished():
-                done = self._finished = self._in_flight.popleft()
+                done = self._in_flight.popleft()
+                self._finished = max(self._finished, done)
             case events.Heartbeat() if self._in_flight:  # the last report once more
                 done = self._finished
         for action in out:
@@ -60,6 +61,7 @@ class ProcessLedger:
                 case actions.AdoptAll(versions=versions):
                     self._held = list(versions)
                     self._applied = [{version: self.steps} for version in versions]
+                    self._finished = self.steps
                     self._reported = -1
                     self._lineages = [fragment.lineage for fragment in core.fragments]
                 case actions.ApplyUpdate(fragment=p, version=version):

@@ -21,7 +21,6 @@ def main(_) -> int:
     from ddiloco.disk.checkpoints import CheckpointError, restore
     from ddiloco.run.recipes import assembly_of
     from ddiloco.training import platform
-    from ddiloco.training.mesh import MeshConfig, carve
 
     if not _CHECKPOINT.value:
         raise cli.UsageError("checkpoint: is missing; give --checkpoint=DIR")
@@ -34,7 +33,8 @@ def main(_) -> int:
     e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # which a run may have off
     if _OUTPUT.value:
         cli.made_folder("output", pathlib.Path(_OUTPUT.value).parent)
-    found = assembly_of(e).scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])(checkpoint.params)
+    assembly = assembly_of(e)
+    found = assembly.scorer(assembly.mesh_on(jax.devices()))(checkpoint.params)
     if found is None:
         raise cli.UsageError("checkpoint: is of a loop that has no `evaluate`, so there is no score")
     before = checkpoint.eval_loss

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from configs import chaos, dense, heterogeneous, micro, scavenging, sections
+from configs import chaos, dense, heterogeneous, loop, micro, scavenging, sections
 from ddiloco.config import ConfigError, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS
 from ddiloco.settings.experiment import all_settings, parse, to_json
@@ -224,6 +224,12 @@ def test_settings_say_who_must_share_them():
         ),
         ({"algorithm": "streaming"}, "config.algorithm: is streaming, which needs sync.quorum None and"),
         ({"sync.quorum": None, "sync.max_run_ahead": 2}, "config.algorithm: is decoupled, which needs"),
+        ({"model.name": 3}, "config.model.name: is 3, but must be one of captioner, dense"),
+        (
+            {"model.attention": "splash", "data.sequence_length": 200},
+            "config.data.sequence_length: is 200, but must be a multiple of 128 for splash",
+        ),
+        ({"driver": "virtual", "eval.devices": 1}, "config.eval.devices: is 1, but must be 0 but for"),
         ({"sync.quorum": 5}, "config.sync.quorum: is 5, but must be at most num_learners, 4"),
         ({"sync.max_run_ahead": 24}, "config.sync.max_run_ahead: is 24, but must be below interval, 24"),
         ({"sync.max_run_ahead": 1}, "config.sync.max_run_ahead: is bounded, so quorum must be None"),
@@ -281,3 +287,15 @@ def test_settings_that_contradict_each_other_are_told(changes, told):
         parse(config)
     assert str(raised.value).startswith(told)
     assert "\n" not in str(raised.value)
+
+
+def test_settings_of_a_loop_are_what_every_process_reads():
+    config = loop.get_config()
+    config.model.settings.optim = ConfigDict({"lr": 0.5})
+    config.model.settings.widths = (1, 2)
+    experiment = parse(config)
+    assert experiment.model.settings == {"optim": {"lr": 0.5}, "widths": [1, 2]}
+    assert parse(json.loads(json.dumps(to_json(experiment)))) == experiment
+    config.model.settings.act = len
+    with pytest.raises(ConfigError, match=r"^config\.model\.settings: must be values that JSON has: "):
+        parse(config)

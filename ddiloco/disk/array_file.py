@@ -121,7 +121,7 @@ def replace(path: epath.Path, parts: Iterable[Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)
-    except OSError:
+    except BaseException:  # also Ctrl-C, and where memory is full
         new.unlink(missing_ok=True)
         raise
     make_durable(path.parent)

@@ -58,7 +58,7 @@ def save(
         with _manager(directory, create=True) as manager:
             if step in manager.all_steps():
                 manager.delete(step)
-            manager.save(step, args=items)
+            manager.save(step, args=items, force=True)  # also of an earlier step than the newest
         written = directory / str(step)
         for path in (*written.rglob("*"), written, directory):
             make_durable(path)

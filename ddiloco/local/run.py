@@ -74,7 +74,7 @@ class LocalRun:
         e = assembly.experiment
         self._assembly, self._record, self._stop = assembly, record, stop
         origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
-        self._origin = origin
+        self._resumes = origin is not None
         self._run = run_of(snapshot)
         self._tapes = Tapes(workdir, e, assembly.layout, record, run=self._run)
         initial = assembly.initial_parameters()
@@ -95,7 +95,7 @@ class LocalRun:
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
         self._taker = self._snapshots(workdir, core.step)
         self._senders = concurrent.futures.ThreadPoolExecutor(len(equipment), thread_name_prefix="offers")
-        self._learners = self._make_learners(equipment)
+        self._learners = self._make_learners(equipment, origin)
         self._tokens_before = 0  # by learners of the snapshot that this run does not have
         if origin is None:
             self._evaluator.evaluate(0, initial)  # also compiles it, before the learners need the CPU
@@ -107,7 +107,7 @@ class LocalRun:
         self._evaluator.start()
         for learner in self._learners:
             learner.start()
-        if self._origin is not None:
+        if self._resumes:
             self._gather()
         self._syncer.start()
         while not self._over():
@@ -141,20 +141,25 @@ class LocalRun:
         self._syncer.take_snapshots(taker)
         return taker
 
-    def _make_learners(self, equipment: Sequence[Equipment]) -> list[LearnerWorker]:
-        if self._origin is None:
+    def _make_learners(self, equipment: Sequence[Equipment], origin: Origin | None) -> list[LearnerWorker]:
+        if origin is None:
             return [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
-        positions = self._origin.positions(self._assembly.experiment)
+        positions = origin.positions(self._assembly.experiment)
         return [
-            self._add_learner(m, self._origin.incarnation(m), parts, position)
+            self._add_learner(m, origin.incarnation(m), parts, position, origin)
             for m, (parts, position) in enumerate(zip(equipment, positions, strict=True))
         ]
 
     def _add_learner(
-        self, learner: int, incarnation: int, equipment: Equipment, position: dict[str, Any] | None = None
+        self,
+        learner: int,
+        incarnation: int,
+        equipment: Equipment,
+        position: dict[str, Any] | None = None,
+        origin: Origin | None = None,
     ) -> LearnerWorker:
-        """`position`: where its batches begin, if the run resumes."""
-        e, origin = self._assembly.experiment, self._origin
+        """`position`: where its batches begin, if the run resumes, from `origin`."""
+        e = self._assembly.experiment
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
         def send(event: events.SyncerEvent) -> None:

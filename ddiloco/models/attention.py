@@ -20,7 +20,7 @@ from ddiloco.models.parameter import Constrain
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-_LANES = 128  # positions in the smallest block of a splash kernel
+LANES = 128  # positions in the smallest block of a splash kernel
 _BLOCK = 512  # and in the largest; larger ones do not fit with heads of 256
 
 
@@ -68,9 +68,10 @@ def suited(implementation: str, mesh: Mesh | None, query_BxLxNxH: jax.Array) -> 
         return implementation
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     _, length, _, head_dim = query_BxLxNxH.shape
-    if platform == "tpu" and length % _LANES == 0:
+    if platform == "tpu" and length % LANES == 0:
         return "splash"
-    if platform == "gpu" and query_BxLxNxH.dtype == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= 128:
+    fits = length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
+    if platform == "gpu" and query_BxLxNxH.dtype == jnp.bfloat16 and fits:
         return "cudnn"
     return "xla"
 

@@ -84,10 +84,8 @@ class GlobalModel:
         `num_learners`: M, the most contributions that a merge can have. `step_tokens`: the most tokens that
         a step of any learner can have; None: not known. `fragments`: those that it holds; None: all.
         """
-        given = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-        if given != dict(layout.shapes):
-            wrong = sorted(set(given.items()) ^ set(layout.shapes))
-            raise ValueError(f"parameters are not those of the layout; the first to differ is {wrong[0][0]}")
+        if wrong := sorted(parameters.keys() ^ dict(layout.shapes).keys()):
+            raise ValueError(f"parameters are not those of the layout; the first to differ is {wrong[0]}")
         self.layout = layout
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
         self.decode = FragmentDecoder(layout, config.codec)
@@ -95,7 +93,7 @@ class GlobalModel:
         self._guarding, self._step_tokens = config.guard, step_tokens
         self.guard = self.new_guard()
         self._device = jax.local_devices(backend="cpu")[0]
-        self._pieces = {p: self._owned(take(layout, p, parameters)) for p in self.fragments}
+        self._pieces = {p: self._owned(self._taken(p, parameters)) for p in self.fragments}
         self._states = {p: self._step.init(pieces) for p, pieces in self._pieces.items()}
         self._versions = dict.fromkeys(self.fragments, 0)
         self._retired: dict[int, tuple[jax.Array, ...] | None] = dict.fromkeys(self.fragments)
@@ -147,7 +145,7 @@ class GlobalModel:
                 self._versions[p] += 1
                 new = self.fragment(p)[1]
                 return NextVersion(new, step.metrics, tuple(left_out), notices, step.difference)
-            self._retired[p], self._states[p] = step.pieces, self._step.init(self._pieces[p])
+            self._retired[p], self._states[p] = step.pieces, step.opt_state
             notices += tuple(Notice("left_out", m, "the outer step was not finite") for m in learners)
         return NextVersion(self.fragment(p)[1], {}, tuple(learners), notices, empty=True)
 
@@ -215,6 +213,17 @@ class GlobalModel:
         self._states[p] = jax.tree.unflatten(structure, self._owned(state.optimizer))
         self._versions[p] = int(state.version)
         self._retired[p] = None
+
+    def _taken(self, p: int, parameters: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        pieces = take(self.layout, p, parameters)
+        for piece, array, shape in zip(
+            self.layout.fragments[p], pieces, self.layout.piece_shapes(p), strict=True
+        ):
+            if tuple(array.shape) != shape:
+                raise ValueError(
+                    f"parameters are not those of the layout; the first to differ is {piece.name}"
+                )
+        return pieces
 
     def _owned(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
         return tuple(owned(np.asarray(x), self._device) for x in arrays)

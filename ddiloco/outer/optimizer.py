@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from ddiloco.config import Marks, section, setting
@@ -77,6 +80,7 @@ class OuterConfig:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
+            _check_use(self)
         if self.rate_rounds and self.optimizer == "direct":
             raise ValueError(f"rate_rounds: is {self.rate_rounds}, but direct has no outer rate to move")
         if self.error_feedback and CODECS[self.codec].of_parameters:
@@ -113,7 +117,24 @@ OPTIMIZERS: dict[str, Callable[[OuterConfig, float | optax.Schedule], optax.Grad
 }
 
 
-_OF_THE_LOSS = ("lbfgs",)  # an update takes values of the loss, which nobody has of a merge
+def _check_use(config: OuterConfig) -> None:
+    """Raises ValueError if the optimizer cannot step from a gradient alone, or has a state of no numbers."""
+
+    def step(gradient: jax.Array) -> Any:
+        optimizer = make_outer_optimizer(config)
+        return optimizer.update(gradient, optimizer.init(gradient), gradient)
+
+    try:
+        kept = jax.tree.leaves(jax.eval_shape(step, jax.ShapeDtypeStruct((2, 2), jnp.float32)))
+        problem = "its state holds a random key" if any(map(_is_key, kept)) else None
+    except Exception as error:  # whatever an optimizer of optax raises of what it needs
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    if problem is not None:
+        raise ValueError(f"optimizer: {config.optimizer} cannot step from merged outer gradients: {problem}")
+
+
+def _is_key(leaf: jax.ShapeDtypeStruct) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _optax_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
@@ -121,7 +142,7 @@ def _optax_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
     if inspect.isfunction(factory) and not name.startswith("_"):
         parameters = inspect.signature(factory).parameters
         needed = {p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-        if "learning_rate" in parameters and needed <= {"learning_rate"} and name not in _OF_THE_LOSS:
+        if "learning_rate" in parameters and needed <= {"learning_rate"}:
             return factory
     raise ValueError(
         f"optimizer: is {name!r}, but must be one of {', '.join(OPTIMIZERS)} "

@@ -114,8 +114,13 @@ class OuterStep:
         new, opt_state, metrics = jax.block_until_ready(results)
         values = {name: float(value) for name, value in metrics.items()}
         finite = bool(values.pop("finite"))
-        if self._encode is None or not finite:
-            return OuterResult(new, opt_state, values, finite)
+        if not finite:  # nothing is taken, and moments begin again; what counts rounds goes on
+            opt_state = jax.tree.map(_unless_counted, opt_state, _begin(self._config, anchor))
+            return OuterResult(
+                new, opt_state if self._encode is None else (opt_state, left_out), values, False
+            )
+        if self._encode is None:
+            return OuterResult(new, opt_state, values)
         encoded = self._encode(p, anchor, new, left_out)
         return OuterResult(encoded.pieces, (opt_state, encoded.left_out), values, difference=encoded.arrays)
 
@@ -160,6 +165,10 @@ class OuterStep:
 def _readable(pieces: Pieces) -> tuple[np.ndarray | jax.Array, ...]:
     """Pieces that XLA reads where they are: given to a program as they are, they cost no `device_put`."""
     return tuple(aligned(piece) if isinstance(piece, np.ndarray) else piece for piece in pieces)
+
+
+def _unless_counted(kept: jax.Array, begun: jax.Array) -> jax.Array:
+    return kept if jnp.issubdtype(kept.dtype, jnp.integer) else begun
 
 
 # Jitted here and not in each OuterStep, so that JAX traces and compiles them once for all of a process.

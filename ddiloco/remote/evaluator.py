@@ -28,7 +28,6 @@ from ddiloco.roles.assembly import Assembly, Scorer
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer
-from ddiloco.training.mesh import MeshConfig, carve
 
 _POLL = 0.2  # seconds
 _TRIES = 50  # to see the fragments that the syncer has left
@@ -139,8 +138,8 @@ class EvaluatorProcess:
 
     def _refresh(self, durable: DurableState) -> None:
         if self._model is None:
-            self._model = FollowedModel(self._assembly, self._mesh)
-            self._scorer = self._assembly.scorer(self._mesh)
+            mesh = self._assembly.mesh_on(jax.devices())
+            self._model, self._scorer = FollowedModel(self._assembly, mesh), self._assembly.scorer(mesh)
         if durable.run != self._run:
             self._model.forget()
             self._run, self._evaluations = durable.run, None
@@ -192,10 +191,3 @@ class EvaluatorProcess:
     def _tokens_so_far(self) -> int:
         """As the syncer's process has written them last, at most some seconds ago."""
         return sum(read_json(self._workdir / "summary.json").get("tokens", {}).values())
-
-    @property
-    def _mesh(self) -> Mesh:
-        """All devices of this process, or one if they do not divide the held-out rows."""
-        devices = jax.devices()
-        count = len(devices) if self._experiment.eval.batch_size % len(devices) == 0 else 1
-        return carve(devices[:count], 1, MeshConfig(data=1, fsdp=-1))[0]

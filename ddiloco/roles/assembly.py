@@ -183,6 +183,11 @@ class Assembly:
         """The mesh of this process's only learner: all devices that the process sees."""
         return carve(jax.devices(), 1, self.experiment.mesh)[0]
 
+    def mesh_on(self, devices: Sequence[jax.Device]) -> Mesh:
+        """Where held-out rows are scored: all of the devices, or one if they do not divide the rows."""
+        count = len(devices) if self.experiment.eval.batch_size % len(devices) == 0 else 1
+        return carve(devices[:count], 1, MeshConfig(data=1, fsdp=-1))[0]
+
     def evaluation_mesh(self) -> Mesh:
         """Where the global model is scored while learners train: the devices kept for that, or an idle one.
 
@@ -194,7 +199,7 @@ class Assembly:
             return carve(jax.devices()[-kept:], 1, MeshConfig(data=1, fsdp=-1))[0]
         if learner is not None:
             return self.learner_meshes()[learner]
-        return carve(self._idle()[:1] or jax.devices()[-1:], 1, MeshConfig())[0]
+        return self.mesh_on(self._idle() or jax.devices()[-1:])
 
     def evaluation_learner(self) -> int | None:
         """The learner between whose steps the global model is scored; None: it needs no gap between steps.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import pathlib
 import sys
 import threading
@@ -29,7 +30,7 @@ from ddiloco.training.loop import Loop, MakeLoop, Place
 from ddiloco.training.loop_program import LoopBatches, LoopProgram
 from ddiloco.training.loss import Batch, LossSums
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import Parameters, init_parameters, parameter_shapes
+from ddiloco.training.parameters import Parameters, drawn_parameters, parameter_shapes
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.sharding import (
     batch_sharding,
@@ -73,8 +74,8 @@ class ModelRecipe:
             from ddiloco.weights.initial import InitialWeights
 
             return InitialWeights(e.model, pathlib.Path(e.init_from).expanduser())
-        params = init_parameters(e.model, e.seed)
-        return {name: np.asarray(value) for name, value in params.items()}
+        # One after the other: all of a large model need not fit on one device.
+        return {name: np.asarray(value) for name, value in drawn_parameters(e.model, e.seed)}
 
     def kind(self, shards: Sequence[int]) -> int:
         """The number of rows of one step."""
@@ -95,15 +96,19 @@ class ModelRecipe:
                     f"config.{name}: gives {count} rows, but must give a multiple of {ways}, "
                     "the devices that share them"
                 )
-        if rows % parts:
-            problem = f"is {parts}, but a step has {rows} rows, which is no multiple of it"
-            raise ConfigError(f"config.inner.accumulation: {problem}")
+        shared = ways if mesh.shape["stage"] == 1 else 1  # of stages below
+        if rows % (parts * shared):
+            problem = f"is {parts}, but a step's {rows} rows are no multiple of it times {shared} devices"
+            raise ConfigError(f"config.inner.accumulation: {problem} that share each part")
+        platform = mesh.devices.flat[0].platform
+        if getattr(e.model, "attention", None) == "cudnn" and platform != "gpu":
+            raise ConfigError(f"config.model.attention: is cudnn, which needs a GPU; here are {platform}s")
         check_stages(e.model, mesh, {"train.batch_size": rows // parts, "eval.batch_size": e.eval.batch_size})
         check_divided(e.model, mesh)
 
     def check_beginning(self) -> None:
         """Opens the weights that training begins from, if there are any."""
-        if self._experiment.init_from is not None:
+        if self._experiment.init_from is not None and not self._experiment.resume:
             self.initial_parameters()
 
     def check_scoring(self) -> None:
@@ -277,7 +282,14 @@ class LoopRecipe:
         return LoopProgram(self._loop(place), place)
 
     def _loop(self, place: Place) -> Loop:
-        loop = self._make_loop(place, **self._experiment.model.settings)
+        settings = self._experiment.model.settings
+        try:
+            inspect.signature(self._make_loop).bind(place, **settings)
+        except TypeError as error:
+            raise ConfigError(
+                f"config.model.settings: do not fit {self._make_loop.__name__}: {error}"
+            ) from None
+        loop = self._make_loop(place, **settings)
         if not isinstance(loop, Loop):
             problem = f"gives {type(loop).__name__}, but must give a ddiloco.Loop"
             raise ConfigError(f"config.model.factory: {self._experiment.model.factory} {problem}")

@@ -209,6 +209,8 @@ class Experiment:
             yield f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             yield f"driver: is {self.driver}, but elastic_data_parallel needs virtual"
+        if self.eval.devices and (baseline or self.driver != "local"):
+            yield f"eval.devices: is {self.eval.devices}, but must be 0 but for learners of driver local"
         if baseline and self.driver == "remote":
             yield f"driver: is remote, but {self.algorithm} is one job, which needs local"
         if self.driver == "virtual":
@@ -332,7 +334,7 @@ def parse(config: Mapping[str, Any]) -> Experiment:
         if given:
             raise ConfigError(f"config.{given[0]}: is there, but a loop of one's own has no such settings")
         return build(Experiment, values)
-    if name not in MODELS:
+    if not isinstance(name, str) or name not in MODELS:
         known = ", ".join((*MODELS, loop.NAME))
         raise ConfigError(f"config.model.name: is {name!r}, but must be one of {known}")
     values["model"] = build(MODELS[name].config, model, "config.model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from ddiloco.config import setting
@@ -22,4 +23,16 @@ class LoopConfig:
             raise ValueError(f"factory: is {self.factory!r}, but must be module:function or file.py:function")
         if self.settings is not None and not hasattr(self.settings, "items"):
             raise ValueError(f"settings: is {self.settings!r}, but is a group of settings")
-        object.__setattr__(self, "settings", dict((self.settings or {}).items()))
+        try:
+            settings = _json(self.settings or {})
+            json.dumps(settings)
+        except TypeError as error:
+            raise ValueError(f"settings: must be values that JSON has: {error}") from None
+        object.__setattr__(self, "settings", settings)
+
+
+def _json(value: Any) -> Any:
+    """The value as every process has it, also one that reads it from `config.json`."""
+    if hasattr(value, "items"):
+        return {str(name): _json(one) for name, one in value.items()}
+    return [_json(one) for one in value] if isinstance(value, list | tuple) else value

@@ -15,6 +15,7 @@ from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.text import held_out_text, make_text_batches
 from ddiloco.data.tokenizers import Tokenizer, check_bytes, make_tokenizer
+from ddiloco.models import attention
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, next_token_loss
 from ddiloco.training.sampling import sample
@@ -47,7 +48,12 @@ class LanguageModelling(Task):
     sample_settings: ClassVar[type | None] = SampleConfig
 
     def check(self) -> None:
-        """As in `Task`: the model needs an id for each byte."""
+        """As in `Task`: the model needs an id for each byte, and its attention whole blocks."""
+        length, lanes = self.data.sequence_length, attention.LANES
+        if self.model.attention == "splash" and length % lanes:
+            raise ValueError(
+                f"data.sequence_length: is {length}, but must be a multiple of {lanes} for splash"
+            )
         if self.data.tokenizer == "byte":
             check_bytes(self.model.vocab_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -69,6 +70,8 @@ class LoopProgram:
                     f"made {_dtype_and_shape(after)} of an array that init made {_dtype_and_shape(before)}"
                 )
                 raise ConfigError(f"loop.step: {problem}; shapes and dtypes must stay")
+        if "loss" not in metrics:
+            raise ConfigError(f"loop.step: its metrics are {', '.join(metrics) or 'none'}, but need a loss")
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters of `init`, on the host."""
@@ -133,8 +136,11 @@ class LoopProgram:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _parted(self, leaves: Sequence[Any]) -> TrainState:
+        """The leaves apart, each array once: an update gives the memory of parameters to new ones."""
         params = {name: leaves[i] for name, i in self._slots.items()}
-        return TrainState(params, [_raw(leaves[i]) for i in self._rest])
+        given = {id(leaf) for leaf in params.values()}
+        rest = [jnp.copy(leaves[i]) if id(leaves[i]) in given else leaves[i] for i in self._rest]
+        return TrainState(params, [_raw(leaf) for leaf in rest])
 
 
 class LoopBatches:
@@ -144,6 +150,7 @@ class LoopBatches:
         self._loop = loop
         self._iterator: Any  # of batches; it may know its own place
         self._keeps_state: bool
+        self._count = 0
         self._whose = {"learner": place.learner, "num_learners": place.num_learners}
         self._begin()
 
@@ -162,19 +169,28 @@ class LoopBatches:
     def get_state(self) -> dict[str, Any]:
         """JSON values from which `set_state` goes on after the last batch handed out."""
         state = {**self._whose, "batches": self._count}
-        return {**state, "iterator": self._iterator.get_state()} if self._keeps_state else state
+        if not self._keeps_state:
+            return state
+        own = self._iterator.get_state()
+        if isinstance(own, bytes):  # as Grain's DataLoader has it
+            return {**state, "iterator_bytes": base64.b64encode(own).decode()}
+        return {**state, "iterator": own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken; raises DataError if that was of another learner's batches."""
         if {name: state.get(name) for name in self._whose} != self._whose:
             raise DataError(f"the saved position is {dict(state)}, but must be of batches of {self._whose}")
-        self._begin()
-        if self._keeps_state and "iterator" in state:
-            self._iterator.set_state(state["iterator"])
+        saved: Any = state.get("iterator")
+        if "iterator_bytes" in state:
+            saved = base64.b64decode(state["iterator_bytes"])
+        restores = self._keeps_state and saved is not None
+        if restores or self._count > state["batches"]:
+            self._begin()
+        if restores:
+            self._iterator.set_state(saved)
             self._count = state["batches"]
-        else:
-            for _ in range(state["batches"]):
-                next(self)
+        while self._count < state["batches"]:
+            next(self)
 
     def _begin(self) -> None:
         self._iterator, self._count = iter(self._loop.batches()), 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -59,18 +59,21 @@ def num_parameters(config: Any) -> int:
 
 
 def init_parameters(config: Any, seed: int) -> Parameters:
-    """Initial float32 parameters by layer, on the default device.
+    """Initial float32 parameters by layer, on the default device."""
+    return dict(drawn_parameters(config, seed))
+
+
+def drawn_parameters(config: Any, seed: int) -> Iterator[tuple[str, jax.Array]]:
+    """Names and initial float32 parameters one after the other, on the default device.
 
     Each depends on the seed and its name only, not on depth or mesh.
     """
     _, slots = _skeleton(config)
     shapes, arrays = parameter_shapes(config), homes(slots)
-    params = {}
     for name, shape in shapes.items():
         _, slot = slots[arrays[name][0]]
         initializer: Initializer = slot.get_metadata()["initializer"]
-        params[name] = initializer.drawn(np.uint32(seed), np.uint32(zlib.crc32(name.encode())), shape)
-    return params
+        yield name, initializer.drawn(np.uint32(seed), np.uint32(zlib.crc32(name.encode())), shape)
 
 
 def module_of(config: Any, params: Mapping[str, jax.Array]) -> Any:

@@ -72,6 +72,12 @@ def test_saving_a_step_again_replaces_it(copied):
     assert_equal(checkpoint.params, parameters(7))
 
 
+def test_an_earlier_step_than_the_newest_may_be_saved(copied):
+    save(copied, 8, EXPERIMENT, parameters(8), None)
+    assert restore(copied / "8").step == 8
+    assert restore(copied).step == 12
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path):
     assert told(tmp_path / "none") == f"{tmp_path / 'none'}: no such folder of checkpoints"
 

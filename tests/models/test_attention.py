@@ -86,6 +86,7 @@ class Mesh:
         ("tpu", 100, 256, jnp.bfloat16, "xla"),
         ("gpu", 2048, 64, jnp.bfloat16, "cudnn"),
         ("gpu", 2048, 64, jnp.float32, "xla"),
+        ("gpu", 255, 64, jnp.bfloat16, "xla"),
     ],
 )
 def test_auto_goes_by_the_devices_that_will_run_it(platform, length, dim, dtype, expected):

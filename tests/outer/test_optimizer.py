@@ -133,7 +133,7 @@ def test_the_rate_goes_to_its_last_value_in_a_straight_line_and_stays(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["nadamm", "chain", "scale", "", "_src", "polyak_sgd_", "adaptive_grad_clip", "lbfgs"]
+    "name", ["nadamm", "chain", "scale", "", "_src", "polyak_sgd_", "adaptive_grad_clip"]
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(name):
     with pytest.raises(ConfigError) as caught:
@@ -142,6 +142,12 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(n
         f"config.optimizer: is {name!r}, but must be one of nesterov, direct,"
     )
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("lbfgs", 0), ("noisy_sgd", 0), ("rprop", 3), ("sm3", 3)])
+def test_an_optimizer_that_cannot_step_from_merged_gradients_is_refused_in_one_line(name, rounds):
+    with pytest.raises(ConfigError, match=rf"^config\.optimizer: {name} cannot step from merged .*: .+$"):
+        build(OuterConfig, {"optimizer": name, "rate_rounds": rounds})
 
 
 def test_a_schedule_of_a_rate_that_is_not_used_is_refused():

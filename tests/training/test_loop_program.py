@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +83,21 @@ def test_a_step_may_donate_its_state_and_neither_copy_nor_init_is_lost():
     np.testing.assert_array_equal(params["w"], [0, 1, 2])
 
 
+def test_a_parameter_that_is_also_elsewhere_in_the_state_may_be_overwritten():
+    def target_follows(state, batch):
+        stepped, metrics = step(state, batch)
+        return {**stepped, "average": stepped["params"]["w"]}, metrics
+
+    program = LoopProgram(dataclasses.replace(LOOP, step=target_follows), place())
+    state, _ = program.step(program.state_from(program.initial_parameters()), next(batches()), 0)
+    value = np.asarray(state.params["w"])
+    jax.jit(lambda w: w + 1, donate_argnums=0)(state.params["w"])  # as an update does
+    again, _ = program.step(dataclasses.replace(state, params={"w": jnp.zeros(3)}), next(batches()), 1)
+    kept = [np.asarray(leaf) for leaf in state.opt_state if np.shape(leaf) == (3,)]
+    np.testing.assert_array_equal(kept, [value])
+    assert np.isfinite(again.params["w"]).all()
+
+
 def donating(state, batch):
     arrays = {name: leaf for name, leaf in state.items() if name != "activation"}
     stepped, metrics = _donating(arrays, batch)
@@ -123,6 +139,7 @@ WRONG = {
             lambda state, batch: ({**state, "params": {"w": jnp.zeros(4)}}, {}),
             "loop.step: made float32[4] of an array that init made float32[3]",
         ),
+        (lambda state, batch: (state, {"l": jnp.zeros(())}), "loop.step: its metrics are l, but need a loss"),
     ],
     "params": [
         (lambda state: {"w": 2 * state["params"]["w"]}, "loop.params: w is no leaf of the state"),
@@ -171,15 +188,39 @@ class Counter:
         self.at = state["at"]
 
 
-@pytest.mark.parametrize("make", [batches, Counter])
+class Packed(Counter):
+    """One whose state is bytes, as that of Grain's DataLoader."""
+
+    def get_state(self):
+        return str(self.at).encode()
+
+    def set_state(self, state):
+        self.at = int(state)
+
+
+@pytest.mark.parametrize("make", [batches, Counter, Packed])
 def test_batches_go_on_where_another_process_left_off(make):
     loop = dataclasses.replace(LOOP, batches=make)
     first, later = LoopBatches(loop, place()), LoopBatches(loop, place())
     for _ in range(5):
         next(first)
-    later.set_state(first.get_state())
+    later.set_state(json.loads(json.dumps(first.get_state())))
     assert later.get_state() == first.get_state()
     assert jax.tree.all(jax.tree.map(np.array_equal, next(first), next(later)))
+
+
+def test_batches_without_a_state_of_their_own_are_drawn_once_however_often_the_place_is_set():
+    drawn = []
+
+    def counted():
+        for batch in batches():
+            drawn.append(batch)
+            yield batch
+
+    mine = LoopBatches(dataclasses.replace(LOOP, batches=counted), place())
+    for _ in range(2):
+        mine.set_state({"learner": 1, "num_learners": 2, "batches": 40})
+    assert len(drawn) == 40
 
 
 def test_batches_of_another_learner_or_an_end_are_refused():

@@ -185,6 +185,15 @@ def test_what_stages_cannot_share_is_told_in_a_line(settings, told):
     assert str(raised.value) == told
 
 
+def test_each_device_has_rows_of_each_part_of_an_accumulated_step():
+    config = cli.load_config("configs/dense.py:tiny")
+    config.inner.accumulation, config.eval.batch_size = 2, 8
+    recipe = ModelRecipe(parse(config))
+    recipe.check_fit(mesh_of(8), 16)
+    with pytest.raises(ConfigError, match=r"^config\.inner\.accumulation: is 2, but a step's 8 rows are no"):
+        recipe.check_fit(mesh_of(8), 8)
+
+
 def test_two_axes_of_one_array_never_share_a_mesh_axis():
     spec = partition(mesh_of(2, data=1, fsdp=2), ("embed", "embed"), (4, 4)).spec
     assert spec == PartitionSpec(("fsdp",), None)

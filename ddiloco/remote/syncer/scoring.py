@@ -17,7 +17,6 @@ from ddiloco.observe import records
 from ddiloco.observe.files import read_json
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
-from ddiloco.training.mesh import MeshConfig, carve
 
 _POLL = 0.2  # seconds
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
@@ -85,7 +84,7 @@ class Scoring:
             if answer is not None:
                 return LastScore(answer.loss, answer.sample, answer.problem)
         try:
-            score = self._assembly.scorer(carve(jax.devices()[:1], 1, MeshConfig())[0])
+            score = self._assembly.scorer(self._assembly.mesh_on(jax.devices()))
             loss = Evaluations(score, 0, self._record).evaluate(step, tokens, params)
             return LastScore(loss, recipe.sample(params) if recipe.samples else None, None)
         except Exception as error:  # the parameters are still to be saved

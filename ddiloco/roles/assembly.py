@@ -189,7 +189,7 @@ class Assembly:
         return carve(devices[:count], 1, MeshConfig(data=1, fsdp=-1))[0]
 
     def evaluation_mesh(self) -> Mesh:
-        """Where the global model is scored while learners train: the devices kept for that, or an idle one.
+        """Where the global model is scored while learners train: the devices kept for that, or idle ones.
 
         Without either, the devices of `evaluation_learner`; or the last device, if every learner has one
         device: a program on one device needs no collectives, and takes its turn among the learner's steps.

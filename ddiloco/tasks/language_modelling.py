@@ -50,7 +50,7 @@ class LanguageModelling(Task):
     def check(self) -> None:
         """As in `Task`: the model needs an id for each byte, and its attention whole blocks."""
         length, lanes = self.data.sequence_length, attention.LANES
-        if self.model.attention == "splash" and length % lanes:
+        if getattr(self.model, "attention", None) == "splash" and length % lanes:
             raise ValueError(
                 f"data.sequence_length: is {length}, but must be a multiple of {lanes} for splash"
             )

@@ -241,11 +241,12 @@ def test_four_learners_divide_the_devices_or_share_them(count, each, data_dir):
     assert {tuple(values["learners"]) for values in run.noted("round")} == {(0, 1, 2, 3)}
 
 
-def test_an_idle_device_evaluates_where_there_is_one(data_dir):
+def test_idle_devices_evaluate_where_there_are_any(data_dir):
     assembly = assembly_of(experiment(data_dir, sync={"num_learners": 3}))
     with pytest.warns(UserWarning, match="2 of 8 devices stay idle"):
         mesh = assembly.evaluation_mesh()
-    assert mesh.devices.item() in jax.devices()[6:]
+    assert list(mesh.devices.flat) == jax.devices()[6:]
+    assert assembly.mesh_on(jax.devices()[:3]).size == 1, "three do not divide the rows"
 
 
 def test_without_an_idle_device_a_sharded_learner_evaluates_between_its_steps(data_dir):

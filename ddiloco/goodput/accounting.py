@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import math
 from collections.abc import Mapping
 
 from ddiloco.goodput.coverage import Cover
@@ -102,6 +103,16 @@ class Timelines:
             self._opened = now if self._opened is None else min(self._opened, now)
         track.enter(state, now, present)
 
+    def unheard(self, learner: int, since: float | None) -> None:
+        """From `since` on nothing was heard of the learner, whose state may be another; None: it is again.
+
+        Until then it counts as FAILED, and once it enters a state as what it says.
+        """
+        track = self._tracks.get(learner)
+        if track is not None:
+            at = math.inf if since is None else max(since, track.since)
+            track.heard_until = at if since is None else min(at, track.heard_until)
+
     def window(self, now: float) -> tuple[float, float] | None:
         """The window (a, b) as of `now`, in seconds; None while no learner has stepped."""
         if self._opened is None:
@@ -123,8 +134,8 @@ class Timelines:
         window = self.window(now)
         if window is None or window[1] <= window[0]:
             return 1.0
-        stepping = [t.since for t in self._tracks.values() if t.state is State.STEPPING]
-        covered = self._cover.seconds(min(stepping, default=window[1]), window[1])
+        stepping = [t for t in self._tracks.values() if t.state is State.STEPPING]
+        covered = self._cover.seconds([(t.since, min(t.heard_until, window[1])) for t in stepping])
         return min(1.0, covered / (window[1] - window[0]))
 
     def blocked_seconds(self, now: float) -> float:
@@ -154,8 +165,10 @@ class Timelines:
 
         One that has FINISHED is alive, as is one of the first that has not come yet.
         """
-        known = [track.state for m, track in self._tracks.items() if m < first or track.state is not None]
-        return sum(state is not State.FAILED for state in known), len(known)
+        known = [t for m, t in self._tracks.items() if m < first or t.state is not None]
+        gone = (State.FINISHED, State.FAILED)
+        dead = [t.state is State.FAILED or (t.state not in gone and t.heard_until < math.inf) for t in known]
+        return len(known) - sum(dead), len(known)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,6 +201,7 @@ class _Track:
     present: int
     state: State | None = None
     since: float = -float("inf")
+    heard_until: float = math.inf
     allocated: bool = False
     stepped: float | None = None  # when it first stepped
     settled: dict[State, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
@@ -200,7 +214,7 @@ class _Track:
             del self.uncut[:-MOST_UNCUT]
         if state in ACTIVE or self.state in ACTIVE:  # the window reaches to `now` at least
             self._settle()
-        self.state, self.since, self.present = state, now, present
+        self.state, self.since, self.present, self.heard_until = state, now, present, math.inf
         if state is State.STEPPING and self.stepped is None:
             self.stepped = now
         self.allocated = state is not State.FINISHED and (self.allocated or state in _ALLOCATING)
@@ -208,7 +222,10 @@ class _Track:
     def totals(self, opened: float, closed: float) -> tuple[dict[State, float], float]:
         """Allocated chip-seconds by state, and seconds waited, inside the window [opened, closed]."""
         chip_seconds, waited = dict(self.settled), self.waited
-        current = [self._current(closed)] if self.allocated and self.state is not None else []
+        current = []
+        if self.allocated and self.state is not None:
+            heard = min(self.heard_until, closed)
+            current = [self._current(heard), _Span(State.FAILED, heard, closed, self.chips, self.chips)]
         for span in itertools.chain(self.uncut, current):
             cut = dataclasses.replace(span, start=max(span.start, opened), end=min(span.end, closed))
             waited += cut.settle(chip_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,10 +40,11 @@ class Cover:
         if len(self._starts) > 2 * self._joined + _PENDING:
             self._join()
 
-    def seconds(self, start: float, end: float) -> float:
-        """The length of the union with this interval added; no other may end later than it."""
+    def seconds(self, open_ones: Sequence[tuple[float, float]] = ()) -> float:
+        """The length of the union with these intervals, which are not kept."""
         self._join()
-        starts, ends = covered(np.array([*self._starts, start]), np.array([*self._ends, end]))
+        intervals = [*zip(self._starts, self._ends, strict=True), *open_ones]
+        starts, ends = covered(*np.array(intervals).reshape(-1, 2).T)
         return math.fsum(ends - starts)
 
     def _join(self) -> None:

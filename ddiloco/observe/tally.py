@@ -208,8 +208,10 @@ class Tally:
                 _count(self.inner_states, record.values.get("inner_state", "unknown"))
             case "learner_lost" | "learner_silent":
                 self._mark(record.values["learner"], rejoined=False)
+                self.timelines.unheard(record.values["learner"], since=record.time)
             case "learner_ready" | "learner_returned":
                 self._mark(record.values["learner"], rejoined=True)
+                self.timelines.unheard(record.values["learner"], since=None)
             case "guard_quarantined":
                 self.quarantined.add(record.values["learner"])
             case "guard_released":

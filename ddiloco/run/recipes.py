@@ -98,8 +98,8 @@ class ModelRecipe:
                 )
         shared = ways if mesh.shape["stage"] == 1 else 1  # of stages below
         if rows % (parts * shared):
-            problem = f"is {parts}, but a step's {rows} rows are no multiple of it times {shared} devices"
-            raise ConfigError(f"config.inner.accumulation: {problem} that share each part")
+            problem = f"is {parts}, but a step has {rows} rows, which is no multiple of it times {shared}"
+            raise ConfigError(f"config.inner.accumulation: {problem}, the devices that share them")
         platform = mesh.devices.flat[0].platform
         if getattr(e.model, "attention", None) == "cudnn" and platform != "gpu":
             raise ConfigError(f"config.model.attention: is cudnn, which needs a GPU; here are {platform}s")

@@ -146,6 +146,19 @@ def test_a_learner_is_alive_unless_it_is_dead():
     assert lines.alive(3) == (3, 3)
 
 
+def test_of_whom_nothing_is_heard_counts_as_dead_until_it_says_what_it_did():
+    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0)])
+    for learner, since in ((0, 4.0), (1, 6.0), (1, 8.0)):
+        lines.unheard(learner, since)
+    assert lines.alive(2) == (0, 2)
+    assert figures(lines, 10.0) == ((0.0, 10.0), 0.5, shares(failed=0.5), 0.6, 0.0)
+    lines.unheard(0, None)  # it stepped on behind a broken connection
+    assert figures(lines, 10.0) == ((0.0, 10.0), 0.8, shares(failed=0.2), 1.0, 0.0)
+    lines.enter(1, WAITING, 7.0)  # and so did the other one for a second
+    assert lines.alive(2) == (2, 2)
+    assert figures(lines, 10.0) == ((0.0, 10.0), 0.85, shares(waiting_for_peers=0.15), 1.0, 3.0)
+
+
 def test_a_learner_beyond_those_that_the_run_begins_with_counts_once_it_has_come():
     lines = Timelines(dict.fromkeys(range(4), 1))
     assert lines.alive(2) == (2, 2)

@@ -74,6 +74,14 @@ def test_several_records_of_one_death_leave_one_mark_and_so_does_the_return(tall
     assert tally.away == set() and len(tally.failures) == 1
 
 
+def test_goodput_falls_while_learners_are_gone_and_not_yet_replaced(tally):
+    enter(tally, 0, State.STEPPING)
+    tally.noted(Noted("learner_silent", {"learner": 0}, 5.0))
+    assert tally.timelines.alive(1) == (0, 1)
+    tally.noted(Noted("learner_returned", {"learner": 0}, 9.0))
+    assert tally.timelines.alive(1) == (1, 1)
+
+
 def test_first_arrivals_and_the_departure_of_those_that_finished_leave_no_mark(tally):
     note(tally, "learner_ready", learner=0)
     enter(tally, 0, State.STEPPING, State.FINISHED)

@@ -190,7 +190,10 @@ def test_each_device_has_rows_of_each_part_of_an_accumulated_step():
     config.inner.accumulation, config.eval.batch_size = 2, 8
     recipe = ModelRecipe(parse(config))
     recipe.check_fit(mesh_of(8), 16)
-    with pytest.raises(ConfigError, match=r"^config\.inner\.accumulation: is 2, but a step's 8 rows are no"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^config\.inner\.accumulation: is 2, but a step has 8 rows, which is no multiple of it times 8, the",
+    ):
         recipe.check_fit(mesh_of(8), 8)
 
 

@@ -192,7 +192,7 @@ def test_each_device_has_rows_of_each_part_of_an_accumulated_step():
     recipe.check_fit(mesh_of(8), 16)
     with pytest.raises(
         ConfigError,
-        match=r"^config\.inner\.accumulation: is 2, but a step has 8 rows, which is no multiple of it times 8, the",
+        match=r"^config\.inner\.accumulation: is 2, but a step has 8 rows, which is no multiple of it",
     ):
         recipe.check_fit(mesh_of(8), 8)
 

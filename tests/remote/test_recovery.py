@@ -195,3 +195,10 @@ def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_se
         told = "came within 0 s, by remote.donation_timeout"
         alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
         until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")
+
+
+def test_before_the_first_merge_all_begin_alike_whoever_comes_first():
+    with peers_and_joiner(donor := Steps(given := state(2))) as (_, late, _):
+        assert recovery(late).inner_state((0, 0)) is None
+        assert not donor.wishes
+        assert_same(recovery(late).inner_state((0, 1)), given)

@@ -65,7 +65,8 @@ class ProcessRecovery:
         begun = time.monotonic()
         own = self._from_disk(versions)
         patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
-        peers = self._from_peers(versions, own, begun + patience)
+        # Before the first merge all begin alike, whoever comes first: a peer has steps of its own data alone.
+        peers = self._from_peers(versions, own, begun + patience) if any(versions) else None
         if peers is None and time.monotonic() >= begun + patience:
             waited = f"within {patience:.0f} s, by remote.donation_timeout"
             problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"

@@ -44,7 +44,7 @@ def main(_) -> int:
     planned = []
     for given in sweep.points:
         name = grid.point_name(given)
-        own = [(field, value) for field, value in given.items() if field not in ("config", *dict(_GIVEN))]
+        own = [(field, value) for field, value in given.items() if field != "config"]
         folder = pathlib.Path(_OUTPUT.value) / name
         run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder)
         planned.append(runs.Planned(name, run, runs.settings_of(run, f"the point {name}")))

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from etils import epath
-
 from ddiloco.data.errors import DataError
 
 _POLL_SECONDS = 0.05
@@ -20,7 +18,7 @@ _POLL_SECONDS = 0.05
 
 def is_prepared(folder: str | os.PathLike[str]) -> bool:
     """Whether `folder`, a version of a data set, is complete: TFDS renames it into place at the end."""
-    return (epath.Path(folder) / "dataset_info.json").exists()
+    return pathlib.Path(folder, "dataset_info.json").exists()
 
 
 def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
@@ -31,11 +29,9 @@ def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
     Raises:
       DataError: another process held the lock for longer than `wait_seconds`.
     """
-    if is_prepared(builder.data_dir):
-        return
-    if "://" in os.fspath(builder.data_dir):  # where no lock keeps processes apart
-        raise DataError(f"{builder.data_dir}: is not prepared; prepare it on a disk, and copy it there")
     folder = pathlib.Path(builder.data_dir)
+    if is_prepared(folder):
+        return
     with _sole_preparer(folder.parent, wait_seconds):
         if is_prepared(folder):
             return

@@ -119,8 +119,14 @@ class ImageSource(Source):
 
 
 def data_root(data_dir: str | os.PathLike[str] | None) -> str:
-    """The folder of prepared data sets: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    """The folder of prepared data sets: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+
+    Raises:
+      DataError: it is a bucket, of which records are not read.
+    """
     chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+    if "://" in os.fspath(chosen):
+        raise DataError(f"data_dir: {chosen}: must be a folder; mount the bucket, or copy the data set")
     return os.path.expanduser(os.fspath(chosen))
 
 

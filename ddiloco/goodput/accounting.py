@@ -103,15 +103,11 @@ class Timelines:
             self._opened = now if self._opened is None else min(self._opened, now)
         track.enter(state, now, present)
 
-    def unheard(self, learner: int, since: float | None) -> None:
-        """From `since` on nothing was heard of the learner, whose state may be another; None: it is again.
-
-        Until then it counts as FAILED, and once it enters a state as what it says.
-        """
+    def away(self, learner: int, since: float) -> None:
+        """Counts the learner as FAILED from `since` (seconds) until it enters a state; inf: no longer."""
         track = self._tracks.get(learner)
         if track is not None:
-            at = math.inf if since is None else max(since, track.since)
-            track.heard_until = at if since is None else min(at, track.heard_until)
+            track.away_since = max(since, track.since)
 
     def window(self, now: float) -> tuple[float, float] | None:
         """The window (a, b) as of `now`, in seconds; None while no learner has stepped."""
@@ -135,7 +131,7 @@ class Timelines:
         if window is None or window[1] <= window[0]:
             return 1.0
         stepping = [t for t in self._tracks.values() if t.state is State.STEPPING]
-        covered = self._cover.seconds([(t.since, min(t.heard_until, window[1])) for t in stepping])
+        covered = self._cover.seconds([(t.since, min(t.away_since, window[1])) for t in stepping])
         return min(1.0, covered / (window[1] - window[0]))
 
     def blocked_seconds(self, now: float) -> float:
@@ -161,14 +157,14 @@ class Timelines:
         return track.state if track else None
 
     def alive(self, first: int) -> tuple[int, int]:
-        """How many learners are not dead, FAILED, and of how many: of those that have come, and the `first`.
+        """How many learners are neither FAILED nor away, and of how many.
 
-        One that has FINISHED is alive, as is one of the first that has not come yet.
+        Of those that have come, and of the `first`. One that has FINISHED is alive, as is one of the first
+        that has not come yet.
         """
         known = [t for m, t in self._tracks.items() if m < first or t.state is not None]
-        gone = (State.FINISHED, State.FAILED)
-        dead = [t.state is State.FAILED or (t.state not in gone and t.heard_until < math.inf) for t in known]
-        return len(known) - sum(dead), len(known)
+        dead = sum(t.state is State.FAILED or t.away_since < math.inf for t in known)
+        return len(known) - dead, len(known)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,7 +197,7 @@ class _Track:
     present: int
     state: State | None = None
     since: float = -float("inf")
-    heard_until: float = math.inf
+    away_since: float = math.inf
     allocated: bool = False
     stepped: float | None = None  # when it first stepped
     settled: dict[State, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
@@ -214,7 +210,7 @@ class _Track:
             del self.uncut[:-MOST_UNCUT]
         if state in ACTIVE or self.state in ACTIVE:  # the window reaches to `now` at least
             self._settle()
-        self.state, self.since, self.present, self.heard_until = state, now, present, math.inf
+        self.state, self.since, self.present, self.away_since = state, now, present, math.inf
         if state is State.STEPPING and self.stepped is None:
             self.stepped = now
         self.allocated = state is not State.FINISHED and (self.allocated or state in _ALLOCATING)
@@ -224,8 +220,8 @@ class _Track:
         chip_seconds, waited = dict(self.settled), self.waited
         current = []
         if self.allocated and self.state is not None:
-            heard = min(self.heard_until, closed)
-            current = [self._current(heard), _Span(State.FAILED, heard, closed, self.chips, self.chips)]
+            there = min(self.away_since, closed)
+            current = [self._current(there), _Span(State.FAILED, there, closed, self.chips, self.chips)]
         for span in itertools.chain(self.uncut, current):
             cut = dataclasses.replace(span, start=max(span.start, opened), end=min(span.end, closed))
             waited += cut.settle(chip_seconds)

@@ -150,7 +150,7 @@ class Supervisor:
         code = role.process.exitcode
         if code is None:
             if now - role.started_at > STEADY_SECONDS:
-                role.failures, role.steady = 0, True
+                role.failures, role.steady = 0, role is not self._syncer  # which ends the run with itself
             return
         if code == 0 or _refused(role) or role.failures > self._config.restarts:
             return

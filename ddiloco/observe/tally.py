@@ -193,7 +193,7 @@ class Tally:
         else:
             self.finished.discard(record.learner)
         if record.state is State.FAILED:
-            self._mark(record.learner, rejoined=False)
+            self._mark(record.learner, record.time, rejoined=False)
 
     def noted(self, record: Noted) -> None:
         """Counts a record of the protocol; one of an unknown name changes nothing."""
@@ -207,11 +207,9 @@ class Tally:
             case "recovered":
                 _count(self.inner_states, record.values.get("inner_state", "unknown"))
             case "learner_lost" | "learner_silent":
-                self._mark(record.values["learner"], rejoined=False)
-                self.timelines.unheard(record.values["learner"], since=record.time)
+                self._mark(record.values["learner"], record.time, rejoined=False)
             case "learner_ready" | "learner_returned":
-                self._mark(record.values["learner"], rejoined=True)
-                self.timelines.unheard(record.values["learner"], since=None)
+                self._mark(record.values["learner"], record.time, rejoined=True)
             case "guard_quarantined":
                 self.quarantined.add(record.values["learner"])
             case "guard_released":
@@ -229,18 +227,19 @@ class Tally:
         """Keeps the failure; of very many the newest."""
         self.failures.append(record)
         del self.failures[:-MOST_FAILURES]
-        self._mark(record.learner, rejoined=False)
+        self._mark(record.learner, record.time, rejoined=False)
 
     def train_loss(self) -> float | None:
         """The mean over learners of the mean loss of the last 5% of their steps; None if there is none."""
         tails = [curve.tail_mean(0.05) for curve in self.loss_curves.values()]
         return statistics.fmean(tails) if tails else None
 
-    def _mark(self, learner: int, rejoined: bool) -> None:
+    def _mark(self, learner: int, time: float, rejoined: bool) -> None:
         """Keeps each departure and each rejoining once, though several records may report it."""
         if rejoined is not (learner in self.away) or learner in self.finished:
             return
         (self.away.discard if rejoined else self.away.add)(learner)
+        self.timelines.away(learner, math.inf if rejoined else time)
         step = max(self._clocks.get(learner, 0), self.step if rejoined else 0)
         self.marks.append((step, learner, rejoined))
 

@@ -43,6 +43,9 @@ class NextVersion(NamedTuple):
     empty: bool = False
 
 
+_DIFFER = "parameters are not those of the layout; the first to differ is "
+
+
 class GlobalModel:
     """P fragments of float32 host arrays. A merge makes new arrays and never writes into those it returned.
 
@@ -85,7 +88,7 @@ class GlobalModel:
         a step of any learner can have; None: not known. `fragments`: those that it holds; None: all.
         """
         if wrong := sorted(parameters.keys() ^ dict(layout.shapes).keys()):
-            raise ValueError(f"parameters are not those of the layout; the first to differ is {wrong[0]}")
+            raise ValueError(_DIFFER + wrong[0])
         self.layout = layout
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
         self.decode = FragmentDecoder(layout, config.codec)
@@ -215,14 +218,10 @@ class GlobalModel:
         self._retired[p] = None
 
     def _taken(self, p: int, parameters: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-        pieces = take(self.layout, p, parameters)
-        for piece, array, shape in zip(
-            self.layout.fragments[p], pieces, self.layout.piece_shapes(p), strict=True
-        ):
+        pieces, shapes = take(self.layout, p, parameters), self.layout.piece_shapes(p)
+        for piece, array, shape in zip(self.layout.fragments[p], pieces, shapes, strict=True):
             if tuple(array.shape) != shape:
-                raise ValueError(
-                    f"parameters are not those of the layout; the first to differ is {piece.name}"
-                )
+                raise ValueError(_DIFFER + piece.name)
         return pieces
 
     def _owned(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:

@@ -196,7 +196,7 @@ class Assembly:
         """
         kept, learner = self.experiment.eval.devices, self.evaluation_learner()
         if kept:
-            return carve(jax.devices()[-kept:], 1, MeshConfig(data=1, fsdp=-1))[0]
+            return self.mesh_on(jax.devices()[-kept:])
         if learner is not None:
             return self.learner_meshes()[learner]
         return self.mesh_on(self._idle() or jax.devices()[-1:])

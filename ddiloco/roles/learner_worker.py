@@ -220,7 +220,7 @@ class LearnerWorker:
     def _finish_steps(self, leave: int) -> bool:
         """Waits until the devices have at most `leave` steps left, and reports those that are complete.
 
-        Whether there were any.
+        Returns whether there were any.
         """
         before = len(self._in_flight)
         while self._in_flight and (len(self._in_flight) > leave or self._in_flight[0].complete):

@@ -188,3 +188,12 @@ def test_importing_the_package_imports_neither_tfds_nor_grain():
     root = str(pathlib.Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_bucket_of_data_sets_is_refused_in_a_line(monkeypatch):
+    told = r"^data_dir: gs://bucket/tfds: must be a folder; mount the bucket, or copy the data set$"
+    with pytest.raises(DataError, match=told):
+        open_text("stdlib_text", "train", "gs://bucket/tfds")
+    monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/tfds")
+    with pytest.raises(DataError, match=told):
+        open_text("stdlib_text", "train")

@@ -146,13 +146,13 @@ def test_a_learner_is_alive_unless_it_is_dead():
     assert lines.alive(3) == (3, 3)
 
 
-def test_of_whom_nothing_is_heard_counts_as_dead_until_it_says_what_it_did():
+def test_who_is_away_counts_as_dead_until_it_says_what_it_did():
     lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0)])
-    for learner, since in ((0, 4.0), (1, 6.0), (1, 8.0)):
-        lines.unheard(learner, since)
+    for learner, since in ((0, 4.0), (1, 6.0)):
+        lines.away(learner, since)
     assert lines.alive(2) == (0, 2)
     assert figures(lines, 10.0) == ((0.0, 10.0), 0.5, shares(failed=0.5), 0.6, 0.0)
-    lines.unheard(0, None)  # it stepped on behind a broken connection
+    lines.away(0, math.inf)  # it stepped on behind a broken connection
     assert figures(lines, 10.0) == ((0.0, 10.0), 0.8, shares(failed=0.2), 1.0, 0.0)
     lines.enter(1, WAITING, 7.0)  # and so did the other one for a second
     assert lines.alive(2) == (2, 2)

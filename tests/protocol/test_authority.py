@@ -91,6 +91,14 @@ def test_after_a_pause_of_the_syncers_process_learners_have_time_to_be_heard():
     assert said == [{"learner": 0}, {"learner": 1}]
 
 
+def test_after_a_pause_of_the_syncers_process_offers_that_came_meanwhile_are_taken():
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, offer_timeout=4.0)
+    desk.report(0, 2)
+    desk.report(1, 2)
+    assert not merges(desk.offer(0, (2, 0), at=50.0)), "learner 1's offer may wait behind this one"
+    assert merges(desk.offer(1, (2, 0), at=50.1)) == [(2, 0, [0, 1])]
+
+
 def test_a_repeated_report_is_no_step():
     """Heartbeats of one step do not make steps look short, and the grace window with them."""
     desk = Desk(learners=2, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.5)

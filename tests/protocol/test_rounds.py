@@ -166,14 +166,6 @@ def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits(
     assert merges(desk.offer(1, (2, 0), at=3.5)) == [(2, 0, [0, 1])]
 
 
-def test_after_a_pause_of_the_syncers_process_offers_that_came_meanwhile_are_taken():
-    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, offer_timeout=4.0)
-    desk.report(0, 2)
-    desk.report(1, 2)
-    assert not merges(desk.offer(0, (2, 0), at=50.0)), "learner 1's offer may wait behind this one"
-    assert merges(desk.offer(1, (2, 0), at=50.1)) == [(2, 0, [0, 1])]
-
-
 def test_an_offer_is_waited_for_longer_if_the_welcome_was_slow_to_come():
     """As long as its share of the welcome's bytes took, four times: learner 1 is behind a thin link."""
     desk = Desk(

@@ -2,7 +2,7 @@
 
 The inner state is, in this order: a peer's that has taken in no fewer steps than the learner's own last copy
 on disk, that copy unless its steps were undone, that of another learner in the snapshot that the run
-resumes from, a fresh one.
+resumes from, a fresh one. Before the first merge no peer is asked: all begin alike, whoever comes first.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class ProcessRecovery:
         begun = time.monotonic()
         own = self._from_disk(versions)
         patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
-        # Before the first merge all begin alike, whoever comes first: a peer has steps of its own data alone.
         peers = self._from_peers(versions, own, begun + patience) if any(versions) else None
         if peers is None and time.monotonic() >= begun + patience:
             waited = f"within {patience:.0f} s, by remote.donation_timeout"

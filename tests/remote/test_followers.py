@@ -182,6 +182,23 @@ def test_a_version_of_a_history_that_was_undone_does_not_stand_for_the_one_made_
     until(lambda: leading.delivered == [again], "the version made anew")
 
 
+def test_a_host_may_have_the_next_version_before_the_others_have_this_one_whatever_its_lineage(leading):
+    one, two = (Host(leading.address, host=number) for number in (1, 2))
+    assert leading.followers.gather(threading.Event())
+    first, second = (
+        dataclasses.replace(told, event=dataclasses.replace(told.event, lineage=lineage))
+        for told, lineage in ((update(0, 5), 9), (update(0, 6), 1))  # lineages have no order
+    )
+    for told in (first, second):
+        which = {"fragment": 0, "version": told.event.version, "lineage": told.event.lineage}
+        one.here(which)
+        leading.followers.own(told)
+    two.here({"fragment": 0, "version": 5, "lineage": 9})
+    until(lambda: leading.delivered == [first], "this version")
+    two.here({"fragment": 0, "version": 6, "lineage": 1})
+    until(lambda: leading.delivered == [first, second], "the next one")
+
+
 def test_tokens_and_positions_of_a_batch_are_waited_for(leading):
     hosts = [Host(leading.address, host=number) for number in (1, 2)]
     for number, host in enumerate(hosts, start=1):

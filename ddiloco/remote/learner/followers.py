@@ -39,12 +39,11 @@ def key_of(told: EventDelivery) -> Key:
 
 
 def forget_older(known: MutableMapping[Key, Any], key: Key) -> None:
-    """Drops welcomes up to this one, or updates of its fragment up to its version, or of earlier lineages."""
-    welcome, fragment, version, lineage = key
-    for w, p, v, n in list(known):
-        older = not w and not welcome and p == fragment and (v <= version or n < lineage)
-        if older or (w and w <= welcome):
-            del known[w, p, v, n]
+    """Drops welcomes up to this one, or updates of its fragment up to its version, of any lineage."""
+    welcome, fragment, version, _ = key
+    for w, p, v, lineage in list(known):
+        if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
+            del known[w, p, v, lineage]
 
 
 class Followers:

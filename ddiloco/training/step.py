@@ -87,7 +87,7 @@ def make_train_step(
     Raises:
       ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
     """
-    optimizer = make_inner_optimizer(inner, logical_axes(model_config))
+    optimizer = make_inner_optimizer(inner, logical_axes(model_config), mesh)
     constrain = OnMesh(mesh)
 
     def sums_of(params: Parameters, batch: Batch) -> LossSums:

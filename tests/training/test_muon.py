@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from optax.contrib import MuonDimensionNumbers
 
 from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.models.moe import MoEConfig
 from ddiloco.models.vit import ViTConfig
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
-from ddiloco.training.muon import matrices_of, muon
+from ddiloco.training.muon import is_matrix, muon
 from ddiloco.training.parameters import logical_axes
+from ddiloco.training.sharding import partition
 from ddiloco.training.step import make_train_step, shard_batch
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
@@ -44,8 +44,7 @@ def orthogonal(matrix):
 )
 def test_steps_are_those_of_float64(axes, shape, flat):
     rng = np.random.default_rng(0)
-    matrices = matrices_of({"layers/0/w": axes})
-    optimizer = muon(matrices, 0.9, "float32", 0.3, optax.identity())
+    optimizer = muon({"layers/0/w": axes}, 0.9, "float32", 0.3, optax.identity())
     state, mean = optimizer.init({"layers/0/w": jnp.zeros(shape)}), np.zeros(flat)
     for count in range(1, 4):
         gradient = rng.normal(size=shape)
@@ -89,8 +88,8 @@ def test_each_row_of_a_stack_and_each_expert_is_a_matrix_of_its_own():
     axes = ("layer", "expert", "embed", "mlp")
     stack = {"layers/0:3/up": jnp.asarray(of_layers)}
     single = {f"layers/{i}/up/{e}": jnp.asarray(of_layers[i, e]) for i in range(3) for e in range(2)}
-    together = muon(matrices_of({"layers/0:3/up": axes}), 0.9, "float32", 0.2, optax.identity())
-    apart = muon(matrices_of(dict.fromkeys(single, ("embed", "mlp"))), 0.9, "float32", 0.2, optax.identity())
+    together = muon({"layers/0:3/up": axes}, 0.9, "float32", 0.2, optax.identity())
+    apart = muon(dict.fromkeys(single, ("embed", "mlp")), 0.9, "float32", 0.2, optax.identity())
     updates, _ = together.update(stack, together.init(stack))
     expected, _ = apart.update(single, apart.init(single))
     for name, update in expected.items():
@@ -103,33 +102,15 @@ def test_each_row_of_a_stack_and_each_expert_is_a_matrix_of_its_own():
 @pytest.mark.parametrize(
     "config", [TINY, MoEConfig(), ViTConfig(), CaptionerConfig()], ids=lambda c: type(c).__name__
 )
-def test_matrices_of_every_model_read_or_write_its_width(config):
-    axes = logical_axes(config)
-    matrices = matrices_of(axes)
-    kinds = {name.split("/", 2)[2] for name in matrices}
+def test_matrices_of_every_model_are_those_of_its_layers(config):
+    matrices = [name for name, axes in logical_axes(config).items() if is_matrix(name, axes)]
     assert {
         "attention/query/kernel",
         "attention/key/kernel",
         "attention/value/kernel",
         "attention/out/kernel",
-    } < kinds
+    } < {name.split("/", 2)[2] for name in matrices}
     assert not any(word in name for name in matrices for word in ("norm", "bias", "router", "embed", "head/"))
-    for name, (reads, writes) in matrices.items():
-        sides = [tuple(axes[name][i] for i in side) for side in (reads, writes)]
-        assert sum(side == ("embed",) for side in sides) == 1, (name, sides)
-
-
-def test_a_projection_to_heads_reads_the_width():
-    found = matrices_of(
-        {
-            "layers/1/q": ("embed", "heads", "head_dim"),
-            "layers/0:2/o": ("layer", "heads", "head_dim", "embed"),
-        }
-    )
-    assert found == {
-        "layers/1/q": MuonDimensionNumbers((0,), (1, 2)),
-        "layers/0:2/o": MuonDimensionNumbers((1, 2), (3,)),
-    }
 
 
 def run(mesh, config):
@@ -159,10 +140,58 @@ def test_eight_devices_agree_with_one(alone, sizes, scan):
         np.testing.assert_allclose(params[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+AXES = {
+    "layers/0:4/up": ("layer", "embed", "mlp"),
+    "layers/0:4/down": ("layer", "mlp", "embed"),
+    "layers/0:4/q": ("layer", "embed", "heads", "head_dim"),
+    "layers/0:4/o": ("layer", "heads", "head_dim", "embed"),
+    "layers/4/up": ("embed", "mlp"),
+    "layers/5:7/experts": ("layer", "expert", "embed", "mlp"),
+    "layers/5:7/norm": ("layer", "embed"),
+}
+SIZES = {"embed": 32, "mlp": 64, "heads": 4, "head_dim": 8, "expert": 4}
+
+
+def compiled_update(mesh):
+    """Muon's update of gradients that lie like parameters, its result likewise; and the gradients."""
+    rng = np.random.default_rng(2)
+    gradients = {}
+    for name, axes in AXES.items():
+        layers = 4 if "0:4" in name else 2
+        shape = tuple(layers if axis == "layer" else SIZES[axis] for axis in axes)
+        gradients[name] = jnp.asarray(rng.normal(size=shape), jnp.float32)
+    laid = {name: partition(mesh, AXES[name], leaf.shape) for name, leaf in gradients.items()}
+    gradients = jax.device_put(gradients, laid)
+    optimizer = muon(AXES, 0.9, "float32", 0.2, optax.identity(), mesh)
+    update = jax.jit(lambda x: optimizer.update(x, optimizer.init(x))[0], out_shardings=laid)
+    return update.lower(gradients).compile(), gradients
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"data": 1, "fsdp": 8},
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"data": 1, "stage": 2, "fsdp": 2, "expert": 2},
+    ],
+    ids=str,
+)
+def test_devices_share_the_matrices(sizes):
+    alone, gradients = compiled_update(mesh_of(1))
+    shared, laid = compiled_update(mesh_of(8, **sizes))
+    expected, found = alone(gradients), shared(laid)
+    for name, update in expected.items():
+        np.testing.assert_allclose(found[name], update, rtol=1e-4, atol=1e-5, err_msg=name)
+    # 17 matrices of one size are at most 3 for each of 8 devices, 8 of the other one.
+    assert shared.cost_analysis()["flops"] < 0.2 * alone.cost_analysis()["flops"]
+    # Nobody gathers what lies divided: only copies of the model tell each other.
+    assert ("all-gather(" in shared.as_text()) == (sizes["data"] > 1)
+
+
 def test_momentum_lies_like_its_parameter_and_is_kept_once():
     state = init_state(TINY, INNER, mesh_of(8, data=1, fsdp=4, tensor=2), seed=0)
     (parts,) = [part.inner_states for part in state.opt_state if hasattr(part, "inner_states")]
-    matrices, *_ = parts["matrices"].inner_state
+    matrices = parts["matrices"].inner_state
     others = parts["others"].inner_state
 
     def kept(moments) -> set[str]:

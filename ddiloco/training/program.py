@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,6 +53,10 @@ def _placed(value: np.ndarray | Blocks, sharding: jax.sharding.Sharding) -> jax.
     if sharding.is_fully_addressable:
         return jax.device_put(own(value), sharding)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: own(value[index]))
+
+
+def _numbers(shapes: Sequence[tuple[int, ...]]) -> int:
+    return sum(map(math.prod, shapes))
 
 
 class TrainProgram:
@@ -115,6 +120,9 @@ class TrainProgram:
         The devices hold one copy of either, and what is on its way.
 
         `inner` has an array for each of `inner_leaves`, as `inner_state` gave them; None: a fresh one.
+
+        Raises:
+          ValueError: it has other arrays.
         """
         laid = self.shardings.items()
         return self.state_of({name: _placed(array_of(name, params), at) for name, at in laid}, inner)
@@ -123,6 +131,12 @@ class TrainProgram:
         """Like `state_from`, of parameters that are on the devices already, and become the state's."""
         if inner is None:
             return TrainState(params, self._init_optimizer(params))
+        given, wanted = [leaf.shape for leaf in inner], [leaf.shape for leaf in self.inner_leaves]
+        if given != wanted:
+            raise ValueError(
+                "the inner state is of another optimizer, or of another version of ddiloco: it has "
+                f"{len(given)} arrays and {_numbers(given)} numbers, not {len(wanted)} and {_numbers(wanted)}"
+            )
         shardings, structure = jax.tree.flatten(self._laid.opt_state)
         leaves = [_placed(leaf, sharding) for leaf, sharding in zip(inner, shardings, strict=True)]
         return TrainState(params, jax.tree.unflatten(structure, leaves))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.roles.exchange import EventDelivery, InnerState, InnerStateWanted, Leave
@@ -188,3 +189,15 @@ def test_the_position_told_after_a_step_is_the_one_that_the_next_batch_comes_fro
         fresh = assembly.own_equipment(0).batches
         fresh.set_state(position)
         assert_same(next(fresh).values(), drawn[done].values())
+
+
+def test_a_saved_state_of_another_optimizer_is_told_in_a_line(assembly, fragments):
+    learner = TrainingArrays(assembly.own_equipment(0))
+    learner.adopt(fragments)
+    arrays, values = learner.state()
+    kept = {name: np.asarray(array) for name, array in arrays.items()}
+    *inner, _ = numbered("inner", kept)
+    others = named("params", of_kind("params", kept)) | named("inner", inner)
+    told = r"of another version of ddiloco: it has \d+ arrays and \d+ numbers, not \d+ and \d+$"
+    with pytest.raises(ValueError, match=told):
+        TrainingArrays(assembly.own_equipment(0)).restore(others, values)

@@ -6,13 +6,13 @@ import contextlib
 import os
 import pathlib
 import secrets
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
+from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.ports import reserved_port
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
@@ -30,8 +30,19 @@ def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
     return lambda: found() not in (None, before)
 
 
+def _with_tokens(environment: Mapping[str, str], learners: int) -> dict[str, str]:
+    """The environment with a token for each learner; a file would have to last as long as the run."""
+    tokens = "".join(f"{m} {secrets.token_hex(24)}\n" for m in range(learners))
+    kept = {name: value for name, value in environment.items() if name != f"{PREFIX}TOKEN_FILE"}
+    return {**kept, f"{PREFIX}TOKEN": tokens}
+
+
 def _parts(
-    count: int, shared: Sequence[str], authority: str, held: contextlib.ExitStack
+    count: int,
+    shared: Sequence[str],
+    authority: str,
+    environment: Mapping[str, str],
+    held: contextlib.ExitStack,
 ) -> list[supervisor.Role]:
     """The roles of a syncer's parts, each with a port that is `held` for it."""
     return [
@@ -44,7 +55,7 @@ def _parts(
                 f"--authority={authority}",
                 f"--listen=127.0.0.1:{held.enter_context(reserved_port())}",
             ],
-            supervisor.syncer_environment(os.environ),
+            supervisor.syncer_environment(environment),
         )
         for part in range(count)
     ]
@@ -75,23 +86,24 @@ def run_all(
     learners, played = experiment.sync.num_learners, played or {}
     processes.warm_up()
     with contextlib.ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="ddiloco-"))
         port = held.enter_context(reserved_port())
         address = f"127.0.0.1:{port}"
-        token = pathlib.Path(folder) / "token"
-        token.touch(mode=0o600)
-        token.write_text("".join(f"{m} {secrets.token_hex(24)}\n" for m in range(learners)))
-        shared = [*config, f"--token_file={token}", f"--workdir={workdir}"]
+        environment = _with_tokens(os.environ, learners)
+        shared = [*config, f"--workdir={workdir}"]
         syncer = supervisor.Role(
             "the syncer",
             "experiments.syncer",
             [*shared, f"--listen={address}"],
-            supervisor.syncer_environment(os.environ),
+            supervisor.syncer_environment(environment),
             again=["--resume"],
             begun=_begun(workdir),
             alone=["--finish"],
         )
-        parts = [] if experiment.remote.parts == 1 else _parts(experiment.remote.parts, shared, address, held)
+        parts = (
+            []
+            if experiment.remote.parts == 1
+            else _parts(experiment.remote.parts, shared, address, environment, held)
+        )
         loop = isinstance(experiment.model, LoopConfig)
         scored = experiment.eval.every is not None or not (loop or not task_of(experiment).samples)
         profiled = [] if profile is None else [f"--profile={profile}"]
@@ -105,7 +117,7 @@ def run_all(
                     f"--learner_id={m}",
                     *(profiled if m == 0 else []),
                 ],
-                supervisor.learner_environment(m, learners, os.environ, hosts=experiment.hosts(m)),
+                supervisor.learner_environment(m, learners, environment, hosts=experiment.hosts(m)),
                 assignment="" if m in played else f"{m} {route(m, address)}",
                 hosts=experiment.hosts(m),
             )
@@ -122,7 +134,7 @@ def run_all(
                 f"spare {n}",
                 "experiments.learner",
                 [*shared, "--spare"],
-                supervisor.learner_environment(0, learners, os.environ),
+                supervisor.learner_environment(0, learners, environment),
             )
             for n in range(experiment.remote.spares)
         ]

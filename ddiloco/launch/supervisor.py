@@ -25,7 +25,7 @@ SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 USAGE_ERROR = 2
-SIGNALLED = 128  # exit codes above it are of a program that a signal asked to end
+SIGNALLED = 128  # plus a signal: the exit code of a program that this one asked to end
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -50,6 +50,7 @@ class Role:
     failures: int = 0  # in a row
     steady: bool = False  # whether a process of it has once lived for so long that its settings do
     started_at: float = 0.0
+    ended_at: float = 0.0  # of the last process that `observe` has heard the end of
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
     assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
     observed: bool = True  # whether `observe` has heard of its end, if it has ended
@@ -110,8 +111,8 @@ class Supervisor:
                 self._look_after(role)
             if any(map(_refused, self._learners)):
                 return USAGE_ERROR
-            if all(self._given_up(r) for r in self._learners):
-                self._note("every learner has died, and none is restarted any more")
+            if self._is_deserted():
+                self._note("every learner has died or left, and none is restarted any more")
                 self._stop_syncer()
                 return 1
             if self._given_up(self._syncer):
@@ -133,12 +134,33 @@ class Supervisor:
         code = self._syncer.process.exitcode
         if code is None or self._syncer.due_at is not None:
             return False
-        nobody_left = all(r.over and r.process.exitcode == 0 for r in self._learners)
-        return code in (0, USAGE_ERROR) or code > SIGNALLED or (code > 0 and nobody_left)
+        asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)  # 255: the fork server was killed
+        return code in (0, USAGE_ERROR, *asked) or (code > 0 and self._is_trained())
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""
         return role.over and role.failures > self._config.restarts
+
+    def _last_learner(self) -> Role | None:
+        """The learner that ended last; None while one runs, or will be started."""
+        for role in self._learners:
+            self._note_end(role)
+        if all(r.over and (r.process.exitcode == 0 or self._given_up(r)) for r in self._learners):
+            return max(self._learners, key=lambda r: r.ended_at)
+        return None
+
+    def _is_trained(self) -> bool:
+        """Whether learners have left after their last step, whoever was given up before."""
+        last = self._last_learner()
+        return last is not None and last.process.exitcode == 0
+
+    def _is_deserted(self) -> bool:
+        """Whether no learner is left to end the run; one that fails as it leaves is no proof at once."""
+        last = self._last_learner()
+        if last is None or last.process.exitcode == 0:
+            return False
+        everyone = all(map(self._given_up, self._learners))
+        return everyone or time.monotonic() > last.ended_at + LEAVE_SECONDS
 
     def _look_after(self, role: Role) -> None:
         now = time.monotonic()
@@ -192,7 +214,7 @@ class Supervisor:
     def _start(self, role: Role) -> None:
         self._note_end(role)
         again = role.again if role.process is not None and role.begun() else ()
-        if all(r.process is not None and r.process.exitcode == 0 for r in self._learners):
+        if all(r.process is not None for r in self._learners) and self._is_trained():
             again = (*again, *role.alone)
         arguments = [*role.arguments, *again]
         role.started_at, role.due_at = time.monotonic(), None
@@ -211,7 +233,7 @@ class Supervisor:
 
     def _note_end(self, role: Role) -> None:
         if not role.observed and role.process.exitcode is not None:
-            role.observed = True
+            role.observed, role.ended_at = True, time.monotonic()
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from experiments.front import cli
 
+POLL = 0.2  # seconds
 MADE = ("summary.json", "loss.png", "checkpoints")
 
 
@@ -40,6 +41,8 @@ def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
 
 def _end_late(grace: float, stop: threading.Event, received: Sequence[int]) -> None:
     stop.wait()
+    while not received:  # an operator's word, or another host's, for which no engine counts the seconds
+        time.sleep(POLL)
     time.sleep(grace)
     cli.tell(f"not done {grace:g} s after the word to stop: the process ends as it is")
     sys.stdout.flush()

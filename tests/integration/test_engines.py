@@ -17,6 +17,8 @@ STUCK = """
 import sys, threading
 from experiments.front.ending import stop_on_signals
 stop, received = stop_on_signals(float(sys.argv[1]))
+if len(sys.argv) > 2:
+    stop.set()
 print("begun", flush=True)
 stop.wait()
 print("told", flush=True)
@@ -77,6 +79,17 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "told\n"
     process.send_signal(signal.SIGTERM)  # an engine may tell it twice
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
+
+
+def test_seconds_of_grace_are_counted_from_the_signal_where_somebody_else_said_stop_before():
+    command = [sys.executable, "-c", STUCK, "0.2", "stopped"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    assert process.stdout.readline() == "told\n"
+    process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143
     assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"

@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import threading
+from multiprocessing import forkserver
 
 import pytest
 
@@ -210,8 +211,39 @@ def test_learners_that_die_again_and_again_are_given_up(run):
     assert len(it.starts("learner 0")) == 1 + CONFIG.restarts
     assert it.told[-2:] == [
         "the process of learner 0 ended with exit code 1 and is given up",
-        "every learner has died, and none is restarted any more",
+        "every learner has died or left, and none is restarted any more",
     ]
+
+
+def test_a_run_whose_last_learner_is_given_up_after_others_were_drained_ends(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(supervisor, "LEAVE_SECONDS", 2.0)
+    waits = "import time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\nsys.exit(1)"
+    it = run(ENDS_AT_THE_WORD, "sys.exit(0)", waits.format(str(tmp_path / "go.on")))
+    until(lambda: "learner 0" in it.ends, "the end of who was drained")
+    (tmp_path / "go.on").touch()
+    assert it.end() == 1
+    assert it.told[-1] == "every learner has died or left, and none is restarted any more"
+    assert len(it.starts("syncer")) == 1
+
+
+def test_a_learner_given_up_before_does_not_keep_the_others_from_ending_the_run(run, tmp_path):
+    waits = "import time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\nsys.exit(0)"
+    done = "sys.exit(0) if 'alone' in sys.argv else signal.pause()"
+    it = run(done, "sys.exit(1)", waits.format(str(tmp_path / "go.on")))
+    until(lambda: it.told and it.told[-1].endswith("is given up"))
+    (tmp_path / "go.on").touch()
+    until(lambda: "learner 1" in it.ends, "the last learner's end")
+    it.kill("syncer")
+    assert it.end() == 0
+    assert [words[1:] for words in it.starts("syncer")] == [[], ["again", "alone"]]
+
+
+def test_a_dead_fork_server_is_started_again_with_everybody(run):
+    it = run(ENDS_AT_THE_WORD, STANDS)
+    until(lambda: it.starts("syncer") and it.starts("learner 0"))
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    until(lambda: len(it.starts("syncer")) == len(it.starts("learner 0")) == 2, "all to start again")
+    assert it.starts("syncer")[1][1:] == ["again"]
 
 
 def test_waits_between_tries_grow_up_to_their_bound():

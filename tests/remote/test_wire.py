@@ -6,7 +6,9 @@ from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
+from ddiloco.remote.learner import streams
 from ddiloco.remote.syncer.positions import LONGEST
+from ddiloco.remote.wire import payload
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.settings.remote import RemoteConfig
@@ -92,6 +94,26 @@ def test_a_learner_connects_anew_and_says_again_where_it_stands(address):
         with ended(again := SyncerEnd(address=address)):
             assert again.next(events.StepReported).report.step == 5
             assert (0, 100) in again.links
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("2 GiB"), RuntimeError("RESOURCE_EXHAUSTED"), ValueError("none")]
+)
+def test_an_update_that_memory_refuses_costs_the_connection_and_no_later_update(error, ends, monkeypatch):
+    syncer, learner = ends
+    link, fail = joined(syncer, learner), [error]
+
+    def receive(form, size, stream):
+        if fail:
+            raise fail.pop()
+        return payload.receive(form, size, stream)
+
+    monkeypatch.setattr(streams, "receive", receive)
+    link.deliver(update(1, 1))
+    until(lambda: syncer.links[0, 100] is not link, "another connection")
+    syncer.links[0, 100].begun(100)
+    syncer.links[0, 100].deliver(update(1, 2))
+    assert_same(learner.next(events.UpdateArrived).fragments[0], arrays(1, 2))
 
 
 def test_records_of_the_time_without_a_syncer_arrive_when_it_is_back(address):

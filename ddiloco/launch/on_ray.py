@@ -15,6 +15,7 @@ import pathlib
 import secrets
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,6 +46,8 @@ Options = Mapping[str, Any]  # of an actor
 
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
 POLL = 1.0  # seconds
+SETTLED_SECONDS = 600.0  # of a run, after which a refusal is a node's, not one of the settings that all have
+PAUSE = 60.0  # seconds until a process is begun again where a node refused it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +137,7 @@ class RayRun:
         self._main, self._note, self._environment = main, note, dict(environment or {})
         self._kept = None if kept is None else kept.resolve()
         self._running: dict[Any, str] = {}  # by the exit code to come, the actor that it is of
+        self._told: dict[str, tuple[Assignment, Any]] = {}  # by actor, what `run` was called with
         self._groups: list[Any] = []
         self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
         self.actors: dict[str, Any] = {}
@@ -195,12 +199,16 @@ class RayRun:
         environment = {"env_vars": variables} if variables else None  # a process that Ray has ready will do
         kind = ray.remote(RoleActor).options(name=assignment.name, runtime_env=environment, **options)
         actor = kind.remote(self._main, self._experiment, security)
-        self.actors[assignment.name] = actor
-        self._running[actor.run.remote(assignment, first)] = assignment.name
+        self.actors[assignment.name], self._told[assignment.name] = actor, (assignment, first)
+        self._run(assignment.name)
         return actor
 
+    def _run(self, name: str) -> None:
+        self._running[self.actors[name].run.remote(*self._told[name])] = name
+
     def _wait(self, stop: threading.Event) -> int:
-        told = False
+        told, settled_at = False, time.monotonic() + SETTLED_SECONDS
+        due_at: dict[str, float] = {}  # of those that a node has refused
         while True:
             if stop.is_set() and not told:
                 told = True
@@ -210,17 +218,30 @@ class RayRun:
                     while self._running and self._ended(LATE_SECONDS):
                         pass
                     return PREEMPTED if told and not code else code
-                if code == REFUSED:
-                    return code
+                if code == REFUSED and name != EVALUATOR:
+                    if time.monotonic() < settled_at:
+                        return code
+                    due_at[name] = time.monotonic() + PAUSE
+            for name in [name for name, at in due_at.items() if at <= time.monotonic()]:
+                del due_at[name]
+                ray.kill(self.actors[name], no_restart=False)
+                self._run(name)
             self._leave_draining_nodes()
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
         """Which actor has ended, and with which exit code; waits for one so long at most."""
         done, _ = ray.wait(list(self._running), timeout=seconds)
-        found = [(self._running.pop(code), ray.get(code)) for code in done]
-        for name, code in found:
-            self._note(f"{name} has ended with exit code {code}")
-        return found
+        return [(self._running[end], self._code(self._running.pop(end), end)) for end in done]
+
+    def _code(self, name: str, ended: Any) -> int:
+        try:
+            code: int = ray.get(ended)
+        except ray.exceptions.RayError as error:  # its node cannot even unpack it
+            first_line, *_ = str(error).strip().splitlines() or [type(error).__name__]
+            self._note(f"{name} cannot begin: {first_line}")
+            return FAILED
+        self._note(f"{name} has ended with exit code {code}")
+        return code
 
     def _leave_draining_nodes(self) -> None:
         """Makes learners leave nodes that are about to go, while their work can still be merged."""

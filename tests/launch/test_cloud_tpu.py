@@ -64,7 +64,9 @@ def test_a_machine_runs_its_learner_as_a_service_that_is_told_all(tmp_path, fold
     cases = " ".join(f'*{name}) echo "{value}";;' for name, value in answers.items())
     commands.add("curl", f'case "${{!#}}" in {cases} *) exit 22;; esac')
     commands.add("hostname", "echo 10.1.0.2 172.17.0.1")
-    commands.add("gcloud", "echo a-token-of-sixteen")
+    failed = tmp_path / "failed"  # the first time, as a store of secrets may
+    commands.add("gcloud", f"[ -e {failed} ] || {{ touch {failed}; exit 1; }}; echo a-token-of-sixteen")
+    commands.add("sleep")
     commands.add("systemctl")
     script = (folder / "startup.sh").read_text()
     for place in ("/var/lib/ddiloco", "/etc/systemd/system"):
@@ -92,7 +94,7 @@ def test_a_machine_runs_its_learner_as_a_service_that_is_told_all(tmp_path, fold
     assert "--config.remote.donor_host=10.1.0.2\n" in unit
     assert commands.calls("systemctl") == [["daemon-reload"], ["restart", "ddiloco"]]
     secret = ["secrets", "versions", "access", "latest", "--secret=reading-learner-1"]
-    assert commands.calls("gcloud") == [secret]
+    assert commands.calls("gcloud") == [secret, secret]
 
 
 def test_the_scripts_are_shell(folder):

@@ -12,6 +12,8 @@ import pytest
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from ddiloco.launch import on_ray  # noqa: E402
+from ddiloco.launch.assignment import Assignment  # noqa: E402
 from ddiloco.launch.on_ray import RayRun, Resources  # noqa: E402
 from ddiloco.launch.ports import reserved_ports  # noqa: E402
 from ddiloco.settings.experiment import parse  # noqa: E402
@@ -177,6 +179,49 @@ def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
         run.another(0, before)
         assert run.end() == [143]
     assert_nothing_lost(run, 1)
+
+
+def refused_once(assignment, experiment, security, stop):
+    """The syncer ends once its learner has begun a second time; every first time it was refused."""
+    mark = assignment.workdir / "refused"
+    match assignment.role:
+        case "syncer":
+            until(lambda: mark.with_name("begun").exists() or stop.is_set(), "the learner", LIMIT)
+            return 0
+        case "learner" if mark.exists():
+            mark.with_name("begun").touch()
+            return 0
+    mark.touch()
+    return 2
+
+
+def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monkeypatch):
+    nodes.have(1)
+    monkeypatch.setattr(on_ray, "PAUSE", 0.0)
+    for seconds, codes in ((0.0, 0), (600.0, 2)):
+        monkeypatch.setattr(on_ray, "SETTLED_SECONDS", seconds)
+        workdir, told = tmp_path / str(seconds), []
+        workdir.mkdir()
+        run = RayRun(settings(*ONE), workdir, Resources(), refused_once, told.append, kept=workdir)
+        assert run.run(threading.Event()) == codes, told
+        assert "learner 0 has ended with exit code 2" in told
+
+
+class Unpacked(Exception):
+    """What an actor's arguments raise where they are unpacked."""
+
+    def __reduce__(self):
+        return (os.listdir, ("/nowhere",))
+
+
+def test_an_actor_that_a_node_cannot_unpack_is_told_and_ends_no_run(nodes, tmp_path):
+    nodes.have(1)
+    told = []
+    run = RayRun(settings(*ONE), tmp_path, Resources(), refused_once, told.append)
+    run._start(Assignment("learner", workdir=tmp_path), Unpacked(), {"num_cpus": 0})
+    until(lambda: ("learner 0", 1) in run._ended(1.0), "the end of the actor")
+    run._close()
+    assert len(told) == 1 and told[0].startswith("learner 0 cannot begin: ")
 
 
 @pytest.mark.slow

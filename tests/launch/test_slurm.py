@@ -168,8 +168,8 @@ def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written,
     commands.add("hostname", "echo node5.cluster")
     code, _, err = commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")
     assert (code, err) == (0, "")
-    run = str(tmp_path / "shared run")
-    assert (tmp_path / "shared run.launch" / "address").read_text() == "node5.cluster:7070\n"
+    run, address = str(tmp_path / "shared run"), tmp_path / "shared run.launch" / "address"
+    assert address.read_text() == "over\n"
     started = {call[4]: call[5:] for call in commands.calls("srun")}
     assert set(started) == {"experiments.evaluator", "experiments.syncer"}
     assert started["experiments.syncer"] == [
@@ -179,6 +179,20 @@ def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written,
         "--resume=auto",
     ]
     assert commands.environment("srun")["DDILOCO_TOKEN_FILE"] == f"{run}.tokens/tokens"
+
+
+def test_a_syncer_that_will_be_back_leaves_its_address_and_one_that_will_not_leaves_word(
+    commands, written, tmp_path
+):
+    folder, address = written(), tmp_path / "shared run.launch" / "address"
+    commands.add("hostname", "echo node5.cluster")
+    for code, left in ((1, "node5.cluster:7070"), (2, "over")):
+        commands.add("srun", f"exit {code}")
+        commands.run("syncer.sbatch", folder, SLURM_JOB_ID="16")
+        assert address.read_text() == f"{left}\n"
+    code, out, _ = commands.run("learners.sbatch", folder, SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_JOB_ID="17")
+    assert (code, out) == (0, "")
+    assert {call[-1] for call in commands.calls("scontrol")} == {"16"}  # nobody else is put back
 
 
 def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp_path):

@@ -1,12 +1,17 @@
 #!/bin/bash
-# Runs at every start of each machine of a learner, as root.
+# Runs at every start of each machine of a learner, as root; again and again until all of it is done, since
+# metadata, a secret or the set-up may be out of reach for a moment.
+if [ -z "${DDILOCO_ONCE:-}" ]; then
+  until DDILOCO_ONCE=1 bash "$0"; do sleep 10; done
+  exit
+fi
 set -euo pipefail
 read_metadata() {
   curl -sf -H Metadata-Flavor:Google "http://metadata.google.internal/computeMetadata/v1/instance/$1"
 }
 learner=$(read_metadata attributes/ddiloco-learner)
-process=$(read_metadata attributes/agent-worker-number || echo 0)
 {% if fleet.processes > 1 %}
+process=$(read_metadata attributes/agent-worker-number)
 {# Workers of a slice know each other's addresses, in the order of their numbers. #}
 first=$(read_metadata attributes/worker-network-endpoints | cut -d, -f1 | sed 's/.*://')
 {% endif %}

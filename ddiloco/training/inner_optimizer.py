@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 
 from ddiloco.config import Marks, setting
 from ddiloco.models.parameter import Axes
@@ -95,14 +95,14 @@ def scale_by_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def make_inner_optimizer(
-    config: InnerConfig, axes: Mapping[str, Axes], mesh: Mesh | None = None
+    config: InnerConfig, axes: Mapping[str, Axes], shardings: Mapping[str, NamedSharding] | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW (arXiv 1711.05101) after clipping by the global norm; `update` takes the extra argument `rate`.
 
     The learning rate comes from outside, so that what is compiled serves every schedule.
 
     Where `config.optimizer` is `muon`, that takes Adam's place for the matrices of layers; `axes` has the
-    logical axes of every parameter, by which they are known, and the devices of `mesh` share them.
+    logical axes of every parameter, by which they are known, and the devices of `shardings` share them.
 
     The clock may jump forward, as when an update from the syncer carries a later global step. The learning
     rate jumps with it; the bias correction of the moments counts the steps really taken.
@@ -112,7 +112,7 @@ def make_inner_optimizer(
         parts.append(optax.clip_by_global_norm(config.clip_norm))
     scaled = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype)
     if config.optimizer == "muon":
-        scaled = muon(axes, config.momentum, config.mu_dtype, config.update_rms, scaled, mesh)
+        scaled = muon(axes, config.momentum, config.mu_dtype, config.update_rms, scaled, shardings)
     parts.append(scaled)
     if config.weight_decay:
         mask = functools.partial(decay_mask, config)

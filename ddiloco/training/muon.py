@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.models.parameter import Axes
-from ddiloco.training.sharding import partition
 
 _ITERATIONS, _COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 _EPS = 1e-8  # added to the norm of a momentum
@@ -48,7 +47,7 @@ def muon(
     mu_dtype: str,
     update_rms: float,
     others: optax.GradientTransformation,
-    mesh: Mesh | None = None,
+    shardings: Mapping[str, NamedSharding] | None = None,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices of layers: Nesterov's momentum, made orthogonal.
 
@@ -59,7 +58,7 @@ def muon(
       update_rms: the root mean square of an update of full rank before the learning rate, whatever the shape
         (arXiv 2502.16982, equation 4: 0.2 is Adam's, so that both parts share a learning rate).
       others: moves all other parameters.
-      mesh: whose devices share the matrices among them; None: each device has all.
+      shardings: of every parameter, on the mesh whose devices share the matrices; None: one device has all.
     """
 
     def init(params: optax.Params) -> MuonState:
@@ -76,7 +75,7 @@ def muon(
         gradients = optax.tree.bias_correction(gradients, momentum, count)
         ahead = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, mean, gradients)
         whole = {name: x for name, x in ahead.items() if name in matrices}  # the rest is masked
-        turned = _all_orthogonal(whole, axes, update_rms, mesh)
+        turned = _all_orthogonal(whole, axes, update_rms, shardings)
         return {**ahead, **turned}, MuonState(count, optax.tree.cast(mu, mu_dtype))
 
     matrices = {name for name, names in axes.items() if is_matrix(name, names)}
@@ -87,7 +86,10 @@ def muon(
 
 
 def _all_orthogonal(
-    stacks: Mapping[str, jax.Array], axes: Mapping[str, Axes], rms: float, mesh: Mesh | None
+    stacks: Mapping[str, jax.Array],
+    axes: Mapping[str, Axes],
+    rms: float,
+    shardings: Mapping[str, NamedSharding] | None,
 ) -> dict[str, jax.Array]:
     """Each matrix made orthogonal, and scaled to this root mean square.
 
@@ -96,22 +98,24 @@ def _all_orthogonal(
     together, since a stack has too few for all devices.
     """
     flat = {name: _flat(stack, axes[name]) for name, stack in stacks.items()}
-    if mesh is None or mesh.size == 1:
+    if shardings is None or all(sharding.num_devices == 1 for sharding in shardings.values()):
         turned = {name: _orthogonal(x) for name, x in flat.items()}
     else:
-        turned = _shared(flat, mesh)
+        specs = {name: _flat_spec(axes[name], shardings[name].spec) for name in flat}
+        turned = _shared(flat, specs, next(iter(shardings.values())).mesh)
     return {
         name: _as_it_was(x * (rms * math.sqrt(max(x.shape[-2:]))), axes[name], stacks[name].shape)
         for name, x in turned.items()
     }
 
 
-def _shared(flat: Mapping[str, jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
+def _shared(
+    flat: Mapping[str, jax.Array], specs: Mapping[str, PartitionSpec], mesh: Mesh | AbstractMesh
+) -> dict[str, jax.Array]:
     """Stacks of matrices (E, L, D, F) made orthogonal, some of each size on each device."""
     groups: dict[Any, list[str]] = collections.defaultdict(list)
     for name, x in flat.items():
-        axes = ("expert" if x.shape[0] > 1 else None, "layer", "embed", "mlp")
-        groups[*x.shape[2:], partition(mesh, axes, x.shape).spec].append(name)
+        groups[*x.shape[2:], specs[name]].append(name)
     found: dict[str, jax.Array] = {}
     for (*_, spec), names in groups.items():
         dealt = functools.partial(_dealt, mesh, spec)
@@ -120,7 +124,7 @@ def _shared(flat: Mapping[str, jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
     return found
 
 
-def _dealt(mesh: Mesh, spec: PartitionSpec, *stacks: jax.Array) -> list[jax.Array]:
+def _dealt(mesh: Mesh | AbstractMesh, spec: PartitionSpec, *stacks: jax.Array) -> list[jax.Array]:
     """On each device: its parts of some stacks of one size become whole matrices, and parts again.
 
     Devices that divide experts or layers among them have matrices of their own to begin with; those
@@ -134,6 +138,7 @@ def _dealt(mesh: Mesh, spec: PartitionSpec, *stacks: jax.Array) -> list[jax.Arra
     x = jnp.concatenate([stack.reshape(-1, *stack.shape[2:]) for stack in stacks])
     number = math.ceil(len(x) / ways) * ways
     x = jnp.concatenate([x] * math.ceil(number / len(x)))[:number]
+    x = jax.lax.optimization_barrier(x)  # else XLA may exchange parts of stacks that lie in different orders
     if same:
         share = number // copies
         x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(same) * share, share)
@@ -148,7 +153,7 @@ def _dealt(mesh: Mesh, spec: PartitionSpec, *stacks: jax.Array) -> list[jax.Arra
     return [part.reshape(s.shape) for part, s in zip(jnp.split(x, list(ends)), stacks, strict=False)]
 
 
-def _ways(mesh: Mesh, names: tuple[str, ...]) -> int:
+def _ways(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
 
@@ -179,6 +184,14 @@ def _flat(stack: jax.Array, axes: Axes) -> jax.Array:
     for axis, size in zip(axes, stack.shape, strict=True):
         sizes[_place(axis)] *= size
     return stack.transpose(_order(axes)).reshape(sizes)
+
+
+def _flat_spec(axes: Axes, spec: PartitionSpec) -> PartitionSpec:
+    """How what `_flat` returns lies where it need not move: of axes that become one, as the first."""
+    parts: dict[int, Any] = {}
+    for axis, part in zip(axes, spec, strict=True):
+        parts.setdefault(_place(axis), part)
+    return PartitionSpec(*(parts.get(place) for place in range(4)))
 
 
 def _as_it_was(flat: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:

@@ -87,7 +87,8 @@ def make_train_step(
     Raises:
       ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
     """
-    optimizer = make_inner_optimizer(inner, logical_axes(model_config), mesh)
+    axes, at = logical_axes(model_config), parameter_shardings(model_config, mesh)
+    optimizer = make_inner_optimizer(inner, axes, at)
     constrain = OnMesh(mesh)
 
     def sums_of(params: Parameters, batch: Batch) -> LossSums:

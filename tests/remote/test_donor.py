@@ -14,9 +14,10 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.outer.blocks import Blocks, Cut, box_of
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import Gift, fetch_copy
+from ddiloco.remote.learner.gift import Gift, _Call, _checked, fetch_copy
 from ddiloco.remote.learner.host_copies import HostCopies, OfAllHosts
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.roles.exchange import InnerState
@@ -138,6 +139,20 @@ def test_each_host_of_a_peer_gets_its_own_blocks_while_the_gift_is_open():
                 return error.code() is grpc.StatusCode.NOT_FOUND
 
         until(gone, "the donor to let go of it")
+
+
+def test_many_hosts_of_a_peer_are_given_to_at_once():
+    leaf = jax.ShapeDtypeStruct((4000, 4000), np.float32)  # 64 MB: more than may be on its way
+    inner = InnerFormat([leaf])
+    donor = Donor(Security(), 20.0, {COPY: [np.zeros(leaf.shape, leaf.dtype)]})
+    address = f"127.0.0.1:{donor.start('127.0.0.1')}"
+    donor.attach(None, inner)
+    with contextlib.ExitStack() as stack:
+        stack.callback(donor.stop)
+        for _ in range(40):
+            call = _Call(address, pb.DonationRequest(copy=COPY), inner, Security(), 20.0, PATIENCE)
+            stack.callback(call.close)
+            assert _checked(call.messages, inner).size == 4 * leaf.size  # nobody reads the rest yet
 
 
 @pytest.mark.parametrize(

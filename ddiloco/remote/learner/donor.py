@@ -31,7 +31,7 @@ from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.inbox import Inbox
 
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
-MOST_WAITING = 16  # further calls, which wait for their turn or are being refused
+MOST_WAITING = 16 + wire.MOST_HOSTS  # further calls: of a peer's hosts, or which wait or are being refused
 TURN_SECONDS = 2.0
 """How long a call may take to say what it wants, and waits for the one before, whose peer has everything."""
 

@@ -233,8 +233,10 @@ class Follower:
         """Fetches this host's blocks of a peer's inner state, which must be like the copy on disk."""
         security, problem = self._security.among_peers(self._token), ""
         try:
+            first = self._place.number % max(1, len(order.addresses))  # else all would begin with the same
+            addresses = [*order.addresses[first:], *order.addresses[:first]]
             blocks = fetch_copy(
-                order.addresses, order.copy, self._inner, security, self._config.keepalive, order.seconds
+                addresses, order.copy, self._inner, security, self._config.keepalive, order.seconds
             )
             self._copies.check_like(order.like, blocks)
             self._fetched[order.copy] = blocks

@@ -120,7 +120,7 @@ class Follower:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="inner-copies")
         self._writing: concurrent.futures.Future[None] | None = None
         self._held: dict[int, Sequence[jax.Array]] = {}  # copies of the inner state, by their numbers
-        self._states: dict[int, Mapping[str, jax.Array]] = {}  # of all arrays, likewise
+        self._states: dict[int, Mapping[str, jax.Array] | Exception] = {}  # of all arrays, likewise
         self._donor = Donor(self._security, e.remote.keepalive, self._held)
         self._fetched: dict[int, Sequence[Blocks]] = {}  # of peers, likewise, until one is adopted
         self._pace, self._token = Pace(), ""
@@ -204,7 +204,10 @@ class Follower:
                 self._held.pop(order.drop, None)
                 self._states.pop(order.drop, None)
             case "copy_all":
-                self._states[order.copy_all] = self._arrays.state()[0]
+                try:
+                    self._states[order.copy_all] = self._arrays.state()[0]
+                except Exception as error:  # such as no memory for it: only the snapshot is given up
+                    self._states[order.copy_all] = error
             case "write":
                 self._writer.submit(self._write_part, order.write, self._states[order.write.copy])
             case "restore":
@@ -250,9 +253,11 @@ class Follower:
         told = problem and f"host {self._place.number}: {problem}"
         self._say.put(pb.FromHost(done=pb.FromHost.Done(copy=copy, problem=told, files=files)))
 
-    def _write_part(self, order: pb.Order.Write, arrays: Mapping[str, jax.Array]) -> None:
-        """Writes this host's blocks of the learner's part of a snapshot."""
+    def _write_part(self, order: pb.Order.Write, arrays: Mapping[str, jax.Array] | Exception) -> None:
+        """Writes this host's blocks of the learner's part of a snapshot, or says why there are none."""
         try:
+            if isinstance(arrays, Exception):
+                raise arrays
             assert self._workdir is not None, "as of host 0"
             own = write_own(self._workdir, order.snapshot, self._learner, self._place.number, arrays)
             self._done(order.copy, files=own)

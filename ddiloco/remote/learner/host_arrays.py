@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Copy = TypeVar("Copy", OfAllHosts, StateOfAllHosts)
+T = TypeVar("T")
 
 
 def inner_of(equipment: Equipment) -> InnerFormat:
@@ -123,21 +124,28 @@ class LeadingArrays(HostArrays):
 
     def inner(self) -> OfAllHosts:
         """As in TrainingArrays; the others have theirs as long as this one has its own."""
-        number = new_number()
-        self._order(pb.Order(copy=number))
-        return self._dropped_with(OfAllHosts(super().inner(), number))
+        number, arrays = self._copied("copy", super().inner)
+        return self._dropped_with(OfAllHosts(arrays, number))
 
     def state(self) -> tuple[StateOfAllHosts, dict[str, Any]]:
         """As in TrainingArrays; likewise."""
-        number = new_number()
-        self._order(pb.Order(copy_all=number))
-        arrays, values = super().state()
+        number, (arrays, values) = self._copied("copy_all", super().state)
         return self._dropped_with(StateOfAllHosts(arrays, number)), values
 
     def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """As in TrainingArrays; the others read theirs."""
         self._order(pb.Order(restore=self._resume_from))
         super().restore(arrays, values)
+
+    def _copied(self, order: str, copy: Callable[[], T]) -> tuple[int, T]:
+        """Every host's copy, and its number; the others drop theirs where this one cannot make its own."""
+        number = new_number()
+        self._order(pb.Order(**{order: number}))
+        try:
+            return number, copy()
+        except Exception:
+            self._order(pb.Order(drop=number))
+            raise
 
     def _dropped_with(self, copy: Copy) -> Copy:
         weakref.finalize(copy, self._order, pb.Order(drop=copy.number)).atexit = False

@@ -70,7 +70,9 @@ def halfway(workdir: pathlib.Path, data_dir: str, observe: Any = None, hide: Any
             observe(observer, number, clock, now)
         if (number, clock) == (0, 200):
             records.write_out(observer._record, 60.0, summary=True)
-            shutil.copytree(workdir.with_name(f"{workdir.name}.whole"), workdir)
+            whole = workdir.with_name(f"{workdir.name}.whole")
+            # Files that begin with a dot are about to become others.
+            shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns(".*"))
 
     def seen(observer, number, state, chips, now):
         if state not in hide:

@@ -137,7 +137,7 @@ class RayRun:
         self._main, self._note, self._environment = main, note, dict(environment or {})
         self._kept = None if kept is None else kept.resolve()
         self._running: dict[Any, str] = {}  # by the exit code to come, the actor that it is of
-        self._told: dict[str, tuple[Assignment, Any]] = {}  # by actor, what `run` was called with
+        self._calls: dict[str, tuple[Assignment, Any]] = {}  # by actor, what `run` was called with
         self._groups: list[Any] = []
         self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
         self.actors: dict[str, Any] = {}
@@ -199,12 +199,12 @@ class RayRun:
         environment = {"env_vars": variables} if variables else None  # a process that Ray has ready will do
         kind = ray.remote(RoleActor).options(name=assignment.name, runtime_env=environment, **options)
         actor = kind.remote(self._main, self._experiment, security)
-        self.actors[assignment.name], self._told[assignment.name] = actor, (assignment, first)
+        self.actors[assignment.name], self._calls[assignment.name] = actor, (assignment, first)
         self._run(assignment.name)
         return actor
 
     def _run(self, name: str) -> None:
-        self._running[self.actors[name].run.remote(*self._told[name])] = name
+        self._running[self.actors[name].run.remote(*self._calls[name])] = name
 
     def _wait(self, stop: threading.Event) -> int:
         told, settled_at = False, time.monotonic() + SETTLED_SECONDS
@@ -231,7 +231,8 @@ class RayRun:
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
         """Which actor has ended, and with which exit code; waits for one so long at most."""
         done, _ = ray.wait(list(self._running), timeout=seconds)
-        return [(self._running[end], self._code(self._running.pop(end), end)) for end in done]
+        names = [self._running.pop(code) for code in done]
+        return [(name, self._code(name, code)) for name, code in zip(names, done, strict=True)]
 
     def _code(self, name: str, ended: Any) -> int:
         try:

@@ -25,7 +25,7 @@ SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 USAGE_ERROR = 2
-SIGNALLED = 128  # plus a signal: the exit code of a program that this one asked to end
+SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 

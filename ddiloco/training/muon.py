@@ -69,14 +69,14 @@ def muon(
     ) -> tuple[optax.Updates, MuonState]:
         del params
         mu = optax.tree.update_moment(gradients, state.mu, momentum, 1)
-        count = optax.safe_increment(state.steps)
+        steps = optax.safe_increment(state.steps)
         # Without bias, like Nadam's: the gradient counts as the next step will have it.
-        mean = optax.tree.bias_correction(mu, momentum, count + 1)
-        gradients = optax.tree.bias_correction(gradients, momentum, count)
+        mean = optax.tree.bias_correction(mu, momentum, steps + 1)
+        gradients = optax.tree.bias_correction(gradients, momentum, steps)
         ahead = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, mean, gradients)
         whole = {name: x for name, x in ahead.items() if name in matrices}  # the rest is masked
         turned = _all_orthogonal(whole, axes, update_rms, shardings)
-        return {**ahead, **turned}, MuonState(count, optax.tree.cast(mu, mu_dtype))
+        return {**ahead, **turned}, MuonState(steps, optax.tree.cast(mu, mu_dtype))
 
     matrices = {name for name, names in axes.items() if is_matrix(name, names)}
     parts = {"matrices": optax.GradientTransformation(init, update), "others": others}
@@ -131,7 +131,8 @@ def _dealt(mesh: Mesh | AbstractMesh, spec: PartitionSpec, *stacks: jax.Array) -
     that have the same ones take some each. To deal out even numbers, some are taken twice.
     """
     parts = [(part,) if isinstance(part, str) else part or () for part in spec]
-    divided = [(names, axis) for axis, names in enumerate(parts[1:]) if axis and names]
+    *_, width, rest = parts
+    divided = [(names, axis) for names, axis in ((width, 1), (rest, 2)) if names]
     same = tuple(name for name, size in mesh.shape.items() if size > 1 and not any(name in p for p in parts))
     copies = _ways(mesh, same)
     ways = math.prod((copies, *(_ways(mesh, names) for names, _ in divided)))

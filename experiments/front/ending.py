@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from experiments.front import cli
 
-POLL = 0.2  # seconds
 MADE = ("summary.json", "loss.png", "checkpoints")
 
 
@@ -24,10 +23,11 @@ def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
     kills counts as failed, what ends before counts as preempted. With a grace period a second SIGTERM changes
     nothing: engines send it to a job's processes from more than one place.
     """
-    stop, received = threading.Event(), []
+    stop, signalled, received = threading.Event(), threading.Event(), []
 
     def leave(number, _) -> None:
         received.append(number)
+        signalled.set()
         stop.set()
         again = signal.SIG_IGN if grace and number == signal.SIGTERM else signal.SIG_DFL
         signal.signal(number, again)
@@ -35,14 +35,14 @@ def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
     if grace:
-        threading.Thread(target=_end_late, args=(grace, stop, received), name="grace", daemon=True).start()
+        threading.Thread(
+            target=_end_late, args=(grace, signalled, received), name="grace", daemon=True
+        ).start()
     return stop, received
 
 
-def _end_late(grace: float, stop: threading.Event, received: Sequence[int]) -> None:
-    stop.wait()
-    while not received:  # an operator's word, or another host's, for which no engine counts the seconds
-        time.sleep(POLL)
+def _end_late(grace: float, signalled: threading.Event, received: Sequence[int]) -> None:
+    signalled.wait()  # not for an operator's word, or another host's, for which no engine counts the seconds
     time.sleep(grace)
     cli.tell(f"not done {grace:g} s after the word to stop: the process ends as it is")
     sys.stdout.flush()

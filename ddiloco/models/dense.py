@@ -19,7 +19,7 @@ from flax import nnx
 from ddiloco.config import setting
 from ddiloco.models import stack
 from ddiloco.models.attention import IMPLEMENTATIONS, Attend, causal
-from ddiloco.models.model import LazyLogits, Model, Output
+from ddiloco.models.model import LazyLogits, Model, Output, whole_logits
 from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, parameter, unconstrained
 
 
@@ -43,7 +43,7 @@ class DenseConfig(stack.LayersConfig):
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
     logits_chunk: int | None = setting(
         None,
-        "tokens of a device whose logits exist at a time, in loss and gradient; None: all",
+        "as many logits as these tokens of a device have exist at a time, in loss and gradient; None: all",
         at_least=1,
         both_ends=False,
     )
@@ -212,11 +212,13 @@ class Embedding(nnx.Module):
     def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
         return (self.embedding[...][tokens_BxL] * self.gain).astype(self.dtype)
 
-    def attend(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
-        """Logits (B, L, V) float32, with the embedding as output head."""
-        # Its gradient too: the sum over chunks of logits would be whole on every device.
-        table_VxD = constrain(self.embedding[...], ("vocab", "embed")).astype(self.dtype)
-        return jnp.einsum("bld,vd->blv", x_BxLxD, table_VxD, preferred_element_type=jnp.float32)
+
+class Head(nnx.Module):
+    """A column for each token, of which its logit is the product with the output of the last layer."""
+
+    def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
+        shape = (config.model_dim, config.vocab_size)
+        self.kernel = parameter(rngs, shape, ("embed", "vocab"), Normal(config.model_dim**-0.5))
 
 
 class Decoder(nnx.Module):
@@ -228,8 +230,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.Dict(self.new_layers(rngs))
         self.final_norm = RMSNorm(rngs, config.model_dim, "embed", config.norm_epsilon)
         if not config.tie_embeddings:
-            shape, stddev = (config.model_dim, config.vocab_size), config.model_dim**-0.5
-            self.head = Projection(rngs, "rd,dv->rv", shape, ("embed", "vocab"), stddev, config.compute_dtype)
+            self.head = Head(config, rngs)
 
     def __call__(
         self,
@@ -317,22 +318,28 @@ class Decoder(nnx.Module):
 
     def logits(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array | LazyLogits:
         """The logits (B, L, V), from the output of the last layer."""
-        head, x_BxLxD = functools.partial(self.head_of, constrain=constrain), self.final_norm(x_BxLxD)
-        if self.config.logits_chunk is None:
-            return head(x_BxLxD)
-        of_a_row = self.config.logits_chunk // constrain.local_rows(len(x_BxLxD))
-        return LazyLogits(x_BxLxD, head, max(1, of_a_row))
+        config, x_BxLxD = self.config, self.final_norm(x_BxLxD)
+        table_VxD = self.embed.embedding[...] if config.tie_embeddings else self.head.kernel[...].T
+        head = functools.partial(_logits, config=config, constrain=constrain)
+        rows, length, _ = x_BxLxD.shape
+        tokens = constrain.local("batch", rows) * length
+        at_a_time = min(tokens, config.logits_chunk or tokens)
+        chunks = 1 << (math.ceil(tokens / at_a_time) - 1).bit_length()  # mostly divides the vocabulary
+        shards = config.vocab_size // constrain.local("vocab", config.vocab_size)
+        found = LazyLogits(x_BxLxD, table_VxD.astype(config.compute_dtype), head, chunks, shards)
+        return found if chunks > 1 else whole_logits(found)
 
-    def head_of(self, x_BxLxD: jax.Array, constrain: Constrain) -> jax.Array:
-        """Logits (B, L, V) float32, from normalised outputs of the last layer."""
-        config = self.config
-        if config.tie_embeddings:
-            logits_BxLxV = self.embed.attend(x_BxLxD, constrain)
-        else:
-            logits_BxLxV = self.head(x_BxLxD, output_dtype="float32")
-        if config.logit_softcap is not None:
-            logits_BxLxV = config.logit_softcap * jnp.tanh(logits_BxLxV / config.logit_softcap)
-        return constrain(logits_BxLxV, ("batch", None, "vocab"))
+
+def _logits(x_BxLxD: jax.Array, table_WxD: jax.Array, config: DenseConfig, constrain: Constrain) -> jax.Array:
+    """Logits (B, L, W) float32 of the tokens that these are the rows of."""
+    # Also its gradient, which is whole on every device otherwise.
+    table_WxD = constrain(table_WxD, ("vocab", "embed"))
+    # One axis of rows, as in `Projection`.
+    x_RxD = x_BxLxD.astype(table_WxD.dtype).reshape(-1, x_BxLxD.shape[-1])
+    logits_RxW = jnp.einsum("rd,wd->rw", x_RxD, table_WxD, preferred_element_type=jnp.float32)
+    if config.logit_softcap is not None:
+        logits_RxW = config.logit_softcap * jnp.tanh(logits_RxW / config.logit_softcap)
+    return constrain(logits_RxW.reshape(*x_BxLxD.shape[:-1], -1), ("batch", None, "vocab"))
 
 
 def flops_per_token(config: DenseConfig, seq_len: int) -> float:

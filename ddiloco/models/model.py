@@ -10,14 +10,18 @@ from flax import nnx
 
 
 class LazyLogits(NamedTuple):
-    """Logits of tokens that need not exist all at a time."""
+    """Logits of tokens over a vocabulary, whose words need not have theirs all at a time."""
 
     x: jax.Array
     """What the head reads, (B, L, D)."""
-    head: Callable[[jax.Array], jax.Array]
-    """`x`, or some of its tokens -> their logits (B, ..., V), float32."""
-    chunk: int
-    """Tokens of a row whose logits a loss makes at a time."""
+    table: jax.Array
+    """A row for each word, (V, D)."""
+    head: Callable[[jax.Array, jax.Array], jax.Array]
+    """`x` and rows of the table, (B, L, D) and (W, D) -> the logits of these words (B, L, W), float32."""
+    chunks: int
+    """In how many parts of the vocabulary, one after the other, a loss makes logits."""
+    shards: int
+    """Among how many devices the table's rows are divided; each has as many words of every part."""
 
 
 class Output(NamedTuple):
@@ -34,10 +38,9 @@ class Output(NamedTuple):
     """Float32 arrays of any shapes, by name, for `Model.statistics`."""
 
 
-def whole_logits(output: Output) -> jax.Array:
-    """The logits of all tokens, float32."""
-    logits = output.logits
-    return logits.head(logits.x) if isinstance(logits, LazyLogits) else logits
+def whole_logits(logits: jax.Array | LazyLogits) -> jax.Array:
+    """The logits of all tokens and words, float32."""
+    return logits.head(logits.x, logits.table) if isinstance(logits, LazyLogits) else logits
 
 
 class Model(NamedTuple):

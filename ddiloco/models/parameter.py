@@ -101,9 +101,10 @@ class Constrain:
         """The same for what one stage computes, whose rows are not divided among the stages."""
         return self
 
-    def local_rows(self, rows: int) -> int:
-        """How many of a batch's rows a device has."""
-        return rows
+    def local(self, axis: str, size: int) -> int:
+        """How much of a logical axis of this size a device has."""
+        del axis
+        return size
 
 
 unconstrained = Constrain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.models import model_of
-from ddiloco.models.model import LazyLogits, Output, whole_logits
+from ddiloco.models.model import LazyLogits
 from ddiloco.models.parameter import Constrain, unconstrained
 from ddiloco.training.parameters import output
 
@@ -60,7 +61,7 @@ def _loss_of(inputs: Sequence[str], targets: str, judge: bool = False) -> Loss:
         constrain: Constrain = unconstrained,
     ) -> LossSums:
         found = output(config, params, *(batch[name] for name in inputs), constrain=constrain)
-        normaliser, of_target, right = _by_target(found, batch[targets], judge)
+        normaliser, of_target, right = _by_target(found.logits, batch[targets], judge)
         counted = batch["weights"].astype(jnp.float32)
         nll = jnp.sum((normaliser - of_target) * counted)
         objective = nll + z_loss * jnp.sum(normaliser**2 * counted) if z_loss else nll
@@ -84,38 +85,79 @@ caption_loss = _loss_of(("image", "inputs"), "targets", judge=True)
 """Of `targets` (B, L); a caption is correct if greedy decoding writes it without a mistake."""
 
 
-def _by_target(output: Output, targets: jax.Array, judge: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+class _Seen(NamedTuple):
+    """What the targets have met of the vocabulary so far; float32 but for `best`, all (B, L)."""
+
+    largest: jax.Array
+    """The largest logit."""
+    total: jax.Array
+    """The sum of exp(logit - largest)."""
+    of_target: jax.Array
+    """The target's logit, 0 as long as it was not met."""
+    best: jax.Array
+    """The word with the largest logit."""
+
+
+def _by_target(
+    logits: jax.Array | LazyLogits, targets: jax.Array, judge: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-normaliser and logit of each target, float32, and whether it is the likeliest; all (...).
 
-    Of lazy logits a chunk of tokens exists at a time, and once more for the gradient.
+    Of lazy logits those of one part of the vocabulary exist at a time, and once more for the gradient.
     """
-    lazy = output.logits
-    if not isinstance(lazy, LazyLogits) or lazy.chunk >= targets.shape[1]:
-        return _compared(whole_logits(output), targets, judge)
+    if not isinstance(logits, LazyLogits):
+        return _compared(logits, targets, judge)
+    # A part's gradient is added to the others' as wide as this.
+    x_BxLxD, words = logits.x.astype(jnp.float32), len(logits.table)
 
-    @jax.checkpoint
-    def compared(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return _compared(lazy.head(chunk[0]), chunk[1], judge)
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def meet(seen: _Seen, part: tuple[jax.Array, jax.Array]) -> tuple[_Seen, None]:
+        table_WxD, names_W = part
+        logits_BxLxW = logits.head(x_BxLxD, table_WxD)
+        of_target = seen.of_target + _picked(logits_BxLxW, targets, names_W)
+        logits_BxLxW = jnp.where(names_W < words, logits_BxLxW, -jnp.inf)
+        largest = jax.lax.stop_gradient(jnp.max(logits_BxLxW, axis=-1))
+        top = jnp.maximum(seen.largest, largest)
+        total = seen.total * jnp.exp(seen.largest - top)
+        total += jnp.sum(jnp.exp(logits_BxLxW - top[..., None]), axis=-1)
+        best = seen.best
+        if judge:
+            likeliest = names_W[jnp.argmax(logits_BxLxW, axis=-1)]
+            level = (largest == seen.largest) & (likeliest < best)
+            best = jnp.where((largest > seen.largest) | level, likeliest, best)
+        return _Seen(top, total, of_target, best), None
 
-    size = 1 << (lazy.chunk.bit_length() - 1)  # a power of two, which mostly divides the length
-    whole = targets.shape[1] // size * size
+    nothing = jnp.zeros(targets.shape, jnp.float32)
+    seen = _Seen(nothing - jnp.inf, nothing, nothing, jnp.zeros_like(targets))
+    seen, _ = jax.lax.scan(meet, seen, _in_parts(logits))
+    return seen.largest + jnp.log(seen.total), seen.of_target, seen.best == targets
 
-    def chunks(x: jax.Array) -> jax.Array:
-        return jnp.swapaxes(x[:, :whole].reshape(len(x), -1, size, *x.shape[2:]), 0, 1)
 
-    in_chunks = jax.lax.map(compared, (chunks(lazy.x), chunks(targets)))
-    found = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, whole), in_chunks)
-    if whole == targets.shape[1]:
-        return found
-    rest = compared((lazy.x[:, whole:], targets[:, whole:]))
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), found, rest)
+def _in_parts(logits: LazyLogits) -> tuple[jax.Array, jax.Array]:
+    """The table (parts, W, D), and the words of its rows (parts, W).
+
+    Each device's own rows are divided, so that all devices have some of every part. Rows of words beyond the
+    vocabulary fill up the last.
+    """
+    words, parts, shards = len(logits.table), logits.chunks, logits.shards
+    added = -words % (parts * shards)
+
+    def divided(x: jax.Array) -> jax.Array:
+        by_device = x.reshape(shards, parts, -1, *x.shape[1:])
+        return jnp.swapaxes(by_device, 0, 1).reshape(parts, -1, *x.shape[1:])
+
+    table = jnp.pad(logits.table, ((0, added), (0, 0))) if added else logits.table
+    return divided(table), divided(jnp.arange(words + added))
 
 
 def _compared(logits: jax.Array, targets: jax.Array, judge: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same from logits (..., V)."""
     normaliser = jax.nn.logsumexp(logits, axis=-1)
-    # A masked sum, not a gather: it stays local where the vocabulary is sharded, and needs no scatter.
-    is_target = targets[..., None] == jnp.arange(logits.shape[-1])
-    of_target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     right = jnp.argmax(logits, axis=-1) == targets if judge else jnp.zeros(targets.shape, bool)
-    return normaliser, of_target, right
+    return normaliser, _picked(logits, targets, jnp.arange(logits.shape[-1])), right
+
+
+def _picked(logits: jax.Array, targets: jax.Array, words: jax.Array) -> jax.Array:
+    """The logit of each target, 0 if it is none of these words."""
+    # A masked sum, not a gather: it stays local where the vocabulary is sharded, and needs no scatter.
+    return jnp.sum(jnp.where(targets[..., None] == words, logits, 0.0), axis=-1)

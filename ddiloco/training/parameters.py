@@ -108,4 +108,4 @@ def output(
 
 def forward(config: Any, params: Mapping[str, jax.Array], *inputs: jax.Array) -> jax.Array:
     """The logits, float32, of `output`."""
-    return whole_logits(output(config, params, *inputs))
+    return whole_logits(output(config, params, *inputs).logits)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from ddiloco.models import model_of
+from ddiloco.models.model import whole_logits
 from ddiloco.models.parameter import Constrain, unconstrained
 from ddiloco.training.parameters import forward, module_of
 from ddiloco.training.sharding import OnMesh
@@ -151,7 +152,7 @@ def _write(
 
 def _logits(decoder: Any, x_Bx1xD: jax.Array, constrain: Constrain) -> jax.Array:
     """The logits (B, V) of the one place, from the output of the last layer."""
-    return decoder.head_of(decoder.final_norm(x_Bx1xD), constrain)[:, 0]
+    return whole_logits(decoder.logits(x_Bx1xD, constrain))[:, 0]
 
 
 def _constrain(params: Mapping[str, jax.Array]) -> Constrain:

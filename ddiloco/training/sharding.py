@@ -189,6 +189,6 @@ class OnMesh(Constrain):
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
         return partition(self.mesh, axes, shape, self.free).spec
 
-    def local_rows(self, rows: int) -> int:
-        (local,) = partition(self.mesh, ("batch",), (rows,), self.free).shard_shape((rows,))
+    def local(self, axis: str, size: int) -> int:
+        (local,) = partition(self.mesh, (axis,), (size,), self.free).shard_shape((size,))
         return local

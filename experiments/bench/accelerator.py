@@ -90,7 +90,7 @@ def flax_loop(assembly: Assembly, steps: int) -> list[StepDone]:
 
     def loss_of(module: Any, batch: dict[str, jax.Array]) -> jax.Array:
         returned = module(batch["inputs"], batch["positions"], batch["segments"])
-        logits = whole_logits(returned if isinstance(returned, Output) else Output(returned))
+        logits = whole_logits(returned.logits if isinstance(returned, Output) else returned)
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
         return (nll * batch["weights"]).sum() / batch["weights"].sum()
 

@@ -79,6 +79,20 @@ def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
     assert done.stderr.count("\n") == 1
 
 
+@needs_libtpu
+def test_parts_of_the_logits_gather_the_head_twice_however_many_there_are():
+    def sent(tokens: int) -> float:
+        found = cli.load_config("configs/dense.py:tiny")
+        found.model.update(num_layers=1, model_dim=64, vocab_size=4096, logits_chunk=tokens)
+        found.data.sequence_length, found.mesh.fsdp, found.inner.optimizer = 32, 4, "adamw"
+        compilation = Compilation(parse(found), topology.slice_of("v5e:2x2"))
+        return sum(next(compilation.programs(lambda line: None)).as_json()["collective_bytes"].values())
+
+    whole, few, many = sent(64), sent(16), sent(4)  # of 64 tokens of a device
+    assert few <= whole + 1.01 * 4096 * 64 * 4  # once more, of bfloat16 or float32
+    assert many == pytest.approx(few, rel=0.02)
+
+
 def test_an_unknown_chip_and_a_missing_compiler_are_told_in_one_line(monkeypatch):
     with pytest.raises(UsageError, match="topology: is v9x:2x2, but must be one of v5e, v5p, v6e, a colon"):
         topology.slice_of("v9x:2x2")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +34,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "stage": ("stage",),
 }
 LARGE = 0.01  # share of the parameters; more must not lie whole where a mesh axis could divide it
+_LAYER = re.compile(r"\blayers/[\d:]+/")
 
 
 def partition(
@@ -52,11 +55,10 @@ def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedShardin
     divides another axis of it.
     """
     shapes = {name: leaf.shape for name, leaf in abstract_parameters(model_config).items()}
-    large = LARGE * sum(map(math.prod, shapes.values()))
-    found = {}
+    shares, found = _shares(shapes), {}
     for name, axes in logical_axes(model_config).items():
         parts = _parts(mesh, axes, shapes[name])
-        if math.prod(shapes[name]) > large:
+        if shares[name] > LARGE:
             _spill(mesh, axes, shapes[name], parts)
         found[name] = _sharding(mesh, parts)
     return found
@@ -65,16 +67,16 @@ def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedShardin
 def check_divided(model_config: Any, mesh: Mesh) -> None:
     """Raises ConfigError if a large parameter lies whole on devices that should have shared it."""
     shapes = {name: leaf.shape for name, leaf in abstract_parameters(model_config).items()}
-    total = sum(map(math.prod, shapes.values()))
-    shardings = parameter_shardings(model_config, mesh)
+    shares, shardings = _shares(shapes), parameter_shardings(model_config, mesh)
     for name, axes in logical_axes(model_config).items():
-        share = math.prod(shapes[name]) / total
         missing = _missing(mesh, axes, [part or () for part in shardings[name].spec])
-        if share > LARGE and missing:
+        if shares[name] > LARGE and missing:
             size = " x ".join(f"{axis or 'unnamed'} {n}" for axis, n in zip(axes, shapes[name], strict=True))
             field = f"config.mesh.{missing[0]}: is {mesh.shape[missing[0]]}"
-            whole = f"{share:.1%} of the parameters, which each device along it would hold whole"
-            raise ConfigError(f"{field}, but divides no axis of {name} ({size}), {whole}")
+            whole = (
+                f"{shares[name]:.1%} of the parameters in all layers, which each device along it would hold"
+            )
+            raise ConfigError(f"{field}, but divides no axis of {name} ({size}): {whole} whole")
 
 
 def check_stages(model_config: Any, mesh: Mesh, rows: Mapping[str, int]) -> None:
@@ -118,6 +120,14 @@ def _parts(
         parts.append(max(fitting, key=lambda choice: _ways(mesh, choice)))
         left.difference_update(parts[-1])
     return parts
+
+
+def _shares(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+    """The share of the parameters that arrays of each name have, all layers together."""
+    kinds: dict[str, int] = collections.defaultdict(int)
+    for name, shape in shapes.items():
+        kinds[_LAYER.sub("", name)] += math.prod(shape)
+    return {name: kinds[_LAYER.sub("", name)] / sum(kinds.values()) for name in shapes}
 
 
 def _spill(mesh: Mesh, axes: Axes, shape: tuple[int, ...], parts: list[tuple[str, ...]]) -> None:

@@ -97,6 +97,17 @@ def test_what_does_not_divide_the_axis_it_should_divides_another_of_a_large_para
     check_divided(TINY, mesh)
 
 
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_parameter_is_as_large_as_it_is_in_all_layers_together(scan):
+    mesh = mesh_of(4, data=1, tensor=4)
+    config = dataclasses.replace(TINY, num_layers=60, mlp_dim=64, scan_layers=scan)
+    name = "layers/0:60/attention/key/kernel" if scan else "layers/0/attention/key/kernel"
+    assert parameter_shardings(config, mesh)[name].spec[-3:] == ("tensor", None, None)
+    check_divided(config, mesh)
+    with pytest.raises(ConfigError, match=r"^config\.mesh\.tensor: is 4, .*: \d\.\d% of the parameters"):
+        check_divided(dataclasses.replace(config, model_dim=18, head_dim=2), mesh)
+
+
 def test_an_axis_takes_those_of_its_mesh_axes_that_divide_it_best():
     mesh = mesh_of(8, data=1, fsdp=4, expert=2)
     for size, taken in ((16, ("fsdp", "expert")), (12, "fsdp"), (6, "expert"), (5, None)):

@@ -69,6 +69,20 @@ def load(path: epath.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarra
         raise ValueError(f"{path}: {error}") from None
 
 
+def load_header(path: pathlib.Path, magic: bytes) -> dict[str, Any]:
+    """The header alone, of a file that is not checked; raises OSError, or ValueError if there is none."""
+    begin = magic + _CRC
+    with path.open("rb") as file:
+        try:
+            if file.read(len(begin)) != begin:
+                raise ValueError("it begins otherwise")
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
+        except (ValueError, struct.error):
+            raise ValueError(f"{path}: is damaged: its header cannot be read") from None
+    return header
+
+
 def parse(data: bytes, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Like `load`, from a file's bytes; a damaged header cannot make it allocate more than their size."""
     begin, body = magic + _CRC, memoryview(data)[:-_CRC_BYTES]

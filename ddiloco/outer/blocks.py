@@ -139,6 +139,10 @@ class Gathered:
         self._found: dict[Box, np.ndarray] = {}
         self._parts: dict[Box, list[Box]] = {box: [] for box in cut.boxes}
 
+    def wants(self, cut: Cut) -> bool:
+        """Whether some of these blocks is wanted."""
+        return any(overlap(box, wanted) is not None for box in cut.boxes for wanted in self._cut.boxes)
+
     def add(self, blocks: Blocks) -> None:
         """Takes what is wanted of these; a block that is just that is kept, not copied.
 

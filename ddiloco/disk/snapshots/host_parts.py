@@ -19,6 +19,7 @@ from ddiloco.disk.snapshots.parts import (
     SnapshotPart,
     as_snapshot_error,
     check_bytes,
+    check_read,
     digest_of,
 )
 from ddiloco.outer.blocks import Blocks, Cut, Gathered, owned
@@ -76,32 +77,45 @@ def read_hosts_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
 
 
 def read_hosts_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None) -> SnapshotPart:
-    """The state, and the needed blocks of the arrays or all; reads one host's file after the other.
+    """The state, and the needed blocks of the arrays or all.
+
+    It reads, once and one after the other, the files of those hosts that have some of these.
 
     Raises:
       SnapshotError: a file is missing or damaged, or what is needed is not in them.
     """
     state = read_hosts_state(folder, files)
     with as_snapshot_error(folder):
-        check_bytes(folder, files)
-        arrays = _read_arrays(folder, len(files.files) - 1, needs)
-        return SnapshotPart(arrays, state)
+        return SnapshotPart(_read_arrays(folder, files, needs), state)
 
 
-def _read_arrays(folder: pathlib.Path, hosts: int, needs: Needs | None) -> Mapping[str, np.ndarray | Blocks]:
+def _read_arrays(
+    folder: pathlib.Path, files: PartFiles, needs: Needs | None
+) -> Mapping[str, np.ndarray | Blocks]:
     gathered: dict[str, Gathered] = {}
-    for host in range(hosts):
-        header, parts = array_file.load(folder / file_of(host), _MAGIC)
-        left = iter(parts)
-        for name, (shape, dtype, boxes) in header["cuts"].items():
-            if name not in gathered:
-                cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
-                gathered[name] = Gathered(cut, np.dtype(dtype))
-            keys = [tuple((start, stop) for start, stop in box) for box in boxes]
+    for name in (file_of(host) for host in range(len(files.files) - 1)):
+        cuts = _cuts(array_file.load_header(folder / name, _MAGIC), gathered, needs)
+        if not any(gathered[array].wants(cut) for array, cut in cuts.items()):
+            continue
+        data = (folder / name).read_bytes()
+        check_read(folder, files, name, data)
+        left = iter(array_file.parse(data, _MAGIC)[1])
+        for array, (shape, boxes) in cuts.items():
             # Copied, since of a file of many blocks a few may stay.
-            gathered[name].add(Blocks(shape, {key: np.array(next(left)) for key in keys}))
+            gathered[array].add(Blocks(shape, {box: np.array(next(left)) for box in boxes}))
     found = {name: one.blocks() for name, one in gathered.items()}
     return found if needs is not None else {name: blocks.all for name, blocks in found.items()}
+
+
+def _cuts(header: Mapping[str, Any], gathered: dict[str, Gathered], needs: Needs | None) -> dict[str, Cut]:
+    """The blocks of each array in a file, by its header; arrays that are seen first go into `gathered`."""
+    found = {}
+    for name, (shape, dtype, boxes) in header["cuts"].items():
+        if name not in gathered:
+            cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
+            gathered[name] = Gathered(cut, np.dtype(dtype))
+        found[name] = Cut(tuple(shape), tuple(tuple((start, stop) for start, stop in box) for box in boxes))
+    return found
 
 
 def _files(paths: Iterable[pathlib.Path]) -> PartFiles:

@@ -186,6 +186,12 @@ def check_bytes(folder: pathlib.Path, files: PartFiles, below: str = "") -> None
                 raise SnapshotError(f"{folder.name}/{path} is damaged")
 
 
+def check_read(folder: pathlib.Path, files: PartFiles, path: str, data: bytes) -> None:
+    """Raises SnapshotError if what was read of a file of a part is not what was written."""
+    if (len(data), hashlib.sha256(data).hexdigest()) != files.files[path]:
+        raise SnapshotError(f"{folder.name}/{path} is damaged")
+
+
 def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
     """The state of a part, without its arrays; raises SnapshotError if it is damaged."""
     with as_snapshot_error(folder):

@@ -79,6 +79,20 @@ def test_hosts_of_another_number_read_what_they_need(tmp_path, part):
         assert read.arrays["inner/0"].all == 5
 
 
+def test_a_host_reads_no_file_that_has_nothing_for_it(tmp_path, part):
+    whole = (tmp_path / file_of(1)).read_bytes()
+    (tmp_path / file_of(1)).write_bytes(whole[:-8])  # which nobody sees who does not read it
+
+    def needs(rows, columns):
+        cuts = {"params/w": Cut((8, 6), ((rows, (0, 6)),)), "anchor/0/0": Cut((2, 8), (((0, 2), columns),))}
+        return lambda name, shape: cuts.get(name, Cut.whole(shape))
+
+    read = read_hosts_part(tmp_path, part, needs((0, 4), (0, 4)))
+    np.testing.assert_array_equal(read.arrays["params/w"].all, ARRAYS["params/w"][:4])
+    with pytest.raises(SnapshotError, match=f"{file_of(1)} is damaged"):
+        read_hosts_part(tmp_path, part, needs((0, 5), (0, 4)))
+
+
 @pytest.mark.parametrize("name", ["state.json", file_of(0), file_of(1)])
 @pytest.mark.parametrize("damage", ["missing", "changed"])
 def test_a_file_that_is_damaged_is_seen(tmp_path, part, name, damage):

@@ -262,7 +262,8 @@ class Supervisor:
 
 def _refused(role: Role) -> bool:
     """Whether it has ended as it would again; not where a disk or a network refused a later start."""
-    return role.over and role.process.exitcode == USAGE_ERROR and not role.steady
+    refused = any(p is not None and p.exitcode == USAGE_ERROR for p in (role.process, *role.others))
+    return role.over and refused and not role.steady
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:

@@ -34,14 +34,14 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(self, folder, syncer, *learners, spare=None, part=None, environment=os.environ):
+    def __init__(self, folder, syncer, *learners, spare=None, part=None, hosts=1, environment=os.environ):
         self.folder, self.told, self.ends = folder, [], []
         self.environment = environment
         self.stop, self.codes = threading.Event(), []
         roles = [self._role("syncer", syncer)]
         roles += [self._role(f"learner {m}", then) for m, then in enumerate(learners)]
         for number, role in enumerate(roles[1:]):
-            role.assignment = f"{number} somewhere:1"
+            role.assignment, role.hosts = f"{number} somewhere:1", hosts
         spares = [] if spare is None else [self._role("spare", spare)]
         self.supervisor = Supervisor(
             roles[0],
@@ -190,6 +190,12 @@ def test_a_learner_that_was_refused_ends_the_run_as_a_usage_error(run):
     it = run(ENDS_AT_THE_WORD, STANDS, "sys.exit(2)")
     assert it.end() == 2
     assert len(it.starts("learner 1")) == 1
+
+
+def test_so_does_one_of_whose_hosts_a_later_one_was_refused(run):
+    it = run(ENDS_AT_THE_WORD, "sys.exit(2) if '--process=1' in sys.argv else signal.pause()", hosts=2)
+    assert it.end() == 2
+    assert len(it.starts("learner 0")) == 2
 
 
 def test_a_learner_that_was_steady_and_cannot_start_again_is_given_up_alone(run, monkeypatch, tmp_path):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import gc
+import pathlib
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+
+_CPU_CLOCK_OF_A_THREAD = 6  # in Linux's numbers of clocks, beside the complement of its id
+Seconds = dict[str, float]
 
 
 def row(
@@ -61,3 +68,29 @@ def medians(
             jax.block_until_ready(candidate())
             seconds[name].append(time.perf_counter() - begun)
     return {name: statistics.median(taken[warm_up:]) for name, taken in seconds.items()}
+
+
+def processor_seconds() -> Seconds:
+    """Processor seconds of this process by its threads: merge, disk, and exchange for all else."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    total: collections.Counter[str] = collections.Counter()
+    for path in pathlib.Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            tid = int(path.name)
+            name = names.get(tid) or (path / "comm").read_text()
+            total[_purpose(name)] += time.clock_gettime(~tid << 3 | _CPU_CLOCK_OF_A_THREAD)
+    return dict(total)
+
+
+def _purpose(thread: str) -> str:
+    if thread.startswith(("syncer-merge", "tf_")):
+        return "merge"
+    return "disk" if thread.startswith("syncer-commit") else "exchange"
+
+
+def resident_bytes(field: str) -> int:
+    """Bytes of this process by a field of Linux's status: VmRSS now, VmHWM at most so far."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {field}")

@@ -33,13 +33,12 @@ from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, parse
 from ddiloco.training import platform
+from experiments.bench.measuring import Seconds, processor_seconds, resident_bytes
 from experiments.bench.processes import PATIENCE, another_process, heard
 from experiments.front import cli
 
 TOKENS = 1  # of a step, as learners claim
 _TURN_SECONDS = 0.04
-_CPU_CLOCK_OF_A_THREAD = 6  # in Linux's numbers of clocks, beside the complement of its id
-Seconds = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +94,7 @@ class Played:
       processors: by process ("syncer", "authority", "learners") and what they were spent on, seconds.
       sent: by (step, fragment), when the first learner sent its offer; `received`: when the last update came.
       moved: bytes that learners sent and received, in the whole run; `planned`: what they should be.
+      memory: bytes that the process that learners join had at most, over those that it began with.
     """
 
     rounds: list[dict[str, Any]]
@@ -103,6 +103,7 @@ class Played:
     received: dict[tuple[int, int], float]
     moved: tuple[int, int]
     planned: tuple[int, int]
+    memory: int
 
     @property
     def rate(self) -> float:
@@ -138,8 +139,9 @@ def play(traffic: Traffic, folder: pathlib.Path) -> Played:
         ledger = heard(main)
     rounds = [values for values in ledger["rounds"] if values["time"] > since]
     between = {n: {k: s - begun[n].get(k, 0.0) for k, s in ended[n].items()} for n in named}
-    planned = traffic.planned(_assembly(traffic))
-    return Played(rounds, between, sent, received, (ledger["sent"], ledger["received"]), planned)
+    planned = traffic.planned(assembly_of(traffic))
+    moved = ledger["sent"], ledger["received"]
+    return Played(rounds, between, sent, received, moved, planned, ledger["memory"])
 
 
 def _sum(found: Any) -> Seconds:
@@ -192,29 +194,11 @@ def _answer(pipe: Connection) -> threading.Semaphore:
     def run() -> None:
         with contextlib.suppress(EOFError, OSError):
             while pipe.recv():
-                pipe.send((os.getpid(), _spent()))
+                pipe.send((os.getpid(), processor_seconds()))
                 answered.release()
 
     threading.Thread(target=run, name="answer", daemon=True).start()
     return answered
-
-
-def _spent() -> Seconds:
-    """Processor seconds of this process by its threads: merge, disk, and exchange for all else."""
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    total: collections.Counter[str] = collections.Counter()
-    for path in pathlib.Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            tid = int(path.name)
-            name = names.get(tid) or (path / "comm").read_text()
-            total[_purpose(name)] += time.clock_gettime(~tid << 3 | _CPU_CLOCK_OF_A_THREAD)
-    return dict(total)
-
-
-def _purpose(thread: str) -> str:
-    if thread.startswith(("syncer-merge", "tf_")):
-        return "merge"
-    return "disk" if thread.startswith("syncer-commit") else "exchange"
 
 
 class _Matrices:
@@ -240,11 +224,13 @@ def _experiment(traffic: Traffic) -> Experiment:
     config.sync.update(interval=traffic.fragments, max_run_ahead=ahead)
     config.outer.update(codec=traffic.up, update_codec=traffic.down, optimizer="nesterov")
     config.train.steps = traffic.steps
+    config.virtual.num_chips = traffic.learners
     config.remote.update(parts=traffic.parts, keep_versions=1, gather=PATIENCE)
     return parse(config)
 
 
-def _assembly(traffic: Traffic) -> Assembly:
+def assembly_of(traffic: Traffic) -> Assembly:
+    """What the syncer's processes and the learners are made of."""
     return Assembly(_experiment(traffic), _Matrices(traffic))
 
 
@@ -259,7 +245,7 @@ def _prepared(pipe: Connection, traffic: Traffic, merges: bool) -> tuple[Assembl
     _pin(traffic, merges)
     platform.prepare(cache=False)
     _answer(pipe)
-    assembly = _assembly(traffic)
+    assembly = assembly_of(traffic)
     e = assembly.experiment
     return assembly, Listening("127.0.0.1:0", Security(), e.remote, e.most_learners)
 
@@ -277,11 +263,12 @@ def _main(pipe: Connection, traffic: Traffic, folder: pathlib.Path) -> None:
                 ledger["rounds"].append({**values, "time": at})
 
     assembly, listening = _prepared(pipe, traffic, merges=traffic.parts == 1)
+    before = resident_bytes("VmRSS")
     listening.claim()
     pipe.send(listening.address)
     security, stop = Security(), threading.Event()
     run_syncer(assembly, record, stop, None, listening=listening, security=security, folder=folder)
-    pipe.send(ledger)
+    pipe.send({**ledger, "memory": resident_bytes("VmHWM") - before})
 
 
 def _part(pipe: Connection, traffic: Traffic, folder: pathlib.Path, authority: str, number: int) -> None:
@@ -297,7 +284,7 @@ def _learners(pipe: Connection, traffic: Traffic, address: str) -> None:
     _pin(traffic, merges=False)
     platform.prepare(cache=False)
     answered = _answer(pipe)
-    assembly, times = _assembly(traffic), _Times()
+    assembly, times = assembly_of(traffic), _Times()
     learners = [_Learner(m, assembly, address, _offered(assembly), times) for m in range(traffic.learners)]
     threads = [threading.Thread(target=learner.run, daemon=True) for learner in learners]
     for thread in threads:

@@ -59,7 +59,7 @@ def test_the_table_has_a_line_for_each_run_and_pair_of_codecs():
 @pytest.mark.parametrize(("up", "down"), [("f32", "f32"), ("int4", "int8")])
 def test_what_is_played_is_what_the_model_has(up, down):
     traffic = Traffic(1, 64, up, down, overlap=0, steps=10, core=0, learners=3, fragments=5)
-    assembly = syncer_processes._assembly(traffic)
+    assembly = syncer_processes.assembly_of(traffic)
     assert assembly.layout.bytes == (traffic.fragment_bytes,) * 5
     sent, received = traffic.planned(assembly)
     run = Run("played", 5 * 64 * 1024, 1.0, up, down, learners=3, fragments=5, interval=5)

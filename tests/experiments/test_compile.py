@@ -88,9 +88,8 @@ def test_parts_of_the_logits_gather_the_head_twice_however_many_there_are():
         compilation = Compilation(parse(found), topology.slice_of("v5e:2x2"))
         return sum(next(compilation.programs(lambda line: None)).as_json()["collective_bytes"].values())
 
-    whole, few, many = sent(64), sent(16), sent(4)  # of 64 tokens of a device
-    assert few <= whole + 1.01 * 4096 * 64 * 4  # once more, of bfloat16 or float32
-    assert many == pytest.approx(few, rel=0.02)
+    whole, parts = sent(64), sent(4)  # of 64 tokens of a device
+    assert parts <= whole + 1.01 * 4096 * 64 * 4  # once more, of float32 at most
 
 
 def test_an_unknown_chip_and_a_missing_compiler_are_told_in_one_line(monkeypatch):

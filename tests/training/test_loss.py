@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.models.model import LazyLogits, whole_logits
@@ -28,6 +28,7 @@ def lazy(words, chunks, shards, seed):
     return logits, targets.at[0].set(likeliest[0]).at[1, 0].set(likeliest[1, 0] + 1)
 
 
+@settings(max_examples=12)  # each compiles
 @given(
     words=st.integers(2, 40),
     chunks=st.sampled_from([2, 4, 8]),

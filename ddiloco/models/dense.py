@@ -214,7 +214,7 @@ class Embedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """A column for each token, of which its logit is the product with the output of the last layer."""
+    """A column for each word: its logit is the product with the output of the last layer."""
 
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         shape = (config.model_dim, config.vocab_size)
@@ -324,14 +324,14 @@ class Decoder(nnx.Module):
         rows, length, _ = x_BxLxD.shape
         tokens = constrain.local("batch", rows) * length
         at_a_time = min(tokens, config.logits_chunk or tokens)
-        chunks = 1 << (math.ceil(tokens / at_a_time) - 1).bit_length()  # mostly divides the vocabulary
+        parts = 1 << (math.ceil(tokens / at_a_time) - 1).bit_length()  # mostly divides the vocabulary
         shards = config.vocab_size // constrain.local("vocab", config.vocab_size)
-        found = LazyLogits(x_BxLxD, table_VxD.astype(config.compute_dtype), head, chunks, shards)
-        return found if chunks > 1 else whole_logits(found)
+        found = LazyLogits(x_BxLxD, table_VxD.astype(config.compute_dtype), head, parts, shards)
+        return found if parts > 1 else whole_logits(found)
 
 
 def _logits(x_BxLxD: jax.Array, table_WxD: jax.Array, config: DenseConfig, constrain: Constrain) -> jax.Array:
-    """Logits (B, L, W) float32 of the tokens that these are the rows of."""
+    """Logits (B, L, W) float32 of the words that these are the rows of."""
     # Also its gradient, which is whole on every device otherwise.
     table_WxD = constrain(table_WxD, ("vocab", "embed"))
     # One axis of rows, as in `Projection`.

@@ -18,8 +18,8 @@ class LazyLogits(NamedTuple):
     """A row for each word, (V, D)."""
     head: Callable[[jax.Array, jax.Array], jax.Array]
     """`x` and rows of the table, (B, L, D) and (W, D) -> the logits of these words (B, L, W), float32."""
-    chunks: int
-    """In how many parts of the vocabulary, one after the other, a loss makes logits."""
+    parts: int
+    """Of the vocabulary, whose logits a loss makes one after the other."""
     shards: int
     """Among how many devices the table's rows are divided; each has as many words of every part."""
 

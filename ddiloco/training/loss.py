@@ -139,7 +139,7 @@ def _in_parts(logits: LazyLogits) -> tuple[jax.Array, jax.Array]:
     Each device's own rows are divided, so that all devices have some of every part. Rows of words beyond the
     vocabulary fill up the last.
     """
-    words, parts, shards = len(logits.table), logits.chunks, logits.shards
+    words, parts, shards = len(logits.table), logits.parts, logits.shards
     added = -words % (parts * shards)
 
     def divided(x: jax.Array) -> jax.Array:

@@ -17,13 +17,13 @@ def head(x, table):
     return jnp.einsum("bld,wd->blw", x, table)
 
 
-def lazy(words, chunks, shards, seed):
+def lazy(words, parts, shards, seed):
     """Also targets. Logits are whole numbers, so that some are equal; often the target's is the largest."""
     rng = np.random.default_rng(seed)
     x = jnp.asarray(rng.integers(-2, 3, (ROWS, LENGTH, WIDTH)), jnp.float32)
     table = jnp.asarray(rng.integers(-2, 3, (words, WIDTH)), jnp.float32)
     targets = jnp.asarray(rng.integers(0, words, (ROWS, LENGTH)), jnp.int32)
-    logits = LazyLogits(x, table, head, chunks, shards)
+    logits = LazyLogits(x, table, head, parts, shards)
     likeliest = jnp.argmax(whole_logits(logits), axis=-1)
     return logits, targets.at[0].set(likeliest[0]).at[1, 0].set(likeliest[1, 0] + 1)
 
@@ -31,21 +31,21 @@ def lazy(words, chunks, shards, seed):
 @settings(max_examples=12)  # each compiles
 @given(
     words=st.integers(2, 40),
-    chunks=st.sampled_from([2, 4, 8]),
+    parts=st.sampled_from([2, 4, 8]),
     shards=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 99),
 )
-def test_parts_of_the_vocabulary_give_what_all_of_it_gives(words, chunks, shards, seed):
-    logits, targets = lazy(words, chunks, shards, seed)
+def test_parts_of_the_vocabulary_give_what_all_of_it_gives(words, parts, shards, seed):
+    logits, targets = lazy(words, parts, shards, seed)
     for ours, expected in zip(
         _by_target(logits, targets, True), _by_target(whole_logits(logits), targets, True), strict=True
     ):
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("words", "chunks", "shards"), [(7, 4, 1), (24, 2, 3)])
-def test_their_gradient_is_that_of_all_of_it(words, chunks, shards):
-    logits, targets = lazy(words, chunks, shards, 0)
+@pytest.mark.parametrize(("words", "parts", "shards"), [(7, 4, 1), (24, 2, 3)])
+def test_their_gradient_is_that_of_all_of_it(words, parts, shards):
+    logits, targets = lazy(words, parts, shards, 0)
 
     def loss(inputs, in_parts):
         found = logits._replace(x=inputs[0], table=inputs[1])
@@ -54,7 +54,7 @@ def test_their_gradient_is_that_of_all_of_it(words, chunks, shards):
 
     gradient = jax.jit(jax.grad(loss), static_argnums=1)
     for ours, expected in zip(
-        *(gradient((logits.x, logits.table), parts) for parts in (True, False)), strict=True
+        *(gradient((logits.x, logits.table), in_parts) for in_parts in (True, False)), strict=True
     ):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 

@@ -46,6 +46,7 @@ EVIL = {  # what it sends in a fragment's place: (messages of a sound offer) -> 
     "without end": lambda header, arrays: itertools.chain(sound(header, arrays)[:1], iter(lambda: b"x", b"")),
     "nothing": lambda header, arrays: [],
 }
+AGAIN = ("not finite", "an old version", "no work")
 
 
 def sound(header, arrays):
@@ -72,7 +73,11 @@ def terms(settings):
 
 
 class Impostor:
-    """Joins as a learner that is ahead of all, and answers each question with the next of EVIL."""
+    """Joins as a learner that is ahead of all, and answers each question with the next of EVIL.
+
+    Then in turn with a sound one, sent twice, and with one of AGAIN: what comes once the merge has begun
+    is told as late, whatever is wrong with it, and has to be sent again to be told for what it is.
+    """
 
     def __init__(self, address, terms, learner):
         self.answers = {}  # by name of what was sent: the code that the call ended with, None if taken
@@ -81,7 +86,8 @@ class Impostor:
         self._said = queue.SimpleQueue()
         self._versions, self._lineages, self._steps, self._pieces = {}, {}, {}, {}
         self._incarnation = time.time_ns() // 1000
-        self._left = list(EVIL.items())
+        self._left = list(EVIL)
+        self._then = itertools.cycle((None, *AGAIN))
         self.replayed = []  # the codes that the replays of a sound one ended with
         self._control = self._channel.stream_stream(wire.CONTROL)(
             iter(self._said.get, None), metadata=METADATA
@@ -158,12 +164,12 @@ class Impostor:
 
     def _answer(self, round_id):
         header, arrays = self._offer(round_id)
-        if not self._left:
-            self._push("sound", sound(header, arrays))
-            self.replayed.append(self._push("replayed", sound(header, arrays)))
+        name = self._left.pop(0) if self._left else next(self._then)
+        if name:
+            self._push(name, EVIL[name](header, arrays))
             return
-        name, evil = self._left.pop(0)
-        self._push(name, evil(header, arrays))
+        self._push("sound", sound(header, arrays))
+        self.replayed.append(self._push("replayed", sound(header, arrays)))
 
     def _push(self, name, messages):
         try:

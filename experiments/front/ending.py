@@ -65,7 +65,8 @@ def tell(result, workdir: pathlib.Path, received: Sequence[int]) -> int:
         shares = f"{s.get('step')} steps in {s.get('wall_seconds') or 0:.0f} s, {shares}"
     else:
         shares = f"held-out loss {loss:.4f} nats/token, {shares}"
-    print(shares)
+    early = "" if s.get("finished") else f"ended early, at step {s.get('step')}: "
+    print(f"{early}{shares}")
     print("  ".join(f"{workdir}/{name}" for name in MADE if (workdir / name).exists()))
     if result.failure is not None:
         print(f"error: {result.failure}", file=sys.stderr)

@@ -150,6 +150,7 @@ def test_a_signal_in_mid_run_saves_everything_and_leaves(number, code, algorithm
         lines = steps_of(tmp_path, learner)
         assert summary["inner_steps"][learner] == len(lines)
         assert summary["tokens"][learner] == sum(line["tokens"] for line in lines)
+    assert f"\nended early, at step {summary['step']}: held-out loss " in f"\n{done.stdout}"
     checkpoint = restore(tmp_path / "checkpoints")
     assert checkpoint.eval_loss == summary["eval_loss"]
     assert (tmp_path / "loss.png").exists()

@@ -286,9 +286,10 @@ class LoopRecipe:
         try:
             inspect.signature(self._make_loop).bind(place, **settings)
         except TypeError as error:
-            raise ConfigError(
-                f"config.model.settings: do not fit {self._make_loop.__name__}: {error}"
-            ) from None
+            name = getattr(self._make_loop, "__name__", self._experiment.model.factory)
+            raise ConfigError(f"config.model.settings: do not fit {name}: {error}") from None
+        except ValueError:  # of a callable that does not say what it takes
+            pass
         loop = self._make_loop(place, **settings)
         if not isinstance(loop, Loop):
             problem = f"gives {type(loop).__name__}, but must give a ddiloco.Loop"

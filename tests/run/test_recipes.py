@@ -1,6 +1,8 @@
 """Where a run's parts come from: what a loop of one's own may be asked for, and what not."""
 
 import dataclasses
+import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.data.shards import reshard
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
+from ddiloco.training.loop import Place
 from experiments.examples import plain_loop
 from experiments.front.dry_run import describe
 from tests import workbench
@@ -47,6 +50,14 @@ def test_learners_whose_parameters_differ_from_the_syncers_are_told():
         assembly_of(experiment(), make_loop).check()
     told = "loop.params: learner 1 has hidden/b of shape (5,), the syncer of (4,)"
     assert str(raised.value).startswith(told)
+
+
+def test_a_factory_that_does_not_say_what_it_takes_is_called_as_it_is():
+    mesh = assembly_of(experiment()).own_mesh()
+    loop = plain_loop.make_loop(Place(0, 2, 0, mesh), 4)
+    silent = functools.partial(next, itertools.repeat(loop))  # which has the place as `next`'s default
+    assembly = assembly_of(experiment(model={**MODEL, "settings": {}}), silent)
+    assert assembly.initial_parameters().keys() == assembly_of(experiment()).initial_parameters().keys()
 
 
 def test_a_loop_without_evaluation_scores_nothing():

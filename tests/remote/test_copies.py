@@ -10,6 +10,7 @@ import pytest
 from etils import epath
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ddiloco.disk import array_file
 from ddiloco.remote.learner import host_copies, inner_files
 from ddiloco.remote.learner.host_copies import KEPT, HostCopies, new_number
 from ddiloco.remote.learner.inner_format import InnerFormat
@@ -69,7 +70,7 @@ def test_the_only_host_s_copy_is_its_newest(folder):
         inner_files.load(folder, FORMAT, "another")
 
 
-def test_of_a_host_s_copies_the_two_newest_stay_and_what_is_damaged_does_not_count(folder):
+def test_of_a_host_s_copies_the_two_newest_stay_and_what_is_damaged_does_not_count(folder, monkeypatch):
     copies = HostCopies(folder, 1, FORMAT)
     assert copies.numbers() == []
     numbers = []
@@ -84,6 +85,12 @@ def test_of_a_host_s_copies_the_two_newest_stay_and_what_is_damaged_does_not_cou
     assert copies.numbers() == numbers[: -KEPT - 1 : -1]
     header, blocks = copies.load(numbers[-1])
     assert (header["run"], blocks[0].all) == ("run", 3)
+    read: list[str] = []
+    load = array_file.load
+    monkeypatch.setattr(array_file, "load", lambda path, magic: read.append(path.suffix) or load(path, magic))
+    found, about, own = next(copies.readable(numbers[1:-1]))
+    assert (found, about["run"], own[0].all) == (numbers[-2], "run", 2)
+    assert read == [f".{found}"], "of copies that large none is read but the one that is wanted"
     path = folder / f"inner_state.1.{numbers[-1]}"
     path.write_bytes(path.read_bytes()[:-9])
     assert HostCopies(folder, 1, FORMAT).numbers() == [numbers[-2]]

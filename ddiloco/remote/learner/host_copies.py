@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -53,7 +53,21 @@ class HostCopies:
 
     def numbers(self) -> list[int]:
         """The copies that can be read, newest first."""
-        return [number for path in self._paths() if (number := self._number(path))]
+        return [number for number, _, _ in self.readable()]
+
+    def readable(
+        self, among: Container[int] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any], list[Blocks]]]:
+        """Each copy that can be read, newest first: its number, and what `load` gives of it."""
+        for path in self._paths():
+            number = int(path.suffix[1:])
+            if among is not None and number not in among:
+                continue
+            try:
+                header, blocks = self.load(number)
+            except (OSError, ValueError, KeyError, TypeError, StopIteration):
+                continue
+            yield number, header, blocks
 
     def save(self, number: int, arrays: Sequence[jax.Array], about: dict[str, Any]) -> None:
         """Keeps this host's blocks of the arrays; raises OSError."""
@@ -102,11 +116,3 @@ class HostCopies:
             key=lambda path: int(path.suffix[1:]),
             reverse=True,
         )
-
-    def _number(self, path: epath.Path) -> int | None:
-        try:
-            number = int(path.suffix[1:])
-            self.load(number)
-        except (OSError, ValueError, KeyError, TypeError, StopIteration):
-            return None
-        return number

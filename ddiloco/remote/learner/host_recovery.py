@@ -34,9 +34,8 @@ class HostRecovery(ProcessRecovery):
 
     def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
         self._like, of_all = 0, self._followers.copies()
-        for number in self._copies.numbers():
-            header, blocks = self._copies.load(number)
-            if number in of_all and header["run"] == self._client.run:
+        for number, header, blocks in self._copies.readable(of_all):
+            if header["run"] == self._client.run:
                 if self._undone(header["versions"], versions):
                     return None
                 known = None if header["origin"] is None else InnerOrigin(*header["origin"])

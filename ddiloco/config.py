@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import operator
 import types
 import typing
@@ -184,3 +185,5 @@ def _check_bounds(value: Any, metadata: Mapping[str, Any], name: str) -> None:
     # `not all` so that NaN fails too.
     if not all(holds(value, metadata[rule]) for rule, (holds, _) in _RULES.items() if rule in metadata):
         raise ConfigError(f"{name}: is {value}, but must be {allowed(metadata)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}: is {value}, but must be finite")

@@ -23,6 +23,8 @@ PRESETS = [f"{size},{algorithm}" for size, algorithm in itertools.product(dense.
 class Engine:
     power: float = setting(1.5, "kW", above=0.0, at_most=9.0)
     gears: int | None = setting(None, "speeds; None: none", at_least=2)
+    litres: float = setting(1.0, "displacement")
+    bores: tuple[float, ...] = setting((), "m, by cylinder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,9 @@ WRONG = [
     ({"draught": math.inf}, "config.draught: is inf, but must be above 0.0 and below 2.0"),
     ({"draught": 2}, "config.draught: is 2.0, but must be above 0.0 and below 2.0"),
     ({"draught": 0.0}, "config.draught: is 0.0, but must be above 0.0 and below 2.0"),
+    ({"engine": {"power": -math.inf}}, "config.engine.power: is -inf, but must be at most 9.0 and above 0.0"),
+    ({"engine": {"litres": math.inf}}, "config.engine.litres: is inf, but must be finite"),
+    ({"engine": {"bores": (0.1, math.nan)}}, "config.engine.bores: is nan, but must be finite"),
     ({"sails": 1}, "config.sails: is 1, but must be of type bool"),
     ({"name": 3}, "config.name: is 3, but must be of type str"),
     ({"kind": "yacht"}, "config.kind: is 'yacht', but must be one of punt, ferry"),
@@ -230,6 +235,10 @@ def test_settings_say_who_must_share_them():
             "config.data.sequence_length: is 200, but must be a multiple of 128 for splash",
         ),
         ({"driver": "virtual", "eval.devices": 1}, "config.eval.devices: is 1, but must be 0 but for"),
+        (
+            {"eval.every": None, "eval.devices": 1},
+            "config.eval.devices: is 1, but must be 0 but for learners of driver local and an eval.every",
+        ),
         ({"sync.quorum": 5}, "config.sync.quorum: is 5, but must be at most num_learners, 4"),
         ({"sync.max_run_ahead": 24}, "config.sync.max_run_ahead: is 24, but must be below interval, 24"),
         ({"sync.max_run_ahead": 1}, "config.sync.max_run_ahead: is bounded, so quorum must be None"),

@@ -46,6 +46,7 @@ class DenseConfig(stack.LayersConfig):
         "as many logits as these tokens of a device have exist at a time, in loss and gradient; None: all",
         at_least=1,
         both_ends=False,
+        may_change="resume",
     )
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
     attention: str = setting(
@@ -53,6 +54,7 @@ class DenseConfig(stack.LayersConfig):
         "implementation of attention; auto: what suits the devices",
         choices=IMPLEMENTATIONS,
         both_ends=False,
+        may_change="resume",
     )
 
     def __post_init__(self) -> None:

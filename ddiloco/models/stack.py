@@ -36,12 +36,14 @@ class LayersConfig:
         "what of a layer the backward pass computes again: all, or what this policy of JAX does not keep",
         choices=REMAT,
         both_ends=False,
+        may_change="resume",
     )
     stage_microbatches: int | None = setting(
         None,
         "parts of a step's rows, which pass mesh.stage one behind another; None: as many as there are stages",
         at_least=1,
         both_ends=False,
+        may_change="resume",
     )
     stage_repeats: int = setting(
         1,

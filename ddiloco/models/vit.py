@@ -48,7 +48,11 @@ class ViTConfig(stack.LayersConfig):
     norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
     compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
     attention: str = setting(
-        "xla", "implementation of attention; cudnn: on GPUs", choices=("xla", "cudnn"), both_ends=False
+        "xla",
+        "implementation of attention; cudnn: on GPUs",
+        choices=("xla", "cudnn"),
+        both_ends=False,
+        may_change="resume",
     )
 
     def __post_init__(self) -> None:

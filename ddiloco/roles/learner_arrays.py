@@ -228,10 +228,10 @@ class TrainingArrays:
         """
         program, transfer = self._equipment.program, self._equipment.transfer
         self._draw_from(values["position"])
+        self.lose()  # the devices may not hold two states
         self._steps = values["steps"]
         self._state = self._settled(program.state_from(of_kind("params", arrays), numbered("inner", arrays)))
         for kind, held in self._held.items():
-            held.clear()
             found = of_kind(kind, arrays)
             for p in sorted({int(name.partition("/")[0]) for name in found}):
                 held[p] = transfer.place(p, numbered(str(p), found))

@@ -86,11 +86,17 @@ class ModelRecipe:
         self.check_fit(mesh, self.kind(shards))
         self.batches(shards)
 
+    @property
+    def scores(self) -> bool:
+        """Whether the devices that train score held-out rows too, and not an evaluator, or nobody."""
+        return self._experiment.eval.every is not None and self._experiment.driver != "remote"
+
     def check_fit(self, mesh: Mesh, rows: int) -> None:
         """Raises ConfigError if rows or parameters do not divide: a step's rows also into micro-batches."""
         e = self._experiment
         ways, parts = rows_divisor(mesh), e.inner.accumulation
-        for name, count in (("train.batch_size", rows), ("eval.batch_size", e.eval.batch_size)):
+        held_out = {"eval.batch_size": e.eval.batch_size} if self.scores else {}
+        for name, count in {"train.batch_size": rows, **held_out}.items():
             if count % ways:
                 raise ConfigError(
                     f"config.{name}: gives {count} rows, but must give a multiple of {ways}, "
@@ -103,7 +109,7 @@ class ModelRecipe:
         platform = mesh.devices.flat[0].platform
         if getattr(e.model, "attention", None) == "cudnn" and platform != "gpu":
             raise ConfigError(f"config.model.attention: is cudnn, which needs a GPU; here are {platform}s")
-        check_stages(e.model, mesh, {"train.batch_size": rows // parts, "eval.batch_size": e.eval.batch_size})
+        check_stages(e.model, mesh, {"train.batch_size": rows // parts, **held_out})
         check_divided(e.model, mesh)
 
     def check_beginning(self) -> None:

@@ -209,8 +209,9 @@ class Experiment:
             yield f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             yield f"driver: is {self.driver}, but elastic_data_parallel needs virtual"
-        if self.eval.devices and (baseline or self.driver != "local"):
-            yield f"eval.devices: is {self.eval.devices}, but must be 0 but for learners of driver local"
+        if self.eval.devices and (baseline or self.driver != "local" or self.eval.every is None):
+            only = "for learners of driver local and an eval.every"
+            yield f"eval.devices: is {self.eval.devices}, but must be 0 but {only}"
         if baseline and self.driver == "remote":
             yield f"driver: is remote, but {self.algorithm} is one job, which needs local"
         if self.driver == "virtual":

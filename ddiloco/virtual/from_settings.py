@@ -109,6 +109,11 @@ def check_fleet(experiment: Experiment) -> None:
             f"config.virtual.trace: tells of learners, but {experiment.algorithm} has none; "
             "it needs lives of failures, spare_capacity or steady"
         )
+    if experiment.virtual.lives == "spare_capacity" and experiment.algorithm == "data_parallel":
+        raise ConfigError(
+            "config.virtual.lives: is spare_capacity, but data_parallel takes in no chips; "
+            "elastic_data_parallel does"
+        )
     try:
         chips_by_learner(experiment)
     except ValueError as error:

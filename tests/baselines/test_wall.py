@@ -92,6 +92,12 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(changes, told, da
     assert str(raised.value).startswith(told)
 
 
+@pytest.mark.parametrize("changes", [{"eval": {"every": None}}, {"driver": "remote"}], ids=str)
+def test_held_out_rows_are_nobodys_where_what_trains_scores_nothing(changes, data_dir):
+    rows = {**changes.get("eval", {}), "batch_size": 6}
+    assembly_of(experiment(data_dir, **{**changes, "eval": rows}, train={"batch_size": 4})).check()
+
+
 def test_a_data_parallel_job_divides_its_rows_among_all_devices(data_dir):
     assembly = assembly_of(experiment(data_dir, "data_parallel", train={"batch_size": 2}))
     with pytest.raises(ConfigError, match="gives 4 rows, but must give a multiple of 8"):

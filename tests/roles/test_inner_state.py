@@ -3,6 +3,7 @@
 import concurrent.futures
 import gc
 import queue
+import weakref
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from ddiloco.roles.exchange import EventDelivery, InnerState, InnerStateWanted, 
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.run.recipes import assembly_of
+from ddiloco.training.program import TrainProgram
 from tests import workbench
 
 PATIENCE = 60.0
@@ -201,3 +203,25 @@ def test_a_saved_state_of_another_optimizer_is_told_in_a_line(assembly, fragment
     told = r"of another version of ddiloco: it has \d+ arrays and \d+ numbers, not \d+ and \d+$"
     with pytest.raises(ValueError, match=told):
         TrainingArrays(assembly.own_equipment(0)).restore(others, values)
+
+
+def test_the_devices_hold_one_state_while_another_is_restored(assembly, fragments, monkeypatch):
+    learner = TrainingArrays(assembly.own_equipment(0))
+    learner.adopt(fragments)
+    arrays, values = learner.state()
+    kept = {name: np.array(array) for name, array in arrays.items()}
+    del arrays
+    before = [weakref.ref(leaf) for leaf in jax.tree.leaves(learner.params)]
+    gc.collect()
+    assert all(ref() is not None for ref in before)
+    there = []
+    make = TrainProgram.state_from
+
+    def state_from(program, *given):
+        there.extend(ref() is not None for ref in before)
+        return make(program, *given)
+
+    monkeypatch.setattr(TrainProgram, "state_from", state_from)
+    learner.restore(kept, values)
+    assert there == [False] * len(before)
+    assert_same(host(jax.tree.leaves(learner.params)), list(of_kind("params", kept).values()))

@@ -139,6 +139,12 @@ def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, mad
     assert told.startswith(f"config.virtual.lives: is {lives}, but must be steady for lone_learner")
 
 
+def test_a_job_without_elasticity_has_no_use_for_spare_chips(made):
+    check_fleet(made("elastic_data_parallel", virtual={"lives": "spare_capacity"}))
+    told = refusal(lambda: check_fleet(made("data_parallel", virtual={"lives": "spare_capacity"})))
+    assert told.startswith("config.virtual.lives: is spare_capacity, but data_parallel takes in no chips")
+
+
 @pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel"])
 def test_a_trace_tells_nothing_of_a_baseline(algorithm, made, tmp_path):
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}

@@ -87,7 +87,9 @@ class Compilation:
         self.experiment, self.slice = experiment, where
         self.mesh: Mesh = carve(where.devices, 1, experiment.mesh)[0]
         self.rows = experiment.batch_size(0)
-        ModelRecipe(experiment).check_fit(self.mesh, self.rows)
+        recipe = ModelRecipe(experiment)
+        recipe.check_fit(self.mesh, self.rows)
+        self._scores = recipe.scores
         self._task = task_of(experiment)
         self._state = abstract_state(experiment.model, experiment.inner, self.mesh)
         self._step: tuple[jax.stages.Lowered, jax.stages.Compiled] | None = None
@@ -129,8 +131,9 @@ class Compilation:
             "step",
             lambda: traced_step(e.model, e.inner, mesh, self.rows, task.row, task.loss),
         )
-        held_out = abstract_batch(mesh, e.eval.batch_size, task.row)
-        yield "evaluation", lambda: make_eval_step(e.model, mesh, task.loss).trace(params, held_out)
+        if self._scores:
+            held_out = abstract_batch(mesh, e.eval.batch_size, task.row)
+            yield "evaluation", lambda: make_eval_step(e.model, mesh, task.loss).trace(params, held_out)
         layout, outer = assembly_of(e).layout, e.outer
         transfer = FragmentTransfer(
             layout, parameter_shardings(e.model, mesh), outer.codec, outer.error_feedback, e.sync.rebase

@@ -52,6 +52,7 @@ ALLOWED = [
         "sync__rebase": False,
         "sync__interval": 6,
     },
+    {"model__remat": "full", "model__logits_chunk": 64, "model__attention": "splash"},
     {"driver": "remote"},
     {"virtual__loss": (0.5,)},
     {"algorithm": "streaming", "sync__quorum": None, "sync__max_run_ahead": 2},

@@ -3,6 +3,7 @@
 WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour back), `clock:SECONDS` (it is
 off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge), `write:N` (killed
 half-way through the write of its Nth merged fragment), `start` (killed before its first start is complete),
+`step:N` (no memory for its Nth step),
 `files:N` (it may have so many open) or `network:NAME` (it is in a network namespace).
 """
 
@@ -81,6 +82,20 @@ def dying_in_start():
     durable.DurableState.complete = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 
 
+def failing_in_step(number):
+    from ddiloco.roles.learner_arrays import TrainingArrays
+
+    step, done = TrainingArrays.step, []
+
+    def stepped(self, clock):
+        done.append(1)
+        if len(done) == number:
+            raise MemoryError("no more of it")
+        return step(self, clock)
+
+    TrainingArrays.step = stepped
+
+
 def in_network(name):
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{name}") as file:
@@ -96,6 +111,8 @@ def main():
         dying_in_merge(int(value))
     elif what == "start":
         dying_in_start()
+    elif what == "step":
+        failing_in_step(int(value))
     elif what == "files":
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(value), int(value)))
     elif what == "network":

@@ -58,10 +58,10 @@ class Job:
         where = [f"--part={part}", f"--authority={self.address}", "--listen=127.0.0.1:0", *more]
         return self._start("experiments.syncer", where, affliction)
 
-    def learner(self, learner, *more, address=None, affliction=None):
+    def learner(self, learner, *more, address=None, affliction=None, **environment):
         """Starts a learner's process."""
         where = [f"--syncer={address or self.address}", f"--learner_id={learner}", *more]
-        return self._start("experiments.learner", where, affliction)
+        return self._start("experiments.learner", where, affliction, **environment)
 
     def _start(self, module, arguments, affliction=None, **environment):
         named = [AFFLICTED, affliction, module] if affliction else [module]

@@ -10,8 +10,10 @@ import time
 
 import pytest
 
+from ddiloco.launch.ports import reserved_ports
 from ddiloco.page.view import read_view
 from experiments.studies.chaos.committed import check_work
+from tests.integration.hand import TRANSFORMER, Job
 from tests.integration.programs import LIMIT
 from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of, summary_of, wait_for
 from tests.remote.ends import until
@@ -94,6 +96,29 @@ def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(
     assert done.returncode == 143, done.stderr
     assert summary_of(tmp_path)["failures"] == []
     assert_replays(programs, tmp_path)
+
+
+def test_host_0_ends_where_it_fails_alone_and_the_others_with_it(programs, tmp_path):
+    few = ("--config.sync.num_learners=1", "--config.remote.hosts=(2,)", "--config.remote.checkpoint_every=0")
+    few += ("--config.train.min_step_seconds=()",)
+    job = Job(programs, tmp_path / "run", (*TRANSFORMER, *HOSTS, *few))
+    flags = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    with contextlib.ExitStack() as stack:
+        stack.callback(job.kill_all)
+        syncer = job.syncer()
+        with reserved_ports(2) as port:
+            place = ("--processes=2", f"--coordinator=127.0.0.1:{port}")
+        affliction = ("step:5", None)
+        hosts = [
+            job.learner(0, *place, f"--process={n}", affliction=affliction[n], XLA_FLAGS=flags)
+            for n in range(2)
+        ]
+        (code, _, err), (other, _, told) = (job.left(process) for process in hosts)
+        assert (code, other) == (1, 1), err + told
+        assert "error: learner 0: MemoryError: no more of it" in err
+        assert "error: host 1: " in told
+        assert len(job.steps(0)) == 4, "what it had to say is with the syncer"
+        assert job.end(syncer)[0] == 143
 
 
 def sources(workdir, learner):

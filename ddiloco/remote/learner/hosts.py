@@ -21,6 +21,7 @@ import jax
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 
+REFUSED = 2  # exit code of a process that would end the same way again
 HANGS = 10  # median steps that a step takes at most
 _STARTING_SECONDS = 300  # for all hosts to be there
 
@@ -56,10 +57,10 @@ class HostPlace(NamedTuple):
             end_at_once(f"coordinator: {self.coordinator}: the hosts do not come together: {problem}")
 
 
-def end_at_once(why: str) -> None:
+def end_at_once(why: str, code: int = 1) -> None:
     """Ends this process, whatever its threads and devices wait for; the launcher starts all hosts again."""
     print(f"error: {why}", file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(code)
 
 
 class StepWatch:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from etils import epath
 
+from ddiloco.config import ConfigError
+from ddiloco.data.errors import DataError
 from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
 from ddiloco.protocol.learner import LearnerCore
@@ -22,7 +26,7 @@ from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.host_snapshots import HostPartWriter
-from ddiloco.remote.learner.hosts import HostPlace, StepWatch, end_at_once
+from ddiloco.remote.learner.hosts import REFUSED, HostPlace, StepWatch, end_at_once
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.learner.streams import Host
@@ -47,6 +51,7 @@ class Lead:
     ) -> None:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
+        self._left = False  # whether the others were told to leave
         self._learner, self._terms, self._stop = learner, terms, stop
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
@@ -96,11 +101,33 @@ class Lead:
         self.followers.order(pb.Order(begin=position))
         self._watch.start()
 
-    def leave(self) -> None:
-        """Has the other hosts end; to be started again if this one was asked to end."""
+    def leave(self, failure: str | None = None) -> None:
+        """Has the other hosts end; to be started again if this one was asked to end.
+
+        Ends this process at once where there is a failure: all are to be started again.
+        """
         self._watch.stop()
+        if failure is not None:
+            end_at_once(f"learner {self._learner}: {failure}")
+        self._left = True
         self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Ends this process at once if the block raises while it leads: the others go with it.
+
+        Threads that wait for orders to them would keep it from ending in any other way.
+        """
+        try:
+            yield
+        except (ConfigError, DataError) as error:
+            if not self._left:
+                end_at_once(f"learner {self._learner}: {error}", REFUSED)
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            end_at_once(f"learner {self._learner}: {type(error).__name__}: {error}")
 
     def _leaving(self) -> None:
         self.preempted = True

@@ -103,20 +103,50 @@ class LearnerProcess:
         self._assembly.check_learner(learner)
         terms = terms_of(e, self._assembly.layout)
         security = self._security.of(learner)
-        if self._place is not None:
-            self._lead = Lead(self._place, learner, terms, security, config, stop)
-        others = tuple if self._lead is None else self._lead.followers.donors
-        donor = Donor(security, config.keepalive, others=others)
-        port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
+        with contextlib.ExitStack() as ending:
+            if self._place is not None:
+                self._lead = Lead(self._place, learner, terms, security, config, stop)
+                ending.enter_context(self._lead.ending())
+            others = tuple if self._lead is None else self._lead.followers.donors
+            donor = Donor(security, config.keepalive, others=others)
+            port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
 
-        def accepted(message: pb.Accepted) -> None:
-            donor.admit(security.among_peers(message.peers_token))
+            def accepted(message: pb.Accepted) -> None:
+                donor.admit(security.among_peers(message.peers_token))
 
-        codec = e.outer.update_codec
-        decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
-        make_client = functools.partial(
-            SyncerClient, address, learner, process, terms, security, config, note, port, accepted, decode
-        )
+            codec = e.outer.update_codec
+            decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
+            make_client = functools.partial(
+                SyncerClient, address, learner, process, terms, security, config, note, port, accepted, decode
+            )
+            found = self._connected(make_client, decode, learner, stop)
+            if found is None:
+                return None
+            client, equipment = found
+            failure = None
+            if client.refusal is None:
+                incarnation = max(process, client.newest_incarnation + 1)
+                core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
+                failure = self._train(
+                    core, equipment, client, donor, stop, folder, workdir, stepping, watches
+                )
+                client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
+            if client.replaced:
+                failure = f"the syncer refused learner {learner}: {client.refusal}"
+            if self._lead is not None:
+                self._lead.leave(failure)
+            if client.refusal is not None and not client.replaced:
+                raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
+            return failure
+
+    def _connected(
+        self,
+        make_client: Callable[..., SyncerClient],
+        decode: FragmentDecoder | None,
+        learner: int,
+        stop: threading.Event,
+    ) -> tuple[SyncerClient, Equipment] | None:
+        """The client, accepted or refused by the syncer, with all compiled; None: `stop` was set first."""
         client: SyncerClient | None
         if self._lead is None:
             client = make_client()
@@ -135,19 +165,7 @@ class LearnerProcess:
                 if self._lead is not None:
                     self._lead.leave()
                 return None
-        failure = None
-        if client.refusal is None:
-            incarnation = max(process, client.newest_incarnation + 1)
-            core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
-            failure = self._train(core, equipment, client, donor, stop, folder, workdir, stepping, watches)
-            client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
-        if self._lead is not None and failure is None and not client.replaced:
-            self._lead.leave()
-        if client.replaced:
-            return f"the syncer refused learner {learner}: {client.refusal}"
-        if client.refusal is not None:
-            raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
-        return failure
+        return client, equipment
 
     def _equipped(self, learner: int) -> Equipment:
         kind = self._assembly.recipe.kind

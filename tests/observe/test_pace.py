@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddiloco.observe.pace import Pace
+from ddiloco.observe.pace import UNMEASURED, Pace
 from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.roles.exchange import EventDelivery
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, update, welcome
@@ -11,9 +11,11 @@ from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, update, welc
 def test_patience_is_the_setting_and_more_for_many_bytes_over_a_slow_link():
     pace = Pace()
     assert pace.patience(30.0, 10**12) == 30.0, "nothing is known before a welcome"
+    assert pace.limit(30.0, 10**12) == UNMEASURED and pace.limit(2 * UNMEASURED, 1) == 2 * UNMEASURED
     pace.add(10**9, 4.0)
     pace.add(10**9, 6.0)
     assert pace.patience(30.0, 74 * 10**9) == pytest.approx(30.0 + ALLOWANCE * 74 * 5.0)
+    assert pace.limit(30.0, 74 * 10**9) == pace.patience(30.0, 74 * 10**9)
 
 
 def test_a_welcome_tells_the_pace_and_an_update_does_not():

@@ -5,14 +5,17 @@ import threading
 import grpc
 import pytest
 
+from ddiloco.observe.pace import UNMEASURED
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.syncer import fragment_calls
+from ddiloco.remote.learner.streams import _Offer
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes
+from ddiloco.roles.transfer import Offer
 from tests.remote.ends import (
     PATIENCE,
+    TERMS,
     arrays,
     ask,
     assert_same,
@@ -120,9 +123,9 @@ def test_of_an_offer_that_the_devices_fail_to_give_the_syncer_hears(ends):
 
 def test_an_offer_that_takes_too_long_is_ended_since_it_holds_memory(ends, monkeypatch):
     syncer, learner = ends
-    monkeypatch.setattr(fragment_calls, "_UNMEASURED", 0.0)
     link = joined(syncer, learner)
     monkeypatch.setattr(link.down.pace, "patience", lambda timeout, size: 0.1)
+    monkeypatch.setattr(link.down.pace, "limit", lambda timeout, size: 0.2)
     ask(learner, link, 1)
     over = threading.Event()
 
@@ -145,6 +148,20 @@ def test_an_offer_may_have_a_later_deadline_than_the_syncer_would_give_it(ends):
     send_by_hand(learner, iter([headed(1), *chunks(arrays(1, 5))]), timeout=100 * PATIENCE)
     assert_same(syncer.taken()[1], arrays(1, 5))
     assert syncer.drops() == []
+
+
+def test_a_learner_that_was_never_welcomed_does_not_break_off_what_its_link_needs_long_for(ends):
+    """As after a resume: nothing has come yet by which the link is known."""
+    syncer, learner = ends
+    joined(syncer, learner)
+    limits = []
+    until(lambda: learner.client._connection is not None, "the connection")
+    streams = learner.client._connection._streams
+    offer = _Offer(RoundId(4, 0), Contribution(0, 100, 0, 0, 4, 3, 30), Offer(arrays(0, 5)), 0)
+    for _ in range(2):
+        streams._send(lambda messages, metadata, timeout: limits.append(timeout), offer)
+        learner.client.pace.add(1 << 30, 0.001)
+    assert limits == [UNMEASURED, pytest.approx(TERMS.offer_timeout)]
 
 
 def test_offers_behind_one_that_takes_long_are_not_sent_once_an_update_makes_them_worthless(ends):

@@ -223,7 +223,7 @@ class Follower:
 
     def _patience(self) -> float:
         """Seconds for a donation."""
-        return self._pace.patience(self._config.donation_timeout, self._inner.bytes)
+        return self._pace.limit(self._config.donation_timeout, self._inner.bytes)
 
     def _taken(self, copy: int) -> Sequence[Blocks] | None:
         """This host's blocks of a copy that was fetched or is on disk; None: there is none."""

@@ -194,7 +194,7 @@ class LearnerProcess:
         def steps(does: bool) -> None:
             # Only a learner that steps can donate: those that join together must not wait for each other.
             if does:
-                donor.attach(worker.inbox, inner, client.pace.patience(config.donation_timeout, inner.bytes))
+                donor.attach(worker.inbox, inner, client.pace.limit(config.donation_timeout, inner.bytes))
                 stepping()
             else:
                 donor.detach()

@@ -303,8 +303,8 @@ class Streams:
             yield header.SerializeToString()
             yield from chunks(arrays)
 
-        patience = self._pace.patience(self._terms.offer_timeout, header.size)
-        send(messages(), metadata=self._metadata, timeout=patience)
+        limit = self._pace.limit(self._terms.offer_timeout, header.size)
+        send(messages(), metadata=self._metadata, timeout=limit)
 
 
 def _in_blocks(decode: FragmentDecoder, terms: Terms) -> Callable[[int, Pieces, Pieces], Pieces]:

@@ -24,7 +24,6 @@ from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.terms import Terms
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray], int], None]
-_UNMEASURED = 3600.0  # seconds of an offer over a connection that has carried no welcome
 
 
 class FragmentCalls:
@@ -103,7 +102,7 @@ class FragmentCalls:
         """Takes one offer, or one host's part of it; ends the call if it cannot be one."""
         session = self.session(context)
         patience = session.down.pace.patience(self._terms.offer_timeout, self._largest)
-        most = 2 * patience if session.down.pace.measured else max(2 * patience, _UNMEASURED)
+        most = session.down.pace.limit(2 * self._terms.offer_timeout, 2 * self._largest)
         begun = time.monotonic()
         # One that is no longer awaited is ended, whatever deadline it has: it holds up to a fragment.
         with session.call("offers", context) as host, wire.ended_after(most, context.cancel):

@@ -297,13 +297,20 @@ class LearnerWorker:
         own = self.core.versions
         ready = [w for w in self._wanted if all(a >= b for a, b in zip(own, w.versions, strict=False))]
         self._wanted = [w for w in self._wanted if w not in ready and not w.answer.cancelled()]
-        state = None
+        ready = [w for w in ready if w.answer.set_running_or_notify_cancel()]
+        if not ready:
+            return
+        try:
+            arrays = self._arrays.inner()
+        except Exception as error:  # such as no memory for it: that costs the copy, and not the learner
+            problem = f"no copy of the inner optimizer state: {type(error).__name__}: {error}".splitlines()[0]
+            self._record(records.Alarm(f"learner {self.core.learner}: {problem}", time.time()))
+            for wish in ready:
+                wish.answer.set_exception(error)
+            return
+        state = InnerState(self.core.clock, own, arrays, self._tape.gave(), self._trained)
         for wish in ready:
-            if wish.answer.set_running_or_notify_cancel():
-                state = state or InnerState(
-                    self.core.clock, own, self._arrays.inner(), self._tape.gave(), self._trained
-                )
-                wish.answer.set_result(state)
+            wish.answer.set_result(state)
 
     def _handle(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
         now = time.monotonic()

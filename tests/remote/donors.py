@@ -49,7 +49,8 @@ class Steps:
             assert isinstance(wish, InnerStateWanted)
             self.wishes.append(wish)
             if self.given is not None and wish.answer.set_running_or_notify_cancel():
-                wish.answer.set_result(self.given)
+                failed = isinstance(self.given, Exception)
+                (wish.answer.set_exception if failed else wish.answer.set_result)(self.given)
 
     def __enter__(self):
         return self

@@ -53,6 +53,18 @@ def test_a_wish_that_nobody_waits_for_any_longer_is_cancelled():
         until(lambda: donor.wishes[0].answer.cancelled(), "the wish to be cancelled")
 
 
+def test_a_learner_without_memory_for_a_copy_says_so_at_once():
+    with Steps(MemoryError("that much is not there")) as donor:
+        with pytest.raises(grpc.RpcError) as raised:
+            ask(donor.address)
+        assert (raised.value.code(), raised.value.details()) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "that much is not there",
+        )
+        donor.given = state(2)
+        assert_same(ask(donor.address), donor.given)
+
+
 def test_a_peer_that_asks_while_the_call_before_ends_waits_its_turn():
     with Steps(None) as donor, concurrent.futures.ThreadPoolExecutor() as others:
         first = others.submit(ask, donor.address, timeout=1.0)

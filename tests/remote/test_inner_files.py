@@ -54,6 +54,27 @@ def test_the_checkpointer_asks_the_worker_and_writes_what_it_gets(tmp_path):
     assert not told
 
 
+def test_where_there_is_no_copy_or_no_memory_to_write_one_the_next_is_kept(tmp_path, monkeypatch):
+    inbox, told, save = queue.SimpleQueue(), [], inner_files.save
+
+    def saved(folder, inner, given, run):
+        if given.step == 2:
+            raise MemoryError
+        save(folder, inner, given, run)
+
+    monkeypatch.setattr(inner_files, "save", saved)
+    copies = Checkpointer(inbox, FORMAT, tmp_path, 0.01, told.append)
+    copies.start()
+    inbox.get(timeout=PATIENCE).answer.set_exception(MemoryError("no copy"))
+    inbox.get(timeout=PATIENCE).answer.set_result(state(1, step=2))
+    until(lambda: told, "the alarm")
+    assert told[0].sentence == f"{tmp_path}: MemoryError: the inner optimizer state is not kept"
+    inbox.get(timeout=PATIENCE).answer.set_result(state(1))
+    inbox.get(timeout=PATIENCE)  # it is on the disk by now
+    assert_same(inner_files.load(tmp_path, FORMAT), state(1))
+    assert copies.stop(PATIENCE)
+
+
 def test_a_folder_that_cannot_be_written_to_is_an_alarm(tmp_path):
     (tmp_path / "file").write_text("in the way")
     inbox, told = queue.SimpleQueue(), []

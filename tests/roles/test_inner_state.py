@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
+from ddiloco.observe.records import Alarm
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.roles.exchange import EventDelivery, InnerState, InnerStateWanted, Leave
@@ -60,8 +61,9 @@ class Worker:
     def __init__(self, assembly, fragments, recovery):
         e = assembly.experiment
         core = LearnerCore(0, 1, e.sync, e.train.steps)
+        self.told = []
         self.worker = LearnerWorker(
-            core, assembly.own_equipment(0), lambda e: None, lambda *offer: None, lambda r: None, recovery
+            core, assembly.own_equipment(0), lambda e: None, lambda *offer: None, self.told.append, recovery
         )
         self.inbox = self.worker.inbox
         self.fragments = fragments
@@ -149,6 +151,28 @@ def test_a_donation_is_of_one_boundary_and_its_donor_steps_on(assembly, fragment
         assert state.step >= 5
         assert state.versions == (0,) * len(fragments)
         assert_same(host(state.arrays), reference(assembly, fragments, state.step))
+
+
+def test_no_memory_for_a_copy_costs_the_copy_and_not_the_learner(assembly, fragments, monkeypatch):
+    inner, calls = TrainingArrays.inner, []
+
+    def copied(arrays):
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError("RESOURCE_EXHAUSTED: that much is not there")
+        return inner(arrays)
+
+    monkeypatch.setattr(TrainingArrays, "inner", copied)
+    with Worker(assembly, fragments, Recovered()) as worker:
+        with pytest.raises(MemoryError):
+            worker.wish().result(PATIENCE)
+        given = worker.wish().result(PATIENCE)
+    assert len(calls) == 2
+    assert_same(host(given.arrays), reference(assembly, fragments, given.step))
+    [alarm] = [told.sentence for told in worker.told if isinstance(told, Alarm)]
+    assert alarm.startswith(
+        "learner 0: no copy of the inner optimizer state: MemoryError: RESOURCE_EXHAUSTED"
+    )
 
 
 def test_a_donation_waits_for_the_versions_asked_for(assembly, fragments):

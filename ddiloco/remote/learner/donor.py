@@ -18,6 +18,7 @@ import grpc
 import jax
 import numpy as np
 
+from ddiloco.disk.snapshots.parts import reason
 from ddiloco.outer.blocks import Blocks, Cut, owned
 from ddiloco.remote.learner.host_copies import OfAllHosts, new_number
 from ddiloco.remote.learner.inner_format import InnerFormat
@@ -154,6 +155,8 @@ class Donor:
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             answer.cancel()
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not come to such a boundary")
+        except Exception as error:  # of the devices: there is no copy
+            context.abort(grpc.StatusCode.UNAVAILABLE, reason(error))
 
 
 def _messages(

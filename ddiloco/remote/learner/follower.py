@@ -197,9 +197,13 @@ class Follower:
                 )
                 self._donor.attach(None, self._inner, self._patience())
             case "copy":
-                self._held[order.copy] = self._arrays.inner()
+                try:
+                    self._held[order.copy] = self._arrays.inner()
+                except Exception as error:  # such as no memory for it: only the copy is given up
+                    self._alarm(f"no copy of the inner optimizer state: {reason(error)}")
             case "save":
-                self._save(order.save, self._held[order.save])
+                if order.save in self._held:
+                    self._save(order.save, self._held[order.save])
             case "drop":
                 self._held.pop(order.drop, None)
                 self._states.pop(order.drop, None)
@@ -287,11 +291,11 @@ class Follower:
         try:
             self._copies.save(number, arrays, {})
             self._say.put(pb.FromHost(kept=number))
-        except OSError as error:
-            told = (
-                f"host {self._place.number}: the inner optimizer state is not kept: {error.strerror or error}"
-            )
-            self._say.put(pb.FromHost(alarm=told))
+        except Exception as error:
+            self._alarm(f"the inner optimizer state is not kept: {reason(error)}")
+
+    def _alarm(self, problem: str) -> None:
+        self._say.put(pb.FromHost(alarm=f"host {self._place.number}: {problem}"))
 
     def _send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
         streams = self._streams.get(contribution.fragment % self._parts)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import grpc
 from etils import epath
 
+from ddiloco.disk.snapshots.parts import reason
 from ddiloco.observe import records
 from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
@@ -224,10 +225,12 @@ class Checkpointer:
         while not self._stopping.wait(self._every):
             answer: concurrent.futures.Future[InnerState] = concurrent.futures.Future()
             self._inbox.put(InnerStateWanted((), answer))
-            with contextlib.suppress(concurrent.futures.CancelledError):
+            try:
                 state = self._awaited(answer)
-                if state is not None:
-                    self._save(state)
+            except Exception:  # it is cancelled, or the learner has told why there is none
+                continue
+            if state is not None:
+                self._save(state)
 
     def _awaited(self, answer: concurrent.futures.Future[InnerState]) -> InnerState | None:
         while not self._stopping.is_set():
@@ -239,8 +242,8 @@ class Checkpointer:
     def _save(self, state: InnerState) -> None:
         try:
             self._keep(state)
-        except OSError as error:
-            problem = f"{self._folder}: {error.strerror or error}: the inner optimizer state is not kept"
+        except Exception as error:  # of the disk, of a bucket's library, or no memory for the bytes
+            problem = f"{self._folder}: {reason(error)}: the inner optimizer state is not kept"
             self._record(records.Alarm(problem, time.time()))
 
     def _keep(self, state: InnerState) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import threading
 
 import jax
@@ -181,6 +182,21 @@ def test_an_evaluator_that_never_answers_does_not_keep_a_run_from_its_end(told, 
         monkeypatch.setattr("ddiloco.remote.syncer.scoring._LONGEST", 0.5)
     with Scores(tmp_path).attending():
         assert syncer.last(5).loss == pytest.approx(syncer.score())
+
+
+def test_a_folder_in_which_nothing_can_be_asked_does_not_keep_the_syncer_from_saving(
+    make, tmp_path, monkeypatch
+):
+    syncer, _ = make()
+
+    def want(scores, wanted):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Scores, "want", want)
+    with Scores(tmp_path).attending():
+        assert syncer.last(5).loss == pytest.approx(syncer.score())
+    [alarm] = [r for r in syncer.recorded if isinstance(r, records.Alarm)]
+    assert alarm.sentence == "the evaluator cannot be asked: No space left on device"
 
 
 def test_with_evaluation_and_sampling_off_nobody_is_asked(make, tmp_path):

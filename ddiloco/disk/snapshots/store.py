@@ -7,6 +7,7 @@ It would also count damaged snapshots among those to keep.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -103,8 +104,13 @@ class SnapshotStore:
         return self._given
 
     def last_number(self) -> int:
-        """The largest number that was given or is on the disk; 0: none."""
-        return max([self._given, *self._numbers()])
+        """The largest number that was given or is on the disk; 0: none.
+
+        Of a disk that cannot be read, what was known before: the snapshot that takes a number is lost there.
+        """
+        with contextlib.suppress(OSError):
+            self._given = max([self._given, *self._numbers()])
+        return self._given
 
     def complete(self, number: int, header: dict[str, Any], parts: Mapping[str, PartFiles]) -> None:
         """Makes a snapshot of these parts complete; returns when it is durable.

@@ -77,10 +77,15 @@ class Scoring:
         if self._scores.attended() is not None:
             self._ask = secrets.token_hex(8)
             wanted = Wanted(self._run, self._ask, step, tokens, versions)
-            self._scores.want(wanted)
-            answer = self._answer(wanted.ask)
-            if finished:  # else the evaluator stays for the run's next syncer
-                self._scores.want(wanted._replace(over=True))
+            answer = None
+            try:
+                self._scores.want(wanted)
+                answer = self._answer(wanted.ask)
+                if finished:  # else the evaluator stays for the run's next syncer
+                    self._scores.want(wanted._replace(over=True))
+            except OSError as error:  # a full disk, or another's folder
+                problem = f"the evaluator cannot be asked: {error.strerror or error}"
+                self._record(records.Alarm(problem, time.time()))
             if answer is not None:
                 return LastScore(answer.loss, answer.sample, answer.problem)
         try:

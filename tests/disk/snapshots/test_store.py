@@ -1,7 +1,9 @@
 """The store: what was written comes back; what is not all there, or not as it was written, never does."""
 
 import dataclasses
+import errno
 import itertools
+import pathlib
 import random
 import shutil
 import threading
@@ -173,6 +175,20 @@ def test_nothing_is_there_before_the_first(tmp_path):
     store = SnapshotStore(tmp_path / "snapshots", keep=1)
     assert store.newest(nobody_warns) is None
     assert store.next_number() == 1
+
+
+def test_a_disk_that_cannot_be_read_for_a_while_costs_no_more_than_a_snapshot(tmp_path, monkeypatch):
+    store = SnapshotStore(tmp_path, keep=1)
+    written(tmp_path, 3, ["syncer"])
+    assert store.last_number() == 3
+
+    def iterdir(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as stale:
+        stale.setattr(pathlib.Path, "iterdir", iterdir)
+        assert (store.last_number(), store.next_number()) == (3, 4)
+    assert store.next_number() == 5
 
 
 def test_so_many_stay_and_what_is_incomplete_or_damaged_goes(tmp_path):

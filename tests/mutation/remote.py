@@ -39,8 +39,8 @@ MUTANTS = (
     ),
     Mutant(
         "streams: parts of two welcomes are put together",
-        "self._welcome, self._collected = header.welcome, {}",
-        "self._welcome = header.welcome",
+        "self._welcome, self._collected, self._delivered = header.welcome, {}, {}",
+        "self._welcome, self._delivered = header.welcome, {}",
         WIRE,
     ),
     Mutant(

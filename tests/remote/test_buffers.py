@@ -20,7 +20,7 @@ from ddiloco.remote.wire.event_messages import from_syncer, update_of
 from ddiloco.remote.wire.payload import receive
 from ddiloco.roles.exchange import EventDelivery
 from tests.integration.programs import LIMIT
-from tests.remote.ends import FORMATS, arrays, asked, report, until, update, welcome
+from tests.remote.ends import FORMATS, arrays, asked, assert_same, report, until, update, welcome
 
 
 class Taker:
@@ -100,6 +100,22 @@ def test_a_newer_welcome_takes_the_place_of_one_that_is_half_there():
     first, second = taker.next(), taker.next()
     assert up.take(*second) is None, "over several streams it may come first; the old first is no part of it"
     assert up.take(*first).event.incarnation == 101
+
+
+def test_what_a_part_that_came_back_welcomes_with_again_is_an_update_if_it_is_newer():
+    up, newest = Collector(2), NewestFragments()
+    taker = Taker(first := Downlink(newest))
+    first.put(welcome(100, step=4, version=1))
+    assert up.take(*taker.next()) is None
+    assert isinstance(up.take(*taker.next()).event, events.Welcomed)
+    taker = Taker(again := Downlink(newest))  # of the part's next connection, which knows of nothing sent
+    update_of_then = EventDelivery(events.UpdateArrived(0, 2, 8), [arrays(0, 2)])
+    again.put(welcome(100, step=4, version=1))
+    again.put(update_of_then)
+    delivery = up.take(*taker.next())
+    assert (delivery.event.fragment, delivery.event.version) == (0, 2)
+    assert_same(delivery.fragments[0], arrays(0, 2))
+    assert up.take(*taker.next()) is None, "the other is as it was"
 
 
 def drain(outbox, count):

@@ -145,25 +145,34 @@ class Collector:
         self._welcome = 0
         self._step = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
+        self._delivered: dict[int, int] = {}  # version by fragment, of the welcome if it is complete
         self._num_fragments = num_fragments
 
     def take(
         self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces
     ) -> EventDelivery | None:
-        """The event that this fragment completes, if any; an unfinished older welcome is dropped."""
+        """The event that this fragment completes, if any; an unfinished older welcome is dropped.
+
+        A part of the syncer that comes back sends its share of a welcome again. Once the welcome is
+        delivered, what is newer in that is an update: the part takes it for sent.
+        """
         if not header.welcome:
             return EventDelivery(update, (pieces,), header.epoch)
         with self._lock:
             if header.welcome < self._welcome:
                 return None
             if header.welcome > self._welcome:
-                self._welcome, self._collected = header.welcome, {}
+                self._welcome, self._collected, self._delivered = header.welcome, {}, {}
+            if self._delivered:
+                newer = update.version > self._delivered[update.fragment]
+                return EventDelivery(update, (pieces,), header.epoch) if newer else None
             self._step = header.step
             self._collected[update.fragment] = update, pieces
             if len(self._collected) < self._num_fragments:
                 return None
             collected = [self._collected[p] for p in range(self._num_fragments)]
             self._collected = {}
+            self._delivered = {update.fragment: update.version for update, _ in collected}
         updates = [update for update, _ in collected]
         event = events.Welcomed(
             header.welcome,

@@ -154,13 +154,17 @@ class BaselineRun:
         """Trains to the last step, or until `stop` is set."""
         e = self._experiment
         in_flight: collections.deque = collections.deque()
+        together = 1 if e.algorithm == "lone_learner" else e.sync.num_learners
+        slowest = max(e.min_step_seconds(m) for m in range(together))  # for whom the others would wait
         self._enter(State.STEPPING)
         step = self._begin
         while step < e.train.steps and not self._stop.is_set():
+            begun = time.monotonic()
             in_flight.append(self._start_step(step))
+            self._stop.wait(max(0.0, begun + slowest - time.monotonic()))
             step += 1
             due = step < e.train.steps and self._evaluations.due(step)  # the last one comes at the end
-            while len(in_flight) > (0 if due else e.train.steps_in_flight - 1):
+            while len(in_flight) > (0 if due or slowest else e.train.steps_in_flight - 1):
                 self._finish_step(*in_flight.popleft())
             if due:
                 self._evaluate(step)

@@ -56,7 +56,7 @@ class TrainConfig:
     )
     min_step_seconds: tuple[float, ...] = setting(
         (),
-        "by learner, seconds that a step takes at least, to play slower hardware; (): as fast as it goes",
+        "by learner, seconds of a wall clock that a step takes at least, to play slower hardware; (): none",
         at_least=0.0,
         may_change="process",
     )

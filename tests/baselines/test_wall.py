@@ -92,6 +92,17 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(changes, told, da
     assert str(raised.value).startswith(told)
 
 
+@pytest.mark.parametrize(("algorithm", "least"), [("data_parallel", 9000.0), ("lone_learner", 0.0)])
+def test_a_job_waits_for_the_slowest_of_its_learners(algorithm, least, data_dir, one_device, monkeypatch):
+    pace = {"steps": 4, "min_step_seconds": (0.0, 10_000.0)}
+    assembly = assembly_of(experiment(data_dir, algorithm, train=pace, eval={"every": None}))
+    waited, stop = [], threading.Event()
+    monkeypatch.setattr(stop, "wait", waited.append)
+    assert BaselineRun(assembly, lambda record: None, stop).run().finished
+    assert len(waited) == 4
+    assert all(least <= seconds <= 10_000.0 * bool(least) for seconds in waited)
+
+
 @pytest.mark.parametrize("changes", [{"eval": {"every": None}}, {"driver": "remote"}], ids=str)
 def test_held_out_rows_are_nobodys_where_what_trains_scores_nothing(changes, data_dir):
     rows = {**changes.get("eval", {}), "batch_size": 6}

@@ -33,8 +33,3 @@ class Schedule:
     def last_due(self, fragment: int, step: int) -> int:
         """The newest step at or before `step` at which the fragment is due; 0 if there is none."""
         return max(0, step - (step - self.offset(fragment)) % self.interval)
-
-    def times_due(self, fragment: int, steps: int) -> int:
-        """How often the fragment is due in the first `steps` steps."""
-        first = self.offset(fragment) or self.interval
-        return 0 if steps < first else (steps - first) // self.interval + 1

@@ -23,7 +23,6 @@ from ddiloco.disk.tape.file import TapeError, TapeFile
 from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.models.dense import DenseConfig
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.remote.learner.gift import read_donation
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.intake import RecordIntake
@@ -47,6 +46,7 @@ from experiments.front.credentials import load_security
 from experiments.studies.replay.reading import read_tape
 from tests.fuzz import rpcs
 from tests.protocol.desk import Desk
+from tests.remote.donors import read_donation
 
 FORMATS = (ArrayFormat((3,), np.dtype(np.float32)), ArrayFormat((5,), np.dtype(np.uint8)))
 BYTES = 17

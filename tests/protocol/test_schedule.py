@@ -31,14 +31,6 @@ def test_last_due_is_the_newest_step_found_by_looking_back(schedule, step, data)
 
 
 @untimed
-@given(schedules, st.integers(0, 100), st.data())
-def test_times_due_is_what_counting_gives(schedule, steps, data):
-    fragment = data.draw(st.integers(0, schedule.num_fragments - 1))
-    counted = sum(fragment in due_by_definition(schedule, t) for t in range(1, steps + 1))
-    assert schedule.times_due(fragment, steps) == counted
-
-
-@untimed
 @given(schedules, st.integers(1, 100))
 def test_in_any_interval_every_fragment_is_due_once(schedule, start):
     window = range(start, start + schedule.interval)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ddiloco.remote.learner import client
+from ddiloco.remote.learner import gift as gifts
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
@@ -58,6 +59,14 @@ class Steps:
     def __exit__(self, *_):
         self.inbox.put(None)
         self.donor.stop()
+
+
+def read_donation(messages, versions, inner):
+    """The inner state in what a donor of one host sends, as a Gift takes it."""
+    header = gifts._header(messages, versions, inner)
+    taken = gifts._Taken(inner)
+    taken.add(header, messages)
+    return taken.state(header)
 
 
 def ask(address, versions=(3, 4), inner=FORMAT, security=None, timeout=PATIENCE):

@@ -6,13 +6,13 @@ import pytest
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner import inner_files
-from ddiloco.remote.learner.gift import read_donation
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.payload import chunks
 from ddiloco.roles.exchange import InnerState
+from tests.remote.donors import read_donation
 
 ARRAYS = [np.arange(6, dtype=np.float32)]
 FORMAT = InnerFormat([ArrayFormat((6,), np.dtype(np.float32))])

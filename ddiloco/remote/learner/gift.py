@@ -97,18 +97,6 @@ def fetch_copy(
     return taken.arrays()
 
 
-def read_donation(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFormat) -> InnerState:
-    """The inner state that a donor of one host sends: its header and its chunks.
-
-    Raises:
-      WireError: as a Gift's `open` and `take`.
-    """
-    header = _header(messages, versions, inner)
-    taken = _Taken(inner)
-    taken.add(header, messages)
-    return taken.state(header)
-
-
 class _Call:
     """One call of a donor, which gives until it is closed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import events
@@ -48,8 +49,7 @@ class Fleet:
         self._recovery_seconds = recovery_seconds
         self._observer = observer or Observer()
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
-        # By learner and fragment (None: a welcome), what was sent last: incarnation, version, and until when.
-        self._under_way: dict[tuple[int, int | None], tuple[tuple[int, int], float]] = {}
+        self._sent: dict[tuple[int, Any], tuple[int, ...]] = {}  # by learner and `_sent`, what came last
         self.syncer = make_syncer(
             policy,
             total_steps,
@@ -191,16 +191,24 @@ class Fleet:
         process = self._routes.get((learner, incarnation))
         if process is None:
             return
-        updates = isinstance(event, events.UpdateArrived)
-        which, version = (event.fragment, event.version) if updates else (None, 0)
-        known, arrives = self._under_way.get((learner, which), (None, 0.0))
-        if fragments and known == (incarnation, version) and self.calendar.now <= arrives:
-            return  # as over a real wire, where what waits or is under way is not sent again
+        which, sent = _sent(incarnation, event)
+        if fragments and self._sent.get((learner, which)) == sent:
+            return  # as over a real wire, where a connection carries each once; what was lost is not here
         times = process.place.down.arrivals(self.calendar.now, size)
         for time in times:
             self.calendar.at(time, process.take, event, fragments)
         if fragments and times:
             process.sees_off(max(times))
-            self._under_way[learner, which] = (incarnation, version), max(times)
+            self._sent[learner, which] = sent
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))
+
+
+def _sent(incarnation: int, event: events.FromSyncer) -> tuple[Any, tuple[int, ...]]:
+    """What the event's fragments are of, a welcome by all its fragments, and which of that they are."""
+    match event:
+        case events.UpdateArrived(fragment=p, version=version, lineage=lineage):
+            return p, (incarnation, version, lineage)
+        case events.Welcomed(fragments=fragments):
+            return fragments, (incarnation,)
+    return None, ()

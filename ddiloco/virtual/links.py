@@ -11,7 +11,7 @@ class LinkQuality:
     """What one direction of a link does to messages."""
 
     latency: float = 0.0  # seconds that every message takes
-    bandwidth: float | None = None  # bytes a second, one message after the other; None: no bound
+    bandwidth: float | None = None  # bytes a second, one fragment after the other; None: no bound
     jitter: float = 0.0  # mean seconds of a further, exponential delay; it can reorder messages
     loss: float = 0.0  # share of messages that vanish
     duplicates: float = 0.0  # share of messages that come twice
@@ -35,8 +35,8 @@ class Link:
         return [self._sent(now, size) + quality.latency + self._delay() for _ in range(copies)]
 
     def _sent(self, now: float, size: int) -> float:
-        """When the last byte has been sent."""
-        if self.quality.bandwidth is None:
+        """When the last byte has been sent; what has none goes by a stream of its own, without waiting."""
+        if self.quality.bandwidth is None or not size:
             return now
         self._free_at = max(now, self._free_at) + size / self.quality.bandwidth
         return self._free_at

@@ -31,8 +31,8 @@ def test_bandwidth_serves_one_message_after_the_other(messages):
     messages.sort(key=lambda message: message[0])
     sent = 0.0
     for now, size in messages:
-        sent = max(float(now), sent) + size / 64.0
-        assert queue.arrivals(float(now), size) == [sent + 0.5]
+        sent = max(float(now), sent) + size / 64.0 if size else sent
+        assert queue.arrivals(float(now), size) == [(sent if size else now) + 0.5]
 
 
 def test_a_queue_is_worked_off_while_nothing_is_sent():

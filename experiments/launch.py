@@ -149,7 +149,8 @@ def _slurm(fleet, experiment):
     if not _WORKDIR.value:
         raise cli.UsageError("workdir: is missing; give --workdir=DIR on a disk that all nodes share")
     nodes = slurm.Slurm(
-        workdir=_WORKDIR.value,
+        folder=os.getcwd(),
+        workdir=os.path.abspath(_WORKDIR.value),
         setup=_SETUP.value,
         learner=_LEARNER_OPTIONS.value,
         syncer=_SYNCER_OPTIONS.value,

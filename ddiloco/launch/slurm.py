@@ -19,7 +19,8 @@ from ddiloco.launch.plan import Fleet, Plan, filled
 class Slurm:
     """What the nodes are."""
 
-    workdir: str  # on a disk that all nodes share, with file locks
+    folder: str  # in which roles begin, of which paths in their settings are; on a disk that all nodes share
+    workdir: str  # the run's, an absolute path on such a disk, with file locks
     setup: str = ":"  # a shell command that makes the environment, such as `source .venv/bin/activate`
     learner: str = ""  # options of sbatch for a learner's nodes, such as `--gpus-per-node=8`
     syncer: str = ""  # the same for the node of the syncer, and of each of its parts
@@ -36,6 +37,7 @@ def plan(fleet: Fleet, slurm: Slurm) -> Plan:
         "syncer": ["--nodes=1", *shlex.split(slurm.syncer)],
         "parts": [f"--array=0-{len(fleet.parts) - 1}", "--nodes=1", *shlex.split(slurm.syncer)],
         "learners": [*array, "--ntasks-per-node=1", *shlex.split(slurm.learner)],
+        "folder": shlex.quote(slurm.folder),
         "workdir": shlex.quote(slurm.workdir),
         "config": shlex.join(fleet.config),
         "grace": max(1, math.floor(slurm.notice * 0.8)),  # so that the script still has its turn

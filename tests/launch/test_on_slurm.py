@@ -96,7 +96,7 @@ class Slurm:
 
     def jobs(self):
         """By name of the job and number in its array: its id, while it runs."""
-        lines = self.run("squeue", "-h", "-r", "-t", "R", "-o", "%j %K %A").splitlines()
+        lines = self.run("squeue", "-h", "-r", "-t", "R", "-o", "%j %K %i").splitlines()
         return {f"{name} {task}": job for name, task, job in map(str.split, lines)}
 
     def close(self):
@@ -154,10 +154,13 @@ def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_p
     until(lambda: "trial-learner 1" not in slurm.jobs(), "Slurm noticed")
     gone = len(rounds())
     until(merged(1, gone), "the killed learner's return", LIMIT)
-    slurm.run("scancel", "--signal=TERM", "--batch", slurm.jobs()["trial-learner 0"])  # as its notice does
-    until(lambda: "trial-learner 0" not in slurm.jobs(), "a place in the queue", LIMIT)
-    gone = len(rounds())
-    until(merged(0, gone), "the return of the learner that was told to leave", LIMIT)
+    begun = slurm.jobs()
+    for told in (0, 1):  # one of them has the id of the whole array
+        slurm.run("scancel", "--signal=TERM", "--batch", begun[f"trial-learner {told}"])  # as its notice does
+        until(lambda name=f"trial-learner {told}": name not in slurm.jobs(), "a place in the queue", LIMIT)
+        assert f"trial-learner {1 - told}" in slurm.jobs()
+        gone = len(rounds())
+        until(merged(told, gone), "the return of the learner that was told to leave", LIMIT)
     if parts > 1:
         made = lambda: sum(r["fragment"] % 2 for r in rounds())  # noqa: E731
         os.kill(process_of("DDILOCO_PART=1"), signal.SIGKILL)

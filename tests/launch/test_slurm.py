@@ -7,6 +7,7 @@ import pytest
 
 from ddiloco.launch import slurm
 from ddiloco.launch.plan import Fleet
+from tests.integration.programs import ROOT
 from tests.launch.recorded import Commands
 from tests.remote.ends import until
 
@@ -24,7 +25,7 @@ def commands(tmp_path):
 @pytest.fixture
 def written(tmp_path):
     def write(processes=1, **more):
-        nodes = slurm.Slurm(str(tmp_path / "shared run"), **more)
+        nodes = slurm.Slurm(str(ROOT), str(tmp_path / "shared run"), **more)
         folder = tmp_path / "scripts"
         slurm.plan(Fleet("reading", CONFIG, 3, processes), nodes).write(folder)
         return folder
@@ -49,6 +50,8 @@ def test_one_command_submits_the_syncer_and_an_array_of_learners(commands, writt
     code, out, _ = commands.run("submit.sh", folder)
     assert (code, out) == (0, "syncer 17, learners 17; to end the run: scancel 17 17\n")
     assert commands.calls("sbatch") == [["--parsable", "syncer.sbatch"], ["--parsable", "learners.sbatch"]]
+    commands.add("sbatch", "ls $2 >/dev/null && echo 17")
+    assert commands.run(str(folder / "submit.sh"), folder.parent)[:2] == (code, out), "from anywhere"
 
 
 def test_jobs_are_put_back_and_told_before_they_end(written):
@@ -77,6 +80,14 @@ def test_a_learner_is_told_all_in_its_environment(commands, written, tmp_path):
     words = shlex.split(call[3])
     assert words[:4] == ["exec", "python", "-m", "experiments.learner"]
     assert words[4:7] == CONFIG  # as they were given, spaces and all
+
+
+def test_roles_begin_in_the_folder_that_the_paths_of_their_settings_are_of(commands, written, tmp_path):
+    """Slurm itself has them begin where they were submitted from."""
+    commands.add("srun", f"pwd >> {shlex.quote(str(tmp_path / 'pwd'))}")
+    learner(commands, written(setup="test -d configs || exit 9"), tmp_path)
+    commands.run("syncer.sbatch", tmp_path / "scripts", SLURM_JOB_ID="16")
+    assert set((tmp_path / "pwd").read_text().split()) == {str(ROOT)}
 
 
 def test_a_task_has_the_cores_that_its_job_asked_for(commands, written, tmp_path):
@@ -124,7 +135,7 @@ def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path, 
     (tmp_path / "ended").touch()
     _, err = process.communicate(timeout=60)
     assert err == "exit code 143: back into the queue\n"
-    assert commands.calls("scancel") == [["--signal=TERM", "20"]] * notices
+    assert commands.calls("scancel") == [["--signal=TERM", "17_2"]] * notices
     assert commands.calls("scontrol") == [["requeue", "17_2"]]
 
 
@@ -146,7 +157,7 @@ def test_a_syncer_that_comes_back_on_another_node_is_found_by_learners_that_begi
     assert not commands.calls("scancel")
     address.write_text("node4:7070\n")
     process.communicate(timeout=60)
-    assert commands.calls("scancel") == [["--signal=TERM", "20"]]
+    assert commands.calls("scancel") == [["--signal=TERM", "17_2"]]
     assert commands.calls("scontrol") == [["requeue", "17_2"]]
 
 
@@ -199,7 +210,7 @@ def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp
     commands.add("srun")
     folder = tmp_path / "scripts"
     fleet = Fleet("reading", CONFIG, 3, parts=range(2))
-    slurm.plan(fleet, slurm.Slurm(str(tmp_path / "run"), syncer="--mem=64G")).write(folder)
+    slurm.plan(fleet, slurm.Slurm(str(ROOT), str(tmp_path / "run"), syncer="--mem=64G")).write(folder)
     assert {"--array=0-1", "--nodes=1", "--mem=64G"} <= set(options(folder / "parts.sbatch"))
     code, out, _ = commands.run("submit.sh", folder)
     assert (code, out.count("17")) == (0, 6)

@@ -1,5 +1,6 @@
 #!/bin/bash
 set -euo pipefail
+cd "$(dirname "$0")"
 rm -f {{ workdir }}.launch/address  # of a run before, whose node may have nothing to say
 syncer=$(sbatch --parsable syncer.sbatch)
 learners=$(sbatch --parsable learners.sbatch)

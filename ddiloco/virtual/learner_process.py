@@ -248,7 +248,8 @@ class VirtualLearner:
         return max(1, round(self._share * self.place.chips))
 
     def _state(self) -> State:
-        if self._paused is not None:
+        given_back = self.core.recovered and self.core.done and self._step is None
+        if self._paused is not None and not given_back:
             return self._paused
         if self._deaf:
             return State.DETECTING

@@ -31,6 +31,15 @@ def test_a_pause_puts_a_step_off_by_exactly_the_pause_and_is_told_as_what_it_is(
     assert told.states(0)[2:4] == [(1.25, PAUSES[event]), (4.5, State.STEPPING)]
 
 
+@pytest.mark.parametrize("event", PAUSES)
+def test_chips_that_a_learner_has_given_back_are_nobodys_pause(event):
+    free = dataclasses.replace(BOTH, max_run_ahead=None)
+    fleet, told = small_fleet(free, 8, seconds=(1.0, 4.0), changes=[Change(10.0, 0, event)])
+    run(fleet)
+    assert told.states(0)[-1] == (8.0, State.FINISHED)
+    assert told.states(1)[-1][0] >= 32.0
+
+
 def test_one_pause_after_another_puts_a_step_off_by_both():
     changes = [Change(1.25, 0, "detect"), Change(2.0, 0, "reconfigure"), Change(3.5, 0, "replay")]
     fleet, told = small_fleet(ONE, 4, changes=[*changes, Change(4.25, 0, "step")])

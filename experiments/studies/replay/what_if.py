@@ -151,6 +151,8 @@ class WhatIf:
         state: SyncerState | None = None,
     ) -> None:
         """`entries`: of the syncer's tapes in the run, which began from `state`."""
+        if state is not None:  # what is worked out here has one history
+            state = dataclasses.replace(state, lineages=())
         self._core, self._policy = SyncerCore(policy, total_steps, state), policy
         self._delays = delays
         self._calendar = Calendar()
@@ -178,9 +180,11 @@ class WhatIf:
             case events.LearnerJoined(learner=m, incarnation=incarnation):
                 known = self._shadows.get(m)
                 if event.versions is not None and known is not None:
-                    shadow = known[1]
+                    before, shadow = known
+                    if before < incarnation:  # its syncer was killed; this one has been there all the time
+                        self._take(events.LearnerLost(m, before, "rejoined"))
                     self._shadows[m] = incarnation, shadow
-                    event = dataclasses.replace(event, versions=shadow.versions())
+                    event = dataclasses.replace(event, versions=shadow.versions(), lineages=())
                 elif event.versions is not None:  # from the snapshot that the run goes on from
                     self._shadows[m] = incarnation, _Shadow(event.versions, event.step, returned=True)
                 else:

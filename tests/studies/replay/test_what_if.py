@@ -12,8 +12,8 @@ from tests.workbook import POLICY, fleet_tapes, lose
 STEPS = 60
 
 
-def plan_of(workdir, policy, changes=(), parts=1):
-    fleet_tapes(workdir, policy, STEPS, changes, parts=parts)
+def plan_of(workdir, policy, changes=(), parts=1, crashes=()):
+    fleet_tapes(workdir, policy, STEPS, changes, parts=parts, crashes=crashes)
     return plans.make_plan(read_run(workdir), policy, STEPS)
 
 
@@ -72,6 +72,14 @@ def test_learners_that_die_and_return_do_so_at_the_same_times(tmp_path):
     was, again = recorded(plan), what_if(plan, POLICY, STEPS)
     assert again.merged == pytest.approx(was.merged, rel=0.15)
     assert again.contributions == pytest.approx(was.contributions, rel=0.2)
+
+
+@pytest.mark.parametrize("crashes", [(20.0,), (20.0, 35.0)])
+def test_a_syncer_that_was_killed_is_taken_to_have_been_there_all_the_time(crashes, tmp_path):
+    plan = plan_of(tmp_path, POLICY, crashes=crashes)
+    then, now = recorded(plan), what_if(plan, POLICY, STEPS)
+    assert now.merged >= then.merged
+    assert now.tokens >= 0.9 * then.tokens
 
 
 def test_a_run_whose_syncer_was_several_processes_is_asked_in_the_same_way(tmp_path):

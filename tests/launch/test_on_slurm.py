@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from ddiloco.launch.ports import reserved_ports
-from tests.integration.programs import ROOT, SMALLEST, Programs
+from tests.integration.programs import SMALLEST, Programs
 from tests.remote.ends import until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -132,11 +132,11 @@ def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_p
     assert made.returncode == 0, made.stderr
     with reserved_ports(16) as port:
         smallest = [setting for setting in SMALLEST if "step" not in setting]
-        pace = ["--config.train.steps=300", "--config.train.min_step_seconds=(0.15, 0.15)"]
+        pace = ["--config.train.steps=600", "--config.train.min_step_seconds=(0.15, 0.15)"]
         more = [f"--config.tape.enabled={parts == 1}", f"--config.remote.parts={parts}"]
         told = [*smallest, *pace, *more, f"--config.data.data_dir={programs.data_dir}"]
         engine = ["--launcher=slurm", "--dry_run", f"--workdir={run}", f"--output={scripts}", "--name=trial"]
-        setup = f"--setup=cd {ROOT}; export PATH={pathlib.Path(sys.executable).parent}:$PATH"
+        setup = f"--setup=export PATH={pathlib.Path(sys.executable).parent}:$PATH"
         written = programs.run("launch", *told, *engine, setup, f"--port={port}", "--notice=20")
         assert written.returncode == 0, written.stderr
     slurm.environment |= programs.environment | {"SLURM_CONF": slurm.environment["SLURM_CONF"]}

@@ -17,12 +17,12 @@ _OUTPUT = flags.DEFINE_string("output", None, "The file. Default: report.html in
 def main(_) -> int:
     from ddiloco.observe.files import replacing
     from ddiloco.page.sheet import document
-    from ddiloco.page.view import read_view
+    from ddiloco.page.view import read_views
 
     workdirs = runs_in(map(pathlib.Path, [*_WORKDIRS.value, *_COMPARE.value]))
     output = pathlib.Path(_OUTPUT.value or workdirs[0] / "report.html")
-    with replacing(output) as new:
-        new.write_text(document([read_view(workdir) for workdir in workdirs], inline=True))
+    with cli.reaching("output", output), replacing(output) as new:
+        new.write_text(document(read_views(workdirs), inline=True))
     print(output)
     return 0
 

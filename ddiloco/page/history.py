@@ -8,7 +8,7 @@ import math
 import pathlib
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.observe.files import read_json
@@ -250,3 +250,15 @@ class History:
                 learner.hosts[host] = Lane()
                 learner.hosts[host].enter("gone", line["time"])
             learner.hosts[int(line["host"])].enter(HOST_KIND[event], line["time"])
+
+
+def names_of(histories: Sequence[History]) -> list[str]:
+    """The runs' names: of each as many folders of its path as tell it from the others."""
+    paths = [history.workdir.resolve().parts for history in histories]
+    most = max(map(len, paths), default=0)
+    names: list[str] = []
+    for count in range(1, most + 1):
+        names = ["/".join(path[-count:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return names

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ddiloco.observe.scalars import as_json
 from ddiloco.page.actions import read_body
 from ddiloco.page.history import History
-from ddiloco.page.view import RunView, view_of
+from ddiloco.page.view import RunView, views_of
 from ddiloco.page.visitors import NOBODY, SETTING, Visitors, check_page, context_of, is_loopback, listen
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Board:
     def views(self) -> list[RunView]:
         """The runs as they are now."""
         self.read()
-        return [view_of(history) for history in self._histories]
+        return views_of(self._histories)
 
     def look(self) -> bool:
         """Draws what is to be seen; returns whether it differs from before."""

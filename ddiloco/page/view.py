@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.page.history import SECONDS, History, LearnerHistory
+from ddiloco.page.history import SECONDS, History, LearnerHistory, names_of
 from ddiloco.page.timeline import Slots, Span
 
 SPANS = 8192  # of all lanes together
@@ -179,12 +179,26 @@ def view_of(history: History) -> RunView:
     )
 
 
+def views_of(histories: Sequence[History]) -> list[RunView]:
+    """The runs that stand on one page, told apart by their names."""
+    return [
+        dataclasses.replace(view_of(history), name=name)
+        for history, name in zip(histories, names_of(histories), strict=True)
+    ]
+
+
+def read_views(workdirs: Sequence[pathlib.Path]) -> list[RunView]:
+    """The runs in the workdirs, read from the beginning."""
+    histories = [History(workdir) for workdir in workdirs]
+    for history in histories:
+        while not history.read():
+            pass
+    return views_of(histories)
+
+
 def read_view(workdir: pathlib.Path) -> RunView:
-    """The run in the workdir, read from the beginning."""
-    history = History(workdir)
-    while not history.read():
-        pass
-    return view_of(history)
+    """The run in the workdir, likewise."""
+    return read_views([workdir])[0]
 
 
 def _status(history: History) -> str:

@@ -11,15 +11,15 @@ MOST = 16  # runs on one page
 
 
 def runs_in(folders: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """The folders that are runs, and the runs in those that are not.
+    """The folders that are runs, and the runs in those that are not: of a sweep, or of a comparison's rows.
 
     Raises:
       UsageError: none was given, one has no run in it, or they are too many for one page.
     """
     found: list[pathlib.Path] = []
     for folder in folders:
-        inside = sorted(path.parent for path in folder.glob("*/config.json"))
-        runs = [folder] if (folder / "config.json").exists() else inside
+        inside = sorted(folder.glob("*/config.json")) or sorted(folder.glob("*/*/config.json"))
+        runs = [folder] if (folder / "config.json").exists() else [path.parent for path in inside]
         if not runs:
             raise cli.UsageError(f"workdir: {folder}: there is no run in it")
         found += runs

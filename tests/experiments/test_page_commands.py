@@ -10,19 +10,24 @@ import sys
 import httpx
 import pytest
 
+from ddiloco.page.exposition import exposition
+from ddiloco.page.view import read_views
+from experiments.front.workdirs import runs_in
 from tests.integration.programs import ROOT
+
+
+def leave(folder, seed):
+    """A run that left next to nothing."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"seed": seed, "driver": "local"}))
+    (folder / "summary.json").write_text(json.dumps({"num_learners": 2, "finished": True, "goodput": 1.0}))
 
 
 @pytest.fixture
 def sweep(tmp_path):
-    """A folder of two runs that left next to nothing."""
+    """A folder of two runs."""
     for seed in (0, 1):
-        folder = tmp_path / "sweep" / f"seed={seed}"
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"seed": seed, "driver": "local"}))
-        (folder / "summary.json").write_text(
-            json.dumps({"num_learners": 2, "finished": True, "goodput": 1.0})
-        )
+        leave(tmp_path / "sweep" / f"seed={seed}", seed)
     return tmp_path / "sweep"
 
 
@@ -57,6 +62,24 @@ def test_the_report_is_written_beside_the_run(sweep):
     report = sweep / "seed=0" / "report.html"
     assert (program.returncode, told) == (0, f"{report}\n")
     assert "Runs side by side" in report.read_text()
+
+
+def test_rows_of_a_comparison_are_found_in_its_folder_and_told_apart(tmp_path):
+    """Each has its runs in folders that are called seed=0, seed=1."""
+    for row in ("decoupled", "diloco"):
+        leave(tmp_path / "compare" / row / "seed=0", 0)
+    [*runs] = runs_in([tmp_path / "compare"])
+    views = read_views(runs)
+    assert [view.name for view in views] == ["decoupled/seed=0", "diloco/seed=0"]
+    text = exposition(views)[0].decode()
+    for row in ("decoupled", "diloco"):
+        assert text.count(f'ddiloco_learner_state{{learner="1",run="{row}/seed=0",state="absent"}}') == 1
+
+
+def test_a_report_that_cannot_be_written_is_an_error_of_one_line(sweep):
+    program = start("experiments.report", f"--workdir={sweep / 'seed=0'}", f"--output={__file__}/report.html")
+    told, _ = program.communicate(timeout=60)
+    assert (program.returncode, told.count("\n")) == (2, 1) and told.startswith("error: output: ")
 
 
 @pytest.mark.parametrize("arguments", [["--workdir={}/nothing"], []])

@@ -1,6 +1,7 @@
 """One synchronous job in virtual time: steps against closed forms, arrays against the local driver's."""
 
 import functools
+import threading
 
 import pytest
 
@@ -217,18 +218,11 @@ def test_data_parallel_gives_the_same_parameters_under_both_drivers(run, data_di
     taken, ours = [], run("data_parallel")
     with devices(1):
         assembly = assembly_of(experiment(data_dir, "data_parallel"))
-        theirs = BaselineRun(assembly, taken.append, Never()).run()
+        theirs = BaselineRun(assembly, taken.append, threading.Event()).run()
     assert ours.sha256 == parameters_sha256(theirs.params)
     assert ours.outcome.eval_loss == theirs.eval_loss
     tokens = [(r.step, r.tokens) for r in taken if isinstance(r, records.StepDone)]
     assert [(r.step, r.tokens) for r in ours.steps(0)] == tokens
-
-
-class Never:
-    """A stop that nobody sets."""
-
-    def is_set(self):
-        return False
 
 
 def test_failures_cost_a_job_time_and_change_nothing_of_what_it_learns(data_dir, run, interruptions):

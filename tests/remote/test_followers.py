@@ -9,6 +9,7 @@ import queue
 import subprocess
 import threading
 import time
+import unittest.mock
 
 import grpc
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.run.recipes import assembly_of
@@ -365,6 +367,33 @@ def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
     assert (done.copy, done.problem) == (7, "host 1: RESOURCE_EXHAUSTED: out of memory")
     follower._do(pb.Order(drop=7))
     assert not follower._states
+
+
+class Adopting:
+    """A host's arrays that keep what they are told to adopt."""
+
+    adopted = None
+
+    def adopt(self, fragments, inner):
+        self.adopted = fragments
+
+
+@pytest.mark.parametrize("versions", [(3, 5), (3, 6)])
+def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted(versions):
+    told = welcome(7)
+    told = dataclasses.replace(told, event=dataclasses.replace(told.event, versions=(3, 5)))
+    follower = Follower.__new__(Follower)
+    follower._arrays, follower._change, follower._here = Adopting(), threading.Lock(), {(7, 0, 0, 0): told}
+    follower._taken, follower._donor = lambda copy: None, unittest.mock.Mock()
+    follower._inner, follower._patience = None, lambda: PATIENCE
+    order = pb.Order(adopt=pb.Order.Adopt(welcome=7, versions=versions))
+    if versions == told.event.versions:
+        follower._do(order)
+        assert follower._arrays.adopted is told.fragments
+    else:
+        with pytest.raises(WireError, match="not the versions that host 0 has"):
+            follower._do(order)
+        assert follower._arrays.adopted is None
 
 
 def test_a_leading_host_without_memory_for_a_copy_has_the_others_drop_theirs():

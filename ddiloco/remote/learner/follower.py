@@ -192,9 +192,7 @@ class Follower:
                     codec.read(order.send.round), codec.read(order.send.contribution), order.send.epoch
                 )
             case "adopt":
-                self._arrays.adopt(
-                    self._delivered((order.adopt.welcome, 0, 0, 0)), self._taken(order.adopt.copy)
-                )
+                self._arrays.adopt(self._welcomed(order.adopt), self._taken(order.adopt.copy))
                 self._donor.attach(None, self._inner, self._patience())
             case "copy":
                 try:
@@ -221,7 +219,7 @@ class Follower:
                 threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
             case "apply":
                 a = order.apply
-                [pieces] = self._delivered((0, a.fragment, a.version, a.lineage))
+                [pieces] = self._delivered((0, a.fragment, a.version, a.lineage)).fragments
                 merged = a.merged if a.HasField("merged") else None
                 self._arrays.apply(a.fragment, a.mixing, pieces, merged, a.rebase)
 
@@ -303,12 +301,22 @@ class Follower:
             made = self._arrays.offered(contribution.fragment, contribution.step)
             streams.send(round_id, contribution, made, epoch)
 
-    def _delivered(self, key: Key) -> list[Pieces]:
-        """The fragments of a delivery, which this host has: host 0 knows. What is older is forgotten."""
+    def _welcomed(self, order: pb.Order.Adopt) -> Sequence[Pieces]:
+        """What a welcome has brought; raises WireError if host 0 was brought other versions.
+
+        So it may be where a part of the syncer was lost amid a welcome, and came back with newer ones.
+        """
+        told = self._delivered((order.welcome, 0, 0, 0))
+        if list(order.versions) != list(told.event.versions):
+            raise WireError("not the versions that host 0 has", f"{told.event.versions}")
+        return told.fragments
+
+    def _delivered(self, key: Key) -> EventDelivery:
+        """A delivery that this host has: host 0 knows. What is older is forgotten."""
         with self._change:
             told = self._here.pop(key)
             forget_older(self._here, key)
-        return list(told.fragments)
+        return told
 
     def _connect(self, order: pb.Order.Streams) -> None:
         """Takes part in the learner's new connection to the syncer, or to one of its parts."""

@@ -100,7 +100,8 @@ class LeadingArrays(HostArrays):
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
         """As in TrainingArrays."""
         copy = inner.number if isinstance(inner, OfAllHosts) else 0
-        self._order(pb.Order(adopt=pb.Order.Adopt(welcome=self._core.incarnation, copy=copy)))
+        which = {"welcome": self._core.incarnation, "copy": copy, "versions": self._core.versions}
+        self._order(pb.Order(adopt=pb.Order.Adopt(**which)))
         super().adopt(fragments, inner)
 
     def step(self, clock: int) -> tuple[int, Metrics]:

@@ -11,6 +11,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.goodput.interruptions import draw_interruptions
 from ddiloco.goodput.lives import JobChange, job_changes, job_chips
 from ddiloco.goodput.spare_capacity import draw_extra
+from ddiloco.outer.encoding import Traffic
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.learner_process import Place
@@ -50,7 +51,7 @@ def chips_by_learner(experiment: Experiment) -> dict[int, int]:
 
 
 def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
-    """Seconds for which failures are drawn: no run lasts that long.
+    """Seconds for which failures are drawn: a run over links that keep up does not last that long.
 
     `exchange`: seconds that each step may wait for the network.
     """
@@ -62,6 +63,13 @@ def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
         steps = math.ceil(experiment.virtual.seconds / min(experiment.virtual.step_seconds))
     step = max(experiment.virtual.step_seconds) + exchange
     return _PATIENCE * (steps + experiment.sync.interval) * step
+
+
+def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
+    """Seconds without a merge after which a run is given up: it stands still."""
+    v = experiment.virtual
+    sent = sum(traffic.offer + traffic.version) / min(v.bandwidth) if v.bandwidth else 0.0
+    return horizon(experiment) + _PATIENCE * (sent + 2 * (max(v.latency) + max(v.jitter)) + v.merge_seconds)
 
 
 def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:

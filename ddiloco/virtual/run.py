@@ -28,7 +28,7 @@ from ddiloco.roles.taping import Tapes
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, step_tokens, task_of
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.from_settings import chips_by_learner, horizon, make_fleet
+from ddiloco.virtual.from_settings import chips_by_learner, make_fleet, patience_for_merges
 from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
 
@@ -66,6 +66,7 @@ class RecordingObserver(Observer):
     def __init__(self, record: Record, merged: Callable[[int], None]) -> None:
         """`merged` is called with the global step of every merge."""
         self.tokens = 0  # that all learners have trained on
+        self.merged_at = 0.0  # when the last round was
         self._record = record
         self._merged = merged
 
@@ -79,6 +80,7 @@ class RecordingObserver(Observer):
     def noted(self, name: str, values: Mapping[str, Any], now: float) -> None:
         self._record(records.Noted(name, values, now))
         if name == "round":
+            self.merged_at = now
             self._merged(values["step"])
 
     def dropped(self, drop: actions.Drop, now: float) -> None:
@@ -96,8 +98,8 @@ def play(
     fleet: Fleet, experiment: Experiment, observer: RecordingObserver, stop: threading.Event
 ) -> str | None:
     """Runs a fleet until it is over, nothing can happen, or `stop` is set; returns why it failed, or None."""
-    until = horizon(experiment)
-    fleet.run(stop=lambda: stop.is_set() or fleet.calendar.now > until)
+    patience = patience_for_merges(experiment, fleet.syncer.arrays.traffic)
+    fleet.run(stop=lambda: stop.is_set() or fleet.calendar.now > observer.merged_at + patience)
     now = fleet.calendar.now
     for learner, chips in chips_by_learner(experiment).items():
         process = fleet.processes.get(learner)
@@ -107,7 +109,7 @@ def play(
         return None
     if not any(process.alive for process in fleet.processes.values()):
         return "every learner has died or left, and none returns"
-    return f"the run is not over after {now:g} virtual seconds"
+    return f"nothing has been merged from {observer.merged_at:g} to {now:g} virtual seconds"
 
 
 class TapingObserver(RecordingObserver):
@@ -245,13 +247,18 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     """
     counted = _Counted()
     fleet = _counting_fleet(experiment, None, CountingSyncer(traffic), counted)
-    tokens, until = experiment.train.tokens, experiment.virtual.seconds or horizon(experiment)
+    tokens, seconds = experiment.train.tokens, experiment.virtual.seconds
+    patience = patience_for_merges(experiment, traffic)
     spent = math.inf if tokens is None else tokens
-    fleet.run(stop=lambda: counted.tokens >= spent or fleet.calendar.now > until)
+
+    def over() -> bool:
+        return counted.tokens >= spent or fleet.calendar.now > (seconds or counted.stepped_at + patience)
+
+    fleet.run(stop=over)
     if tokens is not None and counted.tokens < tokens:
         raise ConfigError(
             f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {counted.tokens} "
-            f"in {until:g} virtual seconds"
+            f"in {fleet.calendar.now:g} virtual seconds"
         )
     return max(1, counted.clock)
 
@@ -259,8 +266,10 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
 class _Counted(Observer):
     def __init__(self) -> None:
         self.tokens = self.clock = 0
+        self.stepped_at = 0.0
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
+        self.stepped_at = now
         self.tokens += tokens
         self.clock = max(self.clock, clock)
 

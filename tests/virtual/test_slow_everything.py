@@ -2,6 +2,8 @@
 
 import pytest
 
+from ddiloco.run.job import with_steps
+from ddiloco.run.recipes import assembly_of
 from tests.virtual_runs import run_timed, virtual
 
 BYTES = 4 * 10_656  # of all parameters, in float32
@@ -24,3 +26,13 @@ def test_who_sends_a_fragment_for_longer_than_the_silence_is_heard_all_the_same(
     assert len(rounds) == run.experiment.train.steps // run.experiment.sync.interval
     assert {len(r["learners"]) for r in rounds} == {2}
     assert run.noted("silent") == []
+
+
+@pytest.mark.parametrize("train", [{"steps": 12}, {"tokens": 12 * 2 * 2 * 32}], ids=["steps", "tokens"])
+def test_rounds_that_take_many_times_their_steps_are_waited_for(train, data_dir):
+    slow = {"step_seconds": (0.01,), "latency": (60.0,), "bandwidth": (1e4,), "merge_seconds": 20.0}
+    e = virtual(data_dir, "diloco", virtual=slow, train=train)
+    run = run_timed(with_steps(e, lambda: assembly_of(e)))
+    assert run.outcome.finished, run.outcome.failure
+    assert len(run.noted("round")) == 3
+    assert run.seconds > 3 * (2 * 60 + 2 * BYTES / 1e4 + 20)

@@ -57,6 +57,11 @@ class Blocks:
         self.shape = tuple(shape)
         self.blocks = dict(blocks)
 
+    @classmethod
+    def whole(cls, array: np.ndarray) -> Blocks:
+        """The array as its only block."""
+        return cls(array.shape, {Cut.whole(array.shape).boxes[0]: array})
+
     @property
     def all(self) -> np.ndarray:
         """The array, of which this is the only block."""

@@ -86,10 +86,10 @@ class Job:
 
     def own_step(self, learner):
         """The step of the learner's own last copy of its inner state, which needs no syncer."""
-        path = self.workdir / "learners" / str(learner) / "inner_state"
+        paths = sorted((self.workdir / "learners" / str(learner)).glob("inner_state.0.*[0-9]"))
         try:
-            return array_file.load(path, b"ddiloco inner state 1\n")[0]["step"]
-        except FileNotFoundError:
+            return array_file.load(paths[-1], b"ddiloco inner state of a host 1\n")[0]["step"]
+        except (FileNotFoundError, IndexError):  # the next one may have replaced it
             return -1
 
     def durable(self):

@@ -13,6 +13,7 @@ from ddiloco.remote.learner import gift as gifts
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
@@ -25,6 +26,7 @@ LEAVES = (
     jax.ShapeDtypeStruct((0, 3), np.float32),
 )
 FORMAT = InnerFormat(LEAVES)
+OF_A_HOST = InnerFormat(LEAVES, FORMAT.needs)  # of several, which happens to need all
 THREE = dataclasses.replace(TERMS, num_learners=3, most_learners=3)
 
 
@@ -100,6 +102,11 @@ def notes(syncer):
     return [r.values for r in syncer.records if getattr(r, "name", "") == "recovered"]
 
 
-def recovery(end, folder=None, stepping=lambda steps: None, make=ProcessRecovery, **changes):
+def keep(folder, state, run=""):
+    """Keeps it in the folder, as the learner's own copy."""
+    OwnCopies(folder, FORMAT).keep(state, run)
+
+
+def recovery(end, folder=None, stepping=lambda steps: None, make=ProcessRecovery, inner=FORMAT, **changes):
     config = dataclasses.replace(RemoteConfig(), **changes)
-    return make(end.client, FORMAT, Security(), config, folder, stepping)
+    return make(end.client, inner, Security(), config, OwnCopies(folder, inner), stepping)

@@ -11,13 +11,16 @@ from etils import epath
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ddiloco.disk import array_file
-from ddiloco.remote.learner import host_copies, inner_files
-from ddiloco.remote.learner.host_copies import KEPT, HostCopies, new_number
+from ddiloco.outer.blocks import Cut
+from ddiloco.remote.learner import own_copies
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.own_copies import KEPT, OfAllHosts, OwnCopies, new_number
 from ddiloco.roles.exchange import InnerState
 
 LEAVES = (jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((5, 7), jnp.bfloat16))
 FORMAT = InnerFormat(LEAVES)
+HALF = Cut((5, 7), (((0, 5), (0, 3)),))
+OF_A_HOST = InnerFormat(LEAVES, FORMAT.needs)  # of several, which happens to need all
 
 
 class Bucket(MemoryFileSystem):
@@ -59,19 +62,48 @@ def arrays(value):
 
 
 def test_the_only_host_s_copy_is_its_newest(folder):
-    assert inner_files.load(folder, FORMAT) is None
+    copies = OwnCopies(folder, FORMAT)
+    assert copies.newest("run") is None
     for value in (1, 2):
-        inner_files.save(folder, FORMAT, InnerState(value, (3, 4), arrays(value), trained=9), "run")
-    state = inner_files.load(folder, FORMAT, "run")
+        copies.keep(InnerState(value, (3, 4), arrays(value), trained=9), "run")
+    assert len(list(folder.glob("inner_state*"))) == 1
+    state = OwnCopies(folder, FORMAT).newest("run")
     assert (state.step, state.versions, state.trained) == (2, (3, 4), 9)
     for own, leaf in zip(arrays(2), state.arrays, strict=True):
         np.testing.assert_array_equal(own, leaf)
-    with pytest.raises(inner_files.InnerFileError, match="another run"):
-        inner_files.load(folder, FORMAT, "another")
+
+
+@pytest.mark.parametrize(
+    ("run", "inner", "why"),
+    [
+        ("another", FORMAT, "is of another run"),
+        ("run", InnerFormat(LEAVES[:1]), "is of another inner optimizer"),
+        (
+            "run",
+            InnerFormat(LEAVES, [FORMAT.needs[0], Cut((5, 7), (((0, 5), (0, 3)),))]),
+            "is of another mesh",
+        ),
+    ],
+)
+def test_a_copy_that_is_not_the_learner_s_is_refused_in_a_line(run, inner, why, folder):
+    OwnCopies(folder, FORMAT).keep(InnerState(7, (3, 4), arrays(1)), "run")
+    with pytest.raises(ValueError, match=f"inner_state.0.[0-9]+: {why}: no own copy") as refused:
+        OwnCopies(folder, inner).newest(run)
+    assert "\n" not in str(refused.value)
+
+
+def test_hosts_that_have_no_copy_in_common_have_none(folder):
+    copies = OwnCopies(folder, OF_A_HOST)
+    for number in (70, 77):
+        copies.keep(InnerState(number, (3, 4), OfAllHosts(arrays(number), number)), "run")
+    assert copies.newest("run", {70}).step == 70
+    assert copies.newest("run", set()) is None
+    with pytest.raises(ValueError, match="have no copy in common"):
+        copies.newest("run", {71})
 
 
 def test_of_a_host_s_copies_the_two_newest_stay_and_what_is_damaged_does_not_count(folder, monkeypatch):
-    copies = HostCopies(folder, 1, FORMAT)
+    copies = OwnCopies(folder, OF_A_HOST, 1)
     assert copies.numbers() == []
     numbers = []
     for _ in range(4):
@@ -81,41 +113,42 @@ def test_of_a_host_s_copies_the_two_newest_stay_and_what_is_damaged_does_not_cou
             pass
     assert numbers == sorted(set(numbers))
     for value, number in enumerate(numbers):
-        copies.save(number, arrays(value), {"run": "run"})
+        copies.keep(InnerState(value, (3, 4), OfAllHosts(arrays(value), number)), "run")
     assert copies.numbers() == numbers[: -KEPT - 1 : -1]
     header, blocks = copies.load(numbers[-1])
     assert (header["run"], blocks[0].all) == ("run", 3)
     read: list[str] = []
     load = array_file.load
     monkeypatch.setattr(array_file, "load", lambda path, magic: read.append(path.suffix) or load(path, magic))
-    found, about, own = next(copies.readable(numbers[1:-1]))
-    assert (found, about["run"], own[0].all) == (numbers[-2], "run", 2)
-    assert read == [f".{found}"], "of copies that large none is read but the one that is wanted"
+    found = copies.newest("run", numbers[1:-1])
+    assert (found.step, found.arrays.number, found.arrays[0].all) == (2, numbers[-2], 2)
+    assert read == [f".{numbers[-2]}"], "of copies that large none is read but the one that is wanted"
     path = folder / f"inner_state.1.{numbers[-1]}"
     path.write_bytes(path.read_bytes()[:-9])
-    assert HostCopies(folder, 1, FORMAT).numbers() == [numbers[-2]]
-    assert HostCopies(folder, 0, FORMAT).numbers() == []
+    assert OwnCopies(folder, OF_A_HOST, 1).numbers() == [numbers[-2]]
+    assert OwnCopies(folder, OF_A_HOST).numbers() == []
 
 
 def test_where_the_clock_was_set_back_the_newest_copies_stay_all_the_same(folder, monkeypatch):
-    HostCopies(folder, 0, FORMAT).save(later := new_number(), arrays(0), {})
-    monkeypatch.setattr(host_copies.time, "time_ns", lambda: 3_600_000_000_000)
-    copies = HostCopies(folder, 0, FORMAT)
+    OwnCopies(folder, OF_A_HOST).save(later := new_number(), arrays(0))
+    monkeypatch.setattr(own_copies.time, "time_ns", lambda: 3_600_000_000_000)
+    copies = OwnCopies(folder, OF_A_HOST)
     first, second = new_number(), new_number() + 4
-    copies.save(first, arrays(1), {})
+    copies.save(first, arrays(1))
     assert copies.numbers() == [later, first]
-    copies.save(second, arrays(2), {})
+    copies.save(second, arrays(2))
     assert copies.numbers() == [second, first]
 
 
 def test_a_bucket_that_refuses_is_a_disk_that_does(folder, monkeypatch):
     if not isinstance(folder, epath.gpath.PosixGPath):
         pytest.skip("a bucket's")
-    inner_files.save(folder, FORMAT, InnerState(1, (3, 4), arrays(1)))
+    copies = OwnCopies(folder, FORMAT)
+    copies.keep(InnerState(1, (3, 4), arrays(1)), "run")
     monkeypatch.setattr(Bucket, "refuses", True)
     with pytest.raises(OSError, match=r"403, no such luck$"):
-        inner_files.save(folder, FORMAT, InnerState(2, (3, 4), arrays(2)))
-    with pytest.raises(inner_files.InnerFileError, match="cannot be read: 403"):
-        inner_files.load(folder, FORMAT)
+        copies.keep(InnerState(2, (3, 4), arrays(2)), "run")
+    with pytest.raises(ValueError, match="cannot be read: 403"):
+        copies.newest("run")
     monkeypatch.setattr(Bucket, "refuses", False)
-    assert inner_files.load(folder, FORMAT).step == 1
+    assert copies.newest("run").step == 1

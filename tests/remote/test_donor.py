@@ -15,8 +15,8 @@ from ddiloco.config import ConfigError
 from ddiloco.outer.blocks import Blocks, Cut, box_of
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.gift import Gift, _Call, _checked, fetch_copy
-from ddiloco.remote.learner.host_copies import HostCopies, OfAllHosts
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security, donor_address
@@ -183,8 +183,8 @@ def test_a_donor_of_hosts_that_do_not_make_a_whole_is_refused(copy, addresses, e
 
 
 def test_a_host_takes_no_blocks_that_are_unlike_its_own_copy(tmp_path):
-    copies, whole = HostCopies(tmp_path, 1, FORMAT), [jnp.ones(leaf.shape, leaf.dtype) for leaf in LEAVES]
-    copies.save(5, whole, {})
+    copies, whole = OwnCopies(tmp_path, FORMAT, 1), [jnp.ones(leaf.shape, leaf.dtype) for leaf in LEAVES]
+    copies.save(5, whole)
     for factor, alike in ((2, True), (1000, False), (-1, False)):
         blocks = of_host([factor * np.asarray(x) for x in whole], 0)
         assert (error_of(lambda b=blocks: copies.check_like(5, b)) is None) is alike

@@ -24,19 +24,20 @@ from ddiloco.observe import records
 from ddiloco.remote.learner.follower import Follower, TellingBatches
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import LeadingArrays
-from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch
 from ddiloco.remote.learner.likeness import TELLING
+from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
+from ddiloco.roles.exchange import InnerState
 from ddiloco.run.recipes import assembly_of
 from experiments.front.credentials import load_security
-from tests.remote.donors import FORMAT, notes, recovery, state, with_client
+from tests.remote.donors import OF_A_HOST, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, ended, until, update, welcome
 from tests.workbench import experiment
 
@@ -410,13 +411,14 @@ def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_p
     hosts = [Host(leading.address, host=number, copies=[70, 77]) for number in (1, 2)]
     assert leading.followers.gather(threading.Event())
     with ended(syncer, end := with_client(syncer.address, 0)):
-        copies = HostCopies(tmp_path, 0, FORMAT)
-        about = {"run": "", "step": 7, "trained": TELLING, "origin": None}
+        copies = OwnCopies(tmp_path, OF_A_HOST)
         for number, versions in ((70, (2, 2)), (77, (3, 4))):
-            copies.save(number, map(jnp.asarray, state(number).arrays), {**about, "versions": versions})
-        make = functools.partial(HostRecovery, copies=copies, followers=leading.followers)
-        assert recovery(end, tmp_path, make=make).inner_state((4, 3)) is None
-        assert recovery(end, tmp_path, make=make).inner_state((3, 4)).arrays.number == 77
+            arrays = OfAllHosts([jnp.asarray(array) for array in state(number).arrays], number)
+            copies.keep(InnerState(7, versions, arrays, trained=TELLING), "")
+        make = functools.partial(recovery, end, tmp_path, inner=OF_A_HOST)
+        make = functools.partial(make, make=functools.partial(HostRecovery, leading.followers))
+        assert make().inner_state((4, 3)) is None
+        assert make().inner_state((3, 4)).arrays.number == 77
         until(lambda: len(notes(syncer)) == 2, "the notes")
         assert syncer.drops() == ["own copy: of steps that were undone"]
         assert not any(isinstance(r, records.Alarm) for r in syncer.records)

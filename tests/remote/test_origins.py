@@ -5,8 +5,8 @@ import pytest
 
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.blocks import cut_message
@@ -21,8 +21,8 @@ ORIGIN = InnerOrigin(2, 1_700_000_000_000_000, 5)
 
 @pytest.mark.parametrize("origin", [ORIGIN, None])
 def test_a_copy_on_disk_says_under_which_number_its_learner_noted_it(origin, tmp_path):
-    inner_files.save(tmp_path, FORMAT, InnerState(7, (3, 4), ARRAYS, origin))
-    assert inner_files.load(tmp_path, FORMAT).origin == origin
+    OwnCopies(tmp_path, FORMAT).keep(InnerState(7, (3, 4), ARRAYS, origin), "")
+    assert OwnCopies(tmp_path, FORMAT).newest("").origin == origin
 
 
 def donation(**told):

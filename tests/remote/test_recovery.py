@@ -11,10 +11,9 @@ import pytest
 
 from ddiloco.observe import records
 from ddiloco.protocol import events
-from ddiloco.remote.learner import inner_files
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from tests.remote.donors import FORMAT, THREE, Steps, assert_same, notes, recovery, state, with_client
+from tests.remote.donors import FORMAT, THREE, Steps, assert_same, keep, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, SyncerEnd, ended, joined, until
 
 
@@ -79,9 +78,10 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
     syncer = SyncerEnd()
     with ended(syncer, end := with_client(syncer.address, 0)):
         assert recovery(end, tmp_path).inner_state((3, 4)) is None
-        inner_files.save(tmp_path, FORMAT, given := state(2))
+        keep(tmp_path, given := state(2))
         assert_same(recovery(end, tmp_path).inner_state((9, 9)), given)
-        (tmp_path / "inner_state").write_bytes(b"ddiloco inner state 1\nand no more")
+        (path,) = tmp_path.glob("inner_state*")
+        path.write_bytes(path.read_bytes()[:-9])
         assert recovery(end, tmp_path).inner_state((3, 4)) is None
         until(lambda: len(notes(syncer)) == 3, "three notes")
         assert [n["inner_state"] for n in notes(syncer)] == ["fresh", "checkpoint", "fresh"]
@@ -91,7 +91,7 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
 def test_an_own_copy_of_steps_that_a_rollback_has_undone_is_not_taken(tmp_path):
     syncer = SyncerEnd()
     with ended(syncer, end := with_client(syncer.address, 0)):
-        inner_files.save(tmp_path, FORMAT, given := state(2, versions=(3, 4)))
+        keep(tmp_path, given := state(2, versions=(3, 4)))
         assert recovery(end, tmp_path).inner_state((4, 3)) is None
         assert_same(recovery(end, tmp_path).inner_state((3, 5)), given)
         until(lambda: len(notes(syncer)) == 2, "the notes")
@@ -100,7 +100,7 @@ def test_an_own_copy_of_steps_that_a_rollback_has_undone_is_not_taken(tmp_path):
 
 
 def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path):
-    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
+    keep(tmp_path, dataclasses.replace(state(1), trained=800))
     with np.errstate(invalid="ignore"):  # some of its arrays are whole numbers
         garbage = dataclasses.replace(state(np.nan), trained=900)  # more than the other: it is taken first
     given = dataclasses.replace(state(2), trained=800)
@@ -112,7 +112,7 @@ def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path
 def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp_path):
     fewer, old = (dataclasses.replace(state(value), trained=n) for value, n in ((1, 800), (2, 900)))
     with peers_and_joiner(donor := Steps(fewer)) as (syncer, late, _):
-        inner_files.save(tmp_path, FORMAT, old)
+        keep(tmp_path, old)
         found = recovery(late, tmp_path).inner_state((3, 4))
         assert (found.trained, found.step) == (900, 7)
         assert_same(found, old)
@@ -132,7 +132,7 @@ def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_pa
     others = [Steps(honest)] if copies == "another peer" else []
     with peers_and_joiner(bad, *others) as (syncer, late, *_):
         if not others:
-            inner_files.save(tmp_path, FORMAT, honest)
+            keep(tmp_path, honest)
             assert_same(recovery(late, tmp_path).inner_state((3, 4)), honest)
         else:  # nobody can tell which of two is true
             assert recovery(late).inner_state((3, 4)) is None
@@ -143,7 +143,7 @@ def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_pa
 
 def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next(tmp_path):
     given = dataclasses.replace(state(2), trained=800)
-    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
+    keep(tmp_path, dataclasses.replace(state(1), trained=800))
     with peers_and_joiner(hangs := Steps(None), Steps(given)) as (syncer, late, *_):
         found = recovery(late, tmp_path, donation_timeout=PATIENCE).inner_state((3, 4))
         assert_same(found, given)
@@ -178,7 +178,7 @@ class Trickles:
 
 def test_a_donor_that_trickles_leaves_time_for_the_next(tmp_path):
     given = dataclasses.replace(state(2), trained=800)
-    inner_files.save(tmp_path, FORMAT, dataclasses.replace(state(1), trained=800))
+    keep(tmp_path, dataclasses.replace(state(1), trained=800))
     with peers_and_joiner(Trickles(), Steps(given)) as (_, late, *_):
         assert_same(recovery(late, tmp_path, donation_timeout=6.0).inner_state((3, 4)), given)
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from ddiloco.disk.snapshots.parts import reason
 from ddiloco.outer.blocks import Blocks, Cut, owned
-from ddiloco.remote.learner.host_copies import OfAllHosts, new_number
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.own_copies import OfAllHosts, new_number
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse

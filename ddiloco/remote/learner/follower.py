@@ -28,9 +28,9 @@ from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.followers import Key, forget_older, key_of
 from ddiloco.remote.learner.gift import fetch_copy
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
-from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_snapshots import write_own
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
+from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -116,7 +116,7 @@ class Follower:
         if self._decode is not None:
             self._decode.compile()
         self._inner = inner_of(equipment)
-        self._copies = HostCopies(folder, place.number, self._inner)
+        self._copies = OwnCopies(folder, self._inner, place.number)
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="inner-copies")
         self._writing: concurrent.futures.Future[None] | None = None
         self._held: dict[int, Sequence[jax.Array]] = {}  # copies of the inner state, by their numbers
@@ -287,7 +287,7 @@ class Follower:
 
     def _write(self, number: int, arrays: Sequence[jax.Array]) -> None:
         try:
-            self._copies.save(number, arrays, {})
+            self._copies.save(number, arrays)
             self._say.put(pb.FromHost(kept=number))
         except Exception as error:
             self._alarm(f"the inner optimizer state is not kept: {reason(error)}")

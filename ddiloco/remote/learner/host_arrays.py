@@ -14,8 +14,8 @@ from ddiloco.disk.snapshots.host_parts import Needs
 from ddiloco.outer.blocks import Cut, needed
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.learner.host_copies import OfAllHosts, StateOfAllHosts, new_number
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.own_copies import OfAllHosts, StateOfAllHosts, new_number
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays

@@ -22,7 +22,7 @@ from ddiloco.disk.snapshots.parts import (
 )
 from ddiloco.disk.snapshots.store import FOLDER
 from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.learner.host_copies import StateOfAllHosts
+from ddiloco.remote.learner.own_copies import StateOfAllHosts
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 

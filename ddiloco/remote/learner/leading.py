@@ -13,8 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from etils import epath
-
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.disk.snapshots.parts import PartWriter
@@ -23,11 +21,9 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
-from ddiloco.remote.learner.host_copies import HostCopies
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.host_snapshots import HostPartWriter
 from ddiloco.remote.learner.hosts import REFUSED, HostPlace, StepWatch, end_at_once
-from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -88,13 +84,10 @@ class Lead:
         """What writes the learner's part of a snapshot with all hosts; waits so many seconds for them."""
         return HostPartWriter(folder, self.followers, patience)
 
-    def keeping(
-        self, folder: epath.Path | None, inner: InnerFormat
-    ) -> tuple[Callable[..., ProcessRecovery], Callable[..., Checkpointer]]:
+    def keeping(self) -> tuple[Callable[..., ProcessRecovery], Callable[..., Checkpointer]]:
         """What makes the learner's recovery and its copies on disk, of which each host has its part."""
-        copies = HostCopies(folder, 0, inner)
-        recovery = functools.partial(HostRecovery, copies=copies, followers=self.followers)
-        return recovery, functools.partial(HostCheckpointer, copies=copies, followers=self.followers)
+        followers = self.followers
+        return functools.partial(HostRecovery, followers), functools.partial(HostCheckpointer, followers)
 
     def begin(self, position: str) -> None:
         """All hosts draw their batches from here; steps that hang end them from now on."""

@@ -24,6 +24,7 @@ from ddiloco.remote.learner.host_arrays import inner_of, needs_of
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.leading import Lead
+from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
@@ -203,8 +204,9 @@ class LearnerProcess:
         if lead is not None:
             equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core, client.resume_from)
             record = lead.watching(record)
-            make_recovery, make_checkpointer = lead.keeping(folder, inner)
-        recovery = make_recovery(client, inner, self._security, config, folder, steps)
+            make_recovery, make_checkpointer = lead.keeping()
+        copies = OwnCopies(folder, inner)
+        recovery = make_recovery(client, inner, self._security, config, copies, steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
@@ -240,11 +242,11 @@ class LearnerProcess:
             if writer is not None:
                 stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
             if folder is not None and config.checkpoint_every:
-                copies = make_checkpointer(
-                    worker.inbox, inner, folder, config.checkpoint_every, record, client.run
+                checkpointer = make_checkpointer(
+                    worker.inbox, copies, config.checkpoint_every, record, client.run
                 )
-                copies.start()
-                stack.callback(copies.stop, _ABANDONED_SECONDS)
+                checkpointer.start()
+                stack.callback(checkpointer.stop, _ABANDONED_SECONDS)
             worker.start()
             _wait(worker, stop)
         return worker.failure

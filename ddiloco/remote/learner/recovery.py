@@ -13,19 +13,18 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import grpc
-from etils import epath
 
 from ddiloco.disk.snapshots.parts import reason
 from ddiloco.observe import records
-from ddiloco.remote.learner import inner_files
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
+from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire.agreement import WireError, ended_after
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
@@ -48,16 +47,16 @@ class ProcessRecovery:
         inner: InnerFormat,
         security: Security,
         config: RemoteConfig,
-        folder: epath.Path | None,
+        copies: OwnCopies,
         stepping: Callable[[bool], None] = lambda steps: None,
     ) -> None:
-        """`folder`: of the learner's own copies; None: none. `stepping`: told at the first step after a join
-        that the learner steps, and where it asks for an inner state that it does not."""
+        """`copies`: the learner's own. `stepping`: told at the first step after a join that the learner
+        steps, and where it asks for an inner state that it does not."""
         self.donated: InnerState | None = None  # by a learner of the snapshot that the run resumes from
         self._client, self._inner = client, inner
         self._stepping, self._steps = stepping, False
         self._without: list[Exception] = []  # why peers had nothing to give
-        self._security, self._config, self._folder = security, config, folder
+        self._security, self._config, self._copies = security, config, copies
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
@@ -175,22 +174,21 @@ class ProcessRecovery:
         return None
 
     def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
-        if self._folder is None:
-            return None
+        """The newest own copy, unless it has versions that are lost: only where a run is set back are any."""
         try:
-            state = inner_files.load(self._folder, self._inner, self._client.run)
-        except inner_files.InnerFileError as error:
+            state = self._copies.newest(self._client.run, self._shared())
+        except ValueError as error:
             self._client.outbox.record(records.Alarm(str(error), time.time()))
             return None
-        return None if state is None or self._undone(state.versions, versions) else state
-
-    def _undone(self, had: Sequence[int], versions: Sequence[int]) -> bool:
-        """Whether a copy was made with versions that are lost: only where a run is set back are any."""
-        undone = any(a > b for a, b in zip(had, versions, strict=False))
-        if undone:
+        if state is not None and any(a > b for a, b in zip(state.versions, versions, strict=False)):
             values = {"reason": "own copy: of steps that were undone"}
             self._client.outbox.record(records.Noted("drop", values, time.time()))
-        return undone
+            return None
+        return state
+
+    def _shared(self) -> Collection[int] | None:
+        """The numbers of the copies that can be used; None: all."""
+        return None
 
 
 class Checkpointer:
@@ -199,14 +197,13 @@ class Checkpointer:
     def __init__(
         self,
         inbox: Inbox,
-        inner: InnerFormat,
-        folder: epath.Path,
+        copies: OwnCopies,
         every: float,
         record: Callable[[Any], None],
-        run: str = "",
+        run: str,
     ) -> None:
         """`every`: seconds between two copies. `run`: the id of the run that they are of."""
-        self._inbox, self._inner, self._folder, self._every = inbox, inner, folder, every
+        self._inbox, self._copies, self._every = inbox, copies, every
         self._record, self._run_id = record, run
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inner-checkpoints", daemon=True)
@@ -243,8 +240,8 @@ class Checkpointer:
         try:
             self._keep(state)
         except Exception as error:  # of the disk, of a bucket's library, or no memory for the bytes
-            problem = f"{self._folder}: {reason(error)}: the inner optimizer state is not kept"
+            problem = f"{self._copies.folder}: {reason(error)}: the inner optimizer state is not kept"
             self._record(records.Alarm(problem, time.time()))
 
     def _keep(self, state: InnerState) -> None:
-        inner_files.save(self._folder, self._inner, state, self._run_id)
+        self._copies.keep(state, self._run_id)

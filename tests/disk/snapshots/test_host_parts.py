@@ -21,8 +21,8 @@ from ddiloco.disk.snapshots.host_parts import (
 from ddiloco.disk.snapshots.parts import PartFiles, SnapshotError
 from ddiloco.disk.snapshots.store import SnapshotStore
 from ddiloco.outer.blocks import Blocks, Cut, box_of
-from ddiloco.remote.learner.host_copies import StateOfAllHosts
 from ddiloco.remote.learner.host_snapshots import HostPartWriter, write_own
+from ddiloco.remote.learner.own_copies import StateOfAllHosts
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 

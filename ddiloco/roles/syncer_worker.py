@@ -186,7 +186,7 @@ class SyncerWorker:
         match message:
             case Arrived():
                 if not self._comes_early(message):
-                    decided = self._decide(message.event, message.pieces)
+                    decided = self._decide(message.event)
                     self._merging.arrivals.keep(message.event, decided, message.pieces)
                     self._carry_out(decided)
             case Merged():
@@ -285,7 +285,7 @@ class SyncerWorker:
         self._record(records.Alarm(sentence, time.time()))
         return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)
 
-    def _decide(self, event: events.SyncerEvent | FromOthers, pieces: Pieces = ()) -> Decided:
+    def _decide(self, event: events.SyncerEvent | FromOthers) -> Decided:
         """Has the core handle an event; a snapshot under way sees it before, the tape after.
 
         No event of a learner raises: what the core has no case for is dropped.
@@ -293,7 +293,7 @@ class SyncerWorker:
         now = time.monotonic()
         try:
             if self._snapshots is not None:
-                self._snapshots.heard(event, pieces)
+                self._snapshots.heard(event)
             decided = self.core.handle(event, now)
         except Exception as error:
             learner = learner_of(event) if isinstance(event, events.SyncerEvent) else None

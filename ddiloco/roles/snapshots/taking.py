@@ -1,4 +1,4 @@
-"""The syncer's part in snapshots: begins them, collects messages in flight, and makes them complete."""
+"""The syncer's part in snapshots: begins them, hears when all have recorded, and makes them complete."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ from ddiloco.roles.snapshots.messages import (
 )
 from ddiloco.settings.experiment import SnapshotConfig
 
-_MOST_IN_FLIGHT = 10_000  # messages kept; more than the channels of any fleet hold
-
 
 @dataclasses.dataclass
 class _Taking:
@@ -66,7 +64,6 @@ class _Taking:
     asked: dict[int, int]  # incarnation by learner
     skipped: set[int]  # learners that were not asked
     clocks: dict[int, VectorClock] = dataclasses.field(default_factory=dict)
-    in_flight: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     parts: dict[int, PartFiles] = dataclasses.field(default_factory=dict)
     writing: bool = False  # the syncer's own part; nothing more is recorded
     completing: bool = False
@@ -184,29 +181,22 @@ class SnapshotTaker:
         if self._taking is not None and not self._taking.completing:
             self._give_up(f"part {part} of the syncer was away")
 
-    def heard(self, event: object, arrays: Sequence[np.ndarray] | None) -> None:
-        """Takes an event before the syncer handles it: it may have been in flight, or end a channel."""
+    def heard(self, event: object) -> None:
+        """Takes an event before the syncer handles it: it may end a learner's process, or begin another."""
         taking = self._taking
         if taking is None or taking.writing:
             return
         learner, incarnation = sender_of(event)
         if learner is None or taking.asked.get(learner) is None:
             return
-        if incarnation != taking.asked[learner] or isinstance(event, events.LearnerLost):
-            left = isinstance(event, events.LearnerLost) and event.reason == events.LEFT
-            if incarnation < taking.asked[learner]:
-                return
-            if left and learner not in taking.parts:
-                # The run is probably being stopped, and the newest snapshot must have this learner.
-                self._give_up(f"learner {learner} left before its part was written", {learner})
-            else:
-                self.lost(learner)
-        elif self._core.is_in_flight(learner) and len(taking.in_flight) < _MOST_IN_FLIGHT:
-            number = len(taking.in_flight)
-            if isinstance(event, events.FragmentArrived):
-                taking.arrays |= named(f"payload/{number}", arrays)
-            values = dataclasses.asdict(event)
-            taking.in_flight.append({"learner": learner, "message": type(event).__name__, **values})
+        lost = isinstance(event, events.LearnerLost)
+        if incarnation < taking.asked[learner] or (incarnation == taking.asked[learner] and not lost):
+            return
+        if lost and event.reason == events.LEFT and learner not in taking.parts:
+            # The run is probably being stopped, and the newest snapshot must have this learner.
+            self._give_up(f"learner {learner} left before its part was written", {learner})
+        else:
+            self.lost(learner)
 
     def lost(self, learner: int) -> None:
         """The learner was lost: the snapshot leaves it out unless its part is written."""
@@ -294,8 +284,8 @@ class SnapshotTaker:
         if not self._awaited - {SYNCER} <= set(taking.parts):
             return
         taking.writing = True
-        state = {**dataclasses.asdict(taking.state), "in_flight": taking.in_flight}
-        future = self.writer.write(taking.number, SYNCER_PART, SnapshotPart(taking.arrays, state))
+        part = SnapshotPart(taking.arrays, dataclasses.asdict(taking.state))
+        future = self.writer.write(taking.number, SYNCER_PART, part)
         future.add_done_callback(lambda done: self._send(PartWritten.of(SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:
@@ -311,9 +301,7 @@ class SnapshotTaker:
             "versions": list(taking.state.versions),
             "time": taking.time,
             "learners": learners,
-            "absent": sorted({*taking.asked, *taking.skipped} - set(learners)),
             "clocks": dataclasses.asdict(Clocks(taking.clock, taking.clocks)),
-            "in_flight": [f"{m['message']} of learner {m['learner']}" for m in taking.in_flight],
         }
         parts = {m: taking.parts[m] for m in (*learners, *sorted(self._awaited))}
         self._finisher.submit(self._complete, taking.number, header, parts)
@@ -353,7 +341,6 @@ class SnapshotTaker:
             "step": taking.state.step,
             "learners": sorted(taking.clocks),
             "absent": sorted({*taking.asked, *taking.skipped} - set(taking.clocks)),
-            "in_flight": len(taking.in_flight),
             "bytes": sum(size for size, _ in files),
             "seconds": time.monotonic() - taking.begun,
         }

@@ -14,7 +14,7 @@ from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
@@ -109,31 +109,12 @@ def test_it_is_complete_when_every_learner_has_recorded_and_every_part_is_writte
     assert list(parts_folder(desk.folder).iterdir()) == []
 
 
-def test_what_comes_before_a_learners_mark_is_in_flight_and_what_comes_after_is_not(desk):
-    desk.begin()
-    contribution = Contribution(0, 1, 0, 0, 3, 3, 24)
-    desk.taker.heard(events.FragmentArrived(RoundId(4, 0), contribution), [np.full(3, 7.0, np.float32)])
-    desk.mark(0)
-    desk.taker.heard(report(0, 5), None)
-    desk.taker.heard(report(1, 2), None)
-    desk.taker.heard(report(1, 2, incarnation=0), None)  # of an earlier one
-    desk.mark(1)
-    for learner in (0, 1):
-        desk.write(learner)
-    desk.settle()
-    snapshot = desk.newest()
-    assert snapshot.header["in_flight"] == ["FragmentArrived of learner 0", "StepReported of learner 1"]
-    part = snapshot.part(SYNCER_PART)
-    np.testing.assert_array_equal(part.arrays["payload/0/0"], [7, 7, 7])
-    assert part.state["in_flight"][0]["contribution"]["tokens"] == 24
-
-
 @pytest.mark.parametrize("marked", [False, True])
 def test_a_learner_that_is_lost_before_its_part_is_written_is_left_out(desk, marked):
     desk.begin()
     if marked:
         desk.mark(1)
-    desk.taker.heard(events.LearnerLost(1, 1, "killed"), None)
+    desk.taker.heard(events.LearnerLost(1, 1, "killed"))
     desk.mark(0)
     desk.write(0)
     desk.settle()
@@ -145,9 +126,9 @@ def test_a_learner_that_leaves_by_itself_before_its_part_is_written_gives_the_sn
     """As when a run is stopped: resumed from a snapshot without learners, it would lose what they held."""
     desk.begin()
     desk.mark(0)
-    desk.taker.heard(events.LearnerLost(1, 0, events.LEFT), None)  # of an earlier incarnation
+    desk.taker.heard(events.LearnerLost(1, 0, events.LEFT))  # of an earlier incarnation
     assert not desk.noted
-    desk.taker.heard(events.LearnerLost(1, 1, events.LEFT), None)
+    desk.taker.heard(events.LearnerLost(1, 1, events.LEFT))
     [(name, values)] = desk.noted
     assert (name, values["reason"]) == ("snapshot_given_up", "learner 1 left before its part was written")
     assert desk.newest() is None
@@ -233,7 +214,7 @@ def of_another_size(desk, number):
 
 
 def leaves(desk, number):
-    desk.taker.heard(events.LearnerLost(1, 1, events.LEFT), None)
+    desk.taker.heard(events.LearnerLost(1, 1, events.LEFT))
 
 
 def says_nothing(desk, number):

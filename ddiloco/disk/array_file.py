@@ -58,7 +58,7 @@ def load(path: epath.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarra
       ValueError: it cannot be read or is damaged; the message is one line and names it.
     """
     try:
-        with _as_os_error(path):
+        with as_os_error(path):
             data = path.read_bytes()
         return parse(data, magic)
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def replace(path: epath.Path, parts: Iterable[Any]) -> None:
       OSError: the disk, or the bucket, refuses; the older file stands, and nothing else is left.
     """
     if in_bucket(path):
-        with _as_os_error(path):
+        with as_os_error(path):
             path.write_bytes(b"".join(parts))
         return
     path = pathlib.Path(path)
@@ -147,7 +147,7 @@ def in_bucket(path: epath.Path) -> bool:
 
 
 @contextlib.contextmanager
-def _as_os_error(path: epath.Path) -> Iterator[None]:
+def as_os_error(path: epath.Path) -> Iterator[None]:
     """Turns a bucket library's own errors into OSError."""
     try:
         yield
@@ -160,10 +160,10 @@ def _as_os_error(path: epath.Path) -> Iterator[None]:
 
 
 def sweep(folder: pathlib.Path, name: str = "*") -> None:
-    """Removes unfinished files of these names; only for their one writer."""
-    for left in folder.glob(f".{name}*{_UNFINISHED}"):
-        with contextlib.suppress(OSError):
-            left.unlink()
+    """Removes unfinished files of these names, as far as the disk lets it; only for their one writer."""
+    with contextlib.suppress(OSError):
+        for left in folder.glob(f".{name}*{_UNFINISHED}"):
+            left.unlink(missing_ok=True)
 
 
 def make_durable(folder: pathlib.Path) -> None:

@@ -124,5 +124,9 @@ def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
 
 
 def _manager(directory: pathlib.Path, create: bool) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(create=create, enable_async_checkpointing=False)
+    options = ocp.CheckpointManagerOptions(
+        create=create,
+        cleanup_tmp_directories=create,  # which a kill has left: whole models
+        enable_async_checkpointing=False,
+    )
     return ocp.CheckpointManager(pathlib.Path(directory).resolve(), options=options, item_names=_ITEMS)

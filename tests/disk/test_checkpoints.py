@@ -118,3 +118,11 @@ def test_one_altered_number_is_told(copied):
     shutil.rmtree(copied / "12" / "params")
     shutil.copytree(other / "12" / "params", copied / "12" / "params")
     assert "sha256 differs" in told(copied)
+
+
+def test_what_a_killed_process_has_left_of_a_checkpoint_goes_with_the_next(tmp_path):
+    left = tmp_path / "10.orbax-checkpoint-tmp" / "params"
+    left.mkdir(parents=True)
+    (left / "array").write_bytes(bytes(100))
+    save(tmp_path, 20, EXPERIMENT, parameters(20), 1.5)
+    assert [path.name for path in tmp_path.iterdir()] == ["20"]

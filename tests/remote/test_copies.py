@@ -1,5 +1,6 @@
 """A learner's copies of its inner state on a disk and in a bucket: the newest, whole, of all hosts."""
 
+import errno
 import time
 
 import fsspec
@@ -138,6 +139,34 @@ def test_where_the_clock_was_set_back_the_newest_copies_stay_all_the_same(folder
     assert copies.numbers() == [later, first]
     copies.save(second, arrays(2))
     assert copies.numbers() == [second, first]
+
+
+def test_what_a_killed_process_has_left_of_a_copy_goes_with_the_next(folder):
+    if isinstance(folder, epath.gpath.PosixGPath) and "://" in str(folder):
+        pytest.skip("an object in a bucket is there whole, or not at all")
+    OwnCopies(folder, OF_A_HOST, 1).save(new_number(), arrays(1))
+    (kept,) = folder.glob("inner_state*")
+    unfinished = [folder / f".inner_state.{host}.77.abcd.new" for host in (0, 1)]
+    for path in unfinished:
+        path.write_bytes(bytes(100))
+    assert len(OwnCopies(folder, OF_A_HOST, 1).numbers()) == 1
+    assert set(folder.iterdir()) == {kept, unfinished[0]}, "what another host writes now stays"
+
+
+def test_a_folder_that_cannot_be_listed_has_no_copies_for_a_while_and_says_so(folder, monkeypatch):
+    copies = OwnCopies(folder, FORMAT)
+    copies.keep(InnerState(7, (3, 4), arrays(1)), "run")
+
+    def glob(path, pattern):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as stale:
+        stale.setattr(type(folder), "glob", glob)
+        stale.setattr(type(copies.folder), "glob", glob)
+        assert OwnCopies(folder, FORMAT).numbers() == []
+        with pytest.raises(ValueError, match="cannot be listed: Stale file handle: no own copy"):
+            copies.newest("run")
+    assert copies.newest("run").step == 7
 
 
 def test_a_bucket_that_refuses_is_a_disk_that_does(folder, monkeypatch):

@@ -184,11 +184,13 @@ class SnapshotStore:
                 continue
             try:
                 _manifest(self._at(number))
-                complete += 1
-                stays = complete <= self._keep or number == self._keep_also
-            except (OSError, ValueError):
-                stays = False
-            if not stays:
+            except (FileNotFoundError, ValueError):
+                _remove(self._at(number))
+                continue
+            except OSError:  # it may well be complete: a disk that cannot be read now
+                continue
+            complete += 1
+            if complete > self._keep and number != self._keep_also:
                 _remove(self._at(number))
 
     def _numbers(self) -> list[int]:

@@ -7,6 +7,7 @@ each keeps two, and the learner goes on from the newest copy that all its hosts 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ class OwnCopies:
         self.folder = folder
         self._host, self._inner = host, inner
         self._last: int | None = None  # of those saved
+        if folder is not None and not array_file.in_bucket(folder):
+            array_file.sweep(pathlib.Path(folder), f"inner_state.{host}.")  # which a kill has left
 
     def numbers(self) -> list[int]:
         """The copies that can be read, newest first."""
@@ -143,8 +146,13 @@ class OwnCopies:
     def _read(
         self, among: Collection[int] | None = None
     ) -> Iterator[tuple[int, tuple[dict[str, Any], list[Blocks]] | Exception]]:
-        """Each copy, newest first: its number, and what `load` gives of it or raises."""
-        for path in self._paths():
+        """Each copy, newest first: its number, and what `load` gives of it or raises; 0: of all of them."""
+        try:
+            paths = self._paths()
+        except OSError as error:
+            yield 0, OSError(f"{self.folder}: cannot be listed: {error.strerror or error}")
+            return
+        for path in paths:
             number = int(path.suffix[1:])
             if among is None or number in among:
                 try:
@@ -157,10 +165,11 @@ class OwnCopies:
         return self.folder / f"inner_state.{self._host}.{number}"
 
     def _paths(self) -> list[epath.Path]:
-        """Of all copies, newest first."""
-        found = [] if self.folder is None else self.folder.glob(f"inner_state.{self._host}.*")
-        return sorted(
-            (path for path in found if path.suffix[1:].isdigit()),
-            key=lambda path: int(path.suffix[1:]),
-            reverse=True,
-        )
+        """Of all copies, newest first; raises OSError."""
+        if self.folder is None:
+            return []
+        with array_file.as_os_error(self.folder):
+            found = [
+                path for path in self.folder.glob(f"inner_state.{self._host}.*") if path.suffix[1:].isdigit()
+            ]
+        return sorted(found, key=lambda path: int(path.suffix[1:]), reverse=True)

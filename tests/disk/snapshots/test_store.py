@@ -191,6 +191,25 @@ def test_a_disk_that_cannot_be_read_for_a_while_costs_no_more_than_a_snapshot(tm
     assert store.next_number() == 5
 
 
+@pytest.mark.parametrize("unread", [(1, 2, 3), (3,)])
+def test_a_manifest_that_cannot_be_read_for_a_while_costs_no_complete_snapshot(unread, tmp_path, monkeypatch):
+    store = SnapshotStore(tmp_path, keep=3)
+    for number in (1, 2):
+        store.complete(number, HEADER, written(tmp_path, number, ["syncer"]))
+    read = pathlib.Path.read_bytes
+
+    def refused(path):
+        if path.name == MANIFEST and int(path.parent.name) in unread:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", refused)
+    store.complete(3, HEADER, written(tmp_path, 3, ["syncer"]))
+    monkeypatch.undo()
+    assert store.open(3).header["step"] == HEADER["step"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["000001", "000002", "000003"]
+
+
 def test_so_many_stay_and_what_is_incomplete_or_damaged_goes(tmp_path):
     store = SnapshotStore(tmp_path, keep=2)
     for number in (1, 2, 4, 5):

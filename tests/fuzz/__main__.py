@@ -1,47 +1,29 @@
-"""Fuzzes what reads bytes that another wrote: `python -m tests.fuzz [TARGET] [-max_total_time=SECONDS]`.
+"""Fuzzes what reads bytes that another wrote: `python -m tests.fuzz [TARGET...] [--seconds=60]`.
 
-Without a target: all of tests/fuzz/targets.py in turn, which the first byte chooses. Other arguments are
-libFuzzer's. Ends with 0 if nothing was found, and else names a file with the bytes. Without atheris the
-bytes are mutated blindly (tests/fuzz/blind.py), and only -max_total_time means anything.
+Without a target: all of tests/fuzz/targets.py. Ends with 0 if nothing was found, and else with the bytes.
 """
 
+import argparse
+import contextlib
 import os
-import pathlib
 import sys
-import tempfile
 
-try:
-    import atheris
-except ImportError:
-    from tests.fuzz import blind, seeds, targets
-
-    atheris = None
-else:
-    with atheris.instrument_imports(include=["ddiloco"]):
-        from tests.fuzz import targets
+from tests.fuzz import blind, targets
 
 
 def main():
-    names = [name for name in sys.argv[1:] if name in targets.TARGETS]
-    chosen = names or list(targets.TARGETS)
-    options = [argument for argument in sys.argv[1:] if argument not in names]
-    if atheris is None:
-        given = [option.partition("=")[2] for option in options if option.startswith("-max_total_time=")]
-        code = blind.main(chosen, float(given[-1]) if given else 60.0)
-        sys.stdout.flush()
-        os._exit(code)  # as libFuzzer does: nobody waits for the threads of the servers
-
-    def read(data):
-        if data:
-            targets.feed(chosen[data[0] % len(chosen)], data[1:])
-
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as corpus:
-        for n, name in enumerate(chosen):
-            for m, seed in enumerate(seeds.of(name)):
-                (pathlib.Path(corpus) / f"{name}-{m}").write_bytes(bytes([n]) + seed)
-        # libFuzzer leaves by os._exit, so what is in the folder is for the system to clean up.
-        atheris.Setup([sys.argv[0], "-rss_limit_mb=2048", "-malloc_limit_mb=256", *options, corpus], read)
-        atheris.Fuzz()
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(targets.TARGETS)}")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    asked = parser.parse_args()
+    if unknown := set(asked.targets) - set(targets.TARGETS):
+        parser.error(f"no target {', '.join(sorted(unknown))}")
+    with contextlib.suppress(KeyboardInterrupt):
+        counts = blind.explore(asked.targets or list(targets.TARGETS), asked.seconds)
+        print(f"{sum(counts.values())} inputs, nothing found")
+        print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    sys.stdout.flush()
+    os._exit(0)  # nobody waits for the threads of the servers
 
 
 if __name__ == "__main__":

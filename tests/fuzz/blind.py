@@ -1,7 +1,6 @@
-"""Blind mutation, where there is no atheris: what ends in a new way is mutated further."""
+"""Blind mutation: what ends in a new way is mutated further."""
 
 import collections
-import contextlib
 import faulthandler
 import random
 import re
@@ -59,13 +58,3 @@ def explore(names, seconds, seed=0):
             seen[name].add(ended)
             corpus[name].append(data)
     return counts
-
-
-def main(names, seconds):
-    """Prints the counts; returns the exit code."""
-    counts = {}
-    with contextlib.suppress(KeyboardInterrupt):
-        counts = explore(names, seconds)
-    print(f"no atheris here: mutated blindly; {sum(counts.values())} inputs, nothing found")
-    print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    return 0

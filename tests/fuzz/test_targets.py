@@ -1,17 +1,11 @@
 """All that reads bytes that another wrote, under bytes that nobody would write."""
 
-import importlib.util
-import re
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.disk import array_file
 from tests.fuzz import blind, rpcs, seeds, targets
-from tests.integration.programs import ROOT
 from tests.remote.ends import PATIENCE
 
 
@@ -56,16 +50,6 @@ def test_no_bytes_whatever_raise_what_is_not_expected(name):
 def test_a_file_whose_header_asks_for_what_is_not_there_is_damaged(arrays):
     with pytest.raises(ValueError, match="is damaged: its header cannot be read"):
         array_file.parse(targets.checked(seeds.array_body({"arrays": arrays}, bytes(64))), targets.MAGIC)
-
-
-def test_atheris_finds_nothing_in_a_few_seconds():
-    if importlib.util.find_spec("atheris") is None:
-        pytest.skip("needs atheris")
-    command = [sys.executable, "-m", "tests.fuzz", "-max_total_time=4", "-print_final_stats=1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    executed = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
-    assert int(executed[1]) > 100
 
 
 def test_blind_mutation_finds_what_raises(monkeypatch):

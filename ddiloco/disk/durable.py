@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddiloco.disk import array_file, checked_json, kept
+from ddiloco.disk import array_file, checked_json, kept, run_mark
 from ddiloco.disk.run_mark import FRAGMENT, RunMark
 from ddiloco.observe import records
 from ddiloco.observe.owner import Owner
@@ -91,8 +91,12 @@ class DurableState:
             array_file.sweep(self.folder, name)
 
     def replace(self, start: Start) -> None:
-        """Writes all fragments and incarnations; raises OSError if the disk refuses."""
+        """Writes all fragments and incarnations; raises OSError if the disk refuses.
+
+        Until it is complete they stand for no run: who is killed meanwhile begins again.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        run_mark.begin(self.folder)
         for p, fragment in start.fragments.items():
             self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
         self._save_incarnations(start.state.incarnations)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddiloco.disk import array_file
-from ddiloco.disk.durable import DurableState, DurableStateError
+from ddiloco.disk.durable import DurableState, DurableStateError, Start
 from ddiloco.disk.run_mark import RunMarkError, begun
 from ddiloco.observe import records
 from ddiloco.outer.fragments import fragment, zeros
@@ -259,3 +259,38 @@ def test_a_start_is_complete_only_once_it_is_marked_and_a_damaged_mark_is_named(
     (disk.folder / "run.json").write_text("[")
     with pytest.raises(RunMarkError, match=r"run.json: cannot be used"):
         begun(disk.folder)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_start_from_a_snapshot_that_was_killed_amid_its_fragments_begins_again(
+    written, disk, tmp_path, monkeypatch
+):
+    trained = model()
+    for p, fragments in ((0, 4), (1, 7)):
+        for value in range(fragments):
+            merge(trained, p, value)
+    start = Start(SyncerState((4, 7), (40, 70), ((0, 5),)), {p: trained.state(p) for p in (0, 1)})
+    save, saved = DurableState._save, []
+
+    def killed(self, *what):
+        if len(saved) == written:
+            raise Killed
+        saved.append(what)
+        save(self, *what)
+
+    with monkeypatch.context() as dying, pytest.raises(Killed):
+        dying.setattr(DurableState, "_save", killed)
+        dying.setattr(DurableState, "_save_incarnations", killed)
+        disk.state.replace(start)
+    assert begun(disk.folder) is None, "half a state must not pass for a run"
+    again = Disk(tmp_path)
+    again.state.replace(start)
+    again.state.complete()
+    assert begun(disk.folder).run == again.state.run
+    assert Disk(tmp_path).state.restore(model()) == start.state
+    (disk.folder / "run.json").unlink()  # then the fragments say what they are of, as ever
+    assert begun(disk.folder).run == again.state.run

@@ -79,11 +79,11 @@ class Asking:
         asked = m.asked.get(c.fragment)
         if asked is not None and asked.version == c.version:
             asked.arrived_at = now
-        if m.step_time.value is None or m.reported_at is None or not self.front.pace.value:
+        if m.step_time.value is None or m.reported_at is None:
             return
         made = m.reported_at - (m.step - c.step) * m.step_time.value
         m.delivery.add(max(0.0, now - made))
-        if asked is None or asked.steps is None:
+        if asked is None or asked.steps is None or not self.front.pace.value:
             return
         late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
         if late > 0:  # the question came after the step that it was about

@@ -23,8 +23,9 @@ class Overdue:
         """From now on an offer that was reported may be on its way, for so long."""
         if m.has_work(r.id.fragment, r.version):
             in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
-            on_its_way = ALLOWANCE * m.welcome_seconds / self._num_fragments  # its share of a welcome
-            asked.expires = now + in_the_making + self._timeout + on_its_way
+            # Its share of a welcome, or what its offers took: who came back to another syncer got none.
+            on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
+            asked.expires = now + in_the_making + self._timeout + ALLOWANCE * on_its_way
             heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
 
     def next(self, rounds: Mapping[int, Round]) -> float | None:

@@ -2,8 +2,11 @@
 
 import pytest
 
+from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
+from ddiloco.virtual.links import LinkQuality
+from tests.virtual.small_fleet import small_fleet
 from tests.virtual_runs import run_timed, virtual
 
 BYTES = 4 * 10_656  # of all parameters, in float32
@@ -36,3 +39,18 @@ def test_rounds_that_take_many_times_their_steps_are_waited_for(train, data_dir)
     assert run.outcome.finished, run.outcome.failure
     assert len(run.noted("round")) == 3
     assert run.seconds > 3 * (2 * 60 + 2 * BYTES / 1e4 + 20)
+
+
+def test_after_a_restart_of_the_syncer_who_has_a_slow_link_is_left_out_of_one_round_at_most():
+    all_in = SyncPolicy(num_learners=2, num_fragments=1, interval=20, overlap=0, quorum=None, max_run_ahead=0)
+    fleet, told = small_fleet(all_in, 400, sizes=(15_000,))
+    for link in (fleet.places[1].up, fleet.places[1].down):
+        link.quality = LinkQuality(bandwidth=100.0)  # 150 s for what may be 60 s late
+    fleet.run(stop=lambda: fleet.calendar.now > 700)
+    fleet.syncer.crash()
+    fleet.syncer.restart()
+    fleet.run(max_events=20_000)
+    assert fleet.over
+    merged = [values["learners"] for time, values in told.of("round") if time > 700]
+    assert len(merged) > 5
+    assert [0] not in merged[2:], merged

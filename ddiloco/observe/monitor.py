@@ -276,8 +276,6 @@ class Monitor:
 
     def _write_summary(self) -> None:
         summary = summarize(self._tally, self._now(), self._alarms.sentences)
-        if self._extra.get("interrupted"):
-            summary["finished"] = False
         self._summary = {**summary, **as_json(self._extra)}
         path = self._workdir / "summary.json"
         with self._alarms.guard(str(path)):

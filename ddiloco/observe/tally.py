@@ -153,13 +153,6 @@ class Tally:
             return self._recent[-1] if self._recent else None
         return statistics.fmean(filter(math.isfinite, self._recent))
 
-    @property
-    def complete(self) -> bool:
-        """Whether a learner has left after its last step, and all others that came have too or are dead."""
-        gone = (None, State.FAILED, State.FINISHED)
-        learners = self.info.chips_by_learner
-        return bool(self.finished) and all(self.timelines.state(learner) in gone for learner in learners)
-
     def seen(self, time: float) -> None:
         """A record of this time has come."""
         self.started = time if self.started is None else self.started
@@ -303,7 +296,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "failures": [dataclasses.asdict(death) for death in tally.failures],
         "alarms": alarms,
         "params_sha256": None,
-        "finished": tally.complete,
+        "finished": False,  # until the run says so, with everything saved
         "interrupted": False,
     }
     return as_json(values)

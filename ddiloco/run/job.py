@@ -198,19 +198,21 @@ def _run_owned(
             outcome = runner(assembly, record, stop, snapshot)
         else:
             outcome = _run(experiment, assembly, record, stop, workdir, snapshot)
-        extra = {
-            "finished": outcome.finished,
+        extra |= {
             "interrupted": stop.is_set() and not outcome.finished,
             "driver": experiment.driver,
             "real_seconds": time.monotonic() - begun,
         }
         failure = outcome.failure
-        if assembly is not None:
+        if assembly is None:
+            extra["finished"] = outcome.finished
+        else:
             extra["params_sha256"] = parameters_sha256(outcome.params)
             folder = workdir / "checkpoints"
             _check(owner, workdir)
             try:
                 checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
+                extra["finished"] = outcome.finished
             except checkpoints.CheckpointError as error:
                 failure = failure or str(error)
             remote = experiment.driver == "remote"

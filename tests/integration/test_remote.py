@@ -1,11 +1,13 @@
 """Learners and syncer as processes: the parameters that threads come to, and refusals by hand."""
 
+import shutil
 import signal
 import socket
 
 import pytest
 
 from ddiloco.launch.ports import reserved_port
+from ddiloco.observe.files import write_json
 from tests.integration.programs import LIMIT, SMALLEST
 from tests.integration.remote_runs import STEADY, UNENDING, summary_of
 from tests.remote.ends import until
@@ -70,6 +72,15 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(pr
     again = summary_of(workdir)
     assert (again["finished"], again["params_sha256"]) == (True, hashes[1][0])
     assert again["inner_steps"] == {"0": 12, "1": 12}
+    # An engine does not say that they have left: none comes back to a run of which the last step is merged.
+    shutil.rmtree(workdir / "checkpoints")
+    write_json(workdir / "summary.json", {**again, "finished": False})
+    brief = ["--config.remote.gather=0.5", "--config.remote.longest_backoff=0.5"]
+    done = programs.run("syncer", *changes, *brief, "--listen=127.0.0.1:0", "--resume=auto")
+    assert (done.returncode, done.stderr) == (0, "")
+    again = summary_of(workdir)
+    assert (again["finished"], again["params_sha256"]) == (True, hashes[1][0])
+    assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["12"]
 
 
 def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, address, started, tmp_path):

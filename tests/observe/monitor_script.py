@@ -109,6 +109,6 @@ SUMMARY = {
     "failures": [{"learner": 1, "time": 15.0, "traceback": TRACEBACK}],
     "alarms": ["an evaluation failed at step 2: ValueError: no device"],
     "params_sha256": "abc",
-    "finished": True,
+    "finished": False,
     "interrupted": False,
 }

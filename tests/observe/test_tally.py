@@ -27,29 +27,9 @@ def note(tally, name, **values):
     tally.noted(Noted(name, values, 0.0))
 
 
-def test_a_run_is_complete_once_all_that_came_have_finished_or_are_dead(tally):
-    assert not tally.complete
-    enter(tally, 0, State.STEPPING)
-    enter(tally, 1, State.STEPPING, State.FAILED)
-    assert not tally.complete
-    enter(tally, 0, State.FINISHED)
-    assert tally.complete  # learner 2 never came
-    for state in (State.STARTING, State.RECONFIGURING, State.STEPPING, State.WAITING_FOR_PEERS):
-        enter(tally, 2, state)
-        assert not tally.complete
-    enter(tally, 2, State.FINISHED)
-    assert tally.complete and tally.finished == {0, 2}
-
-
-def test_a_run_whose_learners_all_died_is_not_complete(tally):
-    for learner in range(3):
-        enter(tally, learner, State.STEPPING, State.FAILED)
-    assert not tally.complete
-
-
 def test_a_learner_that_goes_on_after_finishing_has_not_finished(tally):
     enter(tally, 0, State.STEPPING, State.FINISHED, State.STEPPING)
-    assert tally.finished == set() and not tally.complete
+    assert tally.finished == set()
 
 
 def test_a_clock_that_was_set_back_loses_no_state(tally):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from ddiloco.observe.files import read_json
 from ddiloco.run.job import run_job
 from ddiloco.virtual.run import VirtualRun
 from tests import workbench
@@ -24,4 +25,5 @@ def test_a_result_that_finds_no_room_is_told_in_one_line_and_the_records_stay(da
         result = run_job(experiment, tmp_path, threading.Event(), runner=runner)
     where = tmp_path / "checkpoints" / str(result.summary["step"])
     assert result.failure == f"{where}: cannot be written: No space left on device"
-    assert result.summary["finished"] and (tmp_path / "summary.json").exists()
+    assert read_json(tmp_path / "summary.json")["step"] == 4
+    assert not result.summary["finished"], "who starts it again would not save it"

@@ -148,13 +148,15 @@ class SyncerRun:
         memory.return_freed()
 
     def run(self) -> Outcome:
-        """Merges to the last step, or until `stop` is set; waits while there are no learners."""
-        if not self._alone:
-            self._serve()
+        """Merges to the last step, or until `stop` is set; waits while there are no learners.
+
+        If an earlier syncer has merged the last step, and no learner comes back to this one, all have left.
+        """
+        alone = self._alone or self._serve()
         self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds())
         self._syncer.stop(_LEAVE_SECONDS)
         params, core = self._parameters(), self._syncer.core
-        finished = self._alone or core.finished
+        finished = alone or core.finished
         last = self._scoring.last(core.step, core.versions, params, finished)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, finished, failure, last.sample)
@@ -214,13 +216,20 @@ class SyncerRun:
         pieces = [self._durable.fragment(p)[0].pieces for p in range(layout.num_fragments)]
         return assemble(layout, pieces)
 
-    def _serve(self) -> None:
+    def _serve(self) -> bool:
+        """Serves learners until the run is over or `stop` is set; whether all had left before."""
+        e = self._assembly.experiment
+        merged = self._syncer.core.step >= e.train.steps
         self._server.open()
-        self._server.gather(self._assembly.experiment.remote.gather, self._stop)
+        self._server.gather(e.remote.gather, self._stop)
         self._syncer.start()
+        patience = time.monotonic() + e.remote.gather + e.remote.longest_backoff
         while not (self._syncer.ended.is_set() or self._stop.is_set()):
             self._syncer.ended.wait(0.2)
             self._scoring.take()
+            if merged and not self._server.connected and time.monotonic() > patience:
+                return True
+        return False
 
     def _failure(self, of_evaluation: str | None) -> str | None:
         if self._syncer.failure is not None:

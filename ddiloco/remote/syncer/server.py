@@ -113,6 +113,12 @@ class SyncerServer:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
         self._open.set()
 
+    @property
+    def connected(self) -> int:
+        """How many learners are connected."""
+        with self._lock:
+            return len(self._sessions)
+
     def know(self, incarnations: Sequence[tuple[int, int]]) -> None:
         """Takes (learner, newest incarnation) of an earlier syncer; new processes begin above these."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""The tiny dense model with each algorithm at its best batch and rates: docs/results/tuning.md.
+"""The tiny dense model at batches and rates that were tuned (long runs: guessed): docs/results/tuning.md.
 
   python -m experiments.train --config=configs/tuned.py[:ALGORITHM][,INNER][,LENGTH] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/tuned.py[:LENGTH] --output=runs/tuned
@@ -10,7 +10,7 @@ INNER
   muon (default), adamw; decoupled has Muon alone
 LENGTH
   short  the tokens of configs/dense.py:tiny, 2.4 a parameter; 5 to 10 minutes a run on a core (default)
-  long   20 tokens a parameter; 20 to 100 minutes a run
+  long   20 tokens a parameter, hardly tuned; 20 to 100 minutes a run
 
 All read 512 documents side by side, and their inner rate goes down to 0. Learners meet every 2 steps, in four
 bits both ways; --config.sync.interval=24 has the paper's. The last command finds the points of short runs
@@ -28,7 +28,7 @@ STEPS = {"short": 480, "long": 3936}  # if each had the preset's 8 rows a learne
 
 
 class Point(NamedTuple):
-    """What was tuned; the outer momentum is 0.3, which came out the same everywhere."""
+    """What was tuned, or guessed; the outer momentum is 0.3, which came out the same everywhere."""
 
     rows: int  # a learner's, of each step
     rate: float  # peak inner learning rate

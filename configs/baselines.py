@@ -91,10 +91,15 @@ def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[
     """
     size, what = sections.words(argument, sizes, tuple(TUNED))
     entries = {entry["label"]: entry for entry in comparison(get_config, size, sizes)}
-    batch = get_config(size).train.batch_size
+    preset = get_config(size)
+    batch = preset.train.batch_size
+    # Documents side by side, of all shards together; images are shuffled one by one.
+    documents = preset.sync.num_learners * preset.data.interleave if "interleave" in preset.data else None
     batches = tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n)
     return {
-        "rows": [_tuned(entries[name], inner, batch, learners) for name, inner, learners in TUNED[what]],
+        "rows": [
+            _tuned(entries[name], inner, batch, documents, learners) for name, inner, learners in TUNED[what]
+        ],
         "grid": {
             "inner.learning_rate": (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
             "train.batch_size": batches,
@@ -122,7 +127,9 @@ def tables(
     return get_comparison, get_tuning
 
 
-def _tuned(entry: dict[str, Any], inner: str, batch: int, learners: int | None) -> dict[str, Any]:
+def _tuned(
+    entry: dict[str, Any], inner: str, batch: int, documents: int | None, learners: int | None
+) -> dict[str, Any]:
     """A row of `tuning`, with the setting that each axis begins at."""
     row = {
         **entry,
@@ -144,4 +151,6 @@ def _tuned(entry: dict[str, Any], inner: str, batch: int, learners: int | None) 
     }
     if learners is not None:
         row |= {"label": f"{row['label']}, M={learners}", "sync.num_learners": learners}
+        if documents is not None:
+            row["data.interleave"] = documents // learners  # as mixed as data-parallel's
     return row

@@ -34,6 +34,7 @@ SETTINGS = {
 }
 TINY = {**baselines.SCORED_AT_THE_END, "sample.tokens": 0}
 ROUNDS = 102  # of each fragment
+DOCUMENTS = 512  # side by side, of all learners together: SETTINGS with four
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
     "DiLoCo": ("diloco", {}, NESTEROV),
@@ -92,10 +93,11 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _learners() -> list[dict[str, Any]]:
-    """All begin with as many rows a step of all learners together."""
+    """All begin with as many rows a step, and read as many documents side by side, of all together."""
     rows = [_row("data-parallel", "data_parallel", {}, {"train.batch_size": 2})]
     for learners in (1, 2, 4, 8):
-        has = {"sync.num_learners": learners, "outer.momentum": 0.3}
+        has = {"sync.num_learners": learners, "data.interleave": DOCUMENTS // learners}
+        has["outer.momentum"] = 0.3
         begin = {"train.batch_size": 8 // learners, "outer.learning_rate": 0.5}
         rows.append(_row(f"decoupled, M={learners}", "decoupled", has, begin))
     return rows
@@ -108,7 +110,7 @@ def _tiny() -> list[dict[str, Any]]:
         rows.append(_row(label, f"tiny,{algorithm}", {"outer.optimizer": "nesterov", **outer}, {}))
     for learners in (1, 2, 4, 8):
         has = {"sync.num_learners": learners, "train.batch_size": 32 // learners, **outer}
-        has["data.interleave"] = 512 // learners  # all have as many documents side by side
+        has["data.interleave"] = DOCUMENTS // learners
         rows.append(_row(f"decoupled, M={learners}", "tiny,decoupled", has, {}))
     return [{**row, "inner.learning_rate": 0.012} for row in rows]
 

@@ -17,6 +17,7 @@ from ddiloco.disk.tape.recorder import (
     syncer_tape,
 )
 from ddiloco.outer.encoding import Traffic
+from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.parts import fragments_of
 from ddiloco.protocol.policy import SyncPolicy
@@ -149,6 +150,18 @@ class TapedParts(PartedSyncer):
             tape.end([self.versions[p] for p in own])
 
 
+class LeavingOut(CountingSyncer):
+    """A syncer without arrays, whose guard leaves out whatever these learners offer."""
+
+    def __init__(self, traffic: Traffic, learners: Sequence[int]) -> None:
+        super().__init__(traffic)
+        self._learners = learners
+
+    def merge(self, fragment, given):
+        left_out = tuple(c.learner for c, _ in given if c.learner in self._learners)
+        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
+
+
 def fleet_tapes(
     workdir: pathlib.Path,
     policy: SyncPolicy = POLICY,
@@ -156,13 +169,15 @@ def fleet_tapes(
     changes: Sequence[Change] = (),
     crashes: Sequence[float] = (),
     parts: int = 1,
+    left_out: Sequence[int] = (),
 ) -> Taped:
     """Plays a fleet whose learners step in 1, 1.3 and 1.6 s over links of 0.05 s, and writes its tapes.
 
     An offer takes 0.1 s more on its way up. `crashes`: when the syncer is killed, in seconds; it is back 1.5
-    seconds later. If it has several `parts`, one of its processes is killed, or all.
+    seconds later. If it has several `parts`, one of its processes is killed, or all. `left_out`: learners
+    whose offers are in no merge.
     """
-    taped = Taped(workdir, policy, parts)
+    taped, fragments = Taped(workdir, policy, parts), policy.num_fragments
 
     def link(name):
         return Link(LinkQuality(latency=0.05, bandwidth=1e3), random.Random(name))
@@ -176,9 +191,7 @@ def fleet_tapes(
         steps,
         places,
         lambda learner: CountingLearner(10),
-        CountingSyncer(
-            Traffic((0,) * policy.num_fragments, (100,) * policy.num_fragments, (0,) * policy.num_fragments)
-        ),
+        LeavingOut(Traffic((0,) * fragments, (100,) * fragments, (0,) * fragments), left_out),
         merge_time=lambda: 0.2,
         notice_seconds=1.0,
         recovery_seconds=2.0,

@@ -32,12 +32,15 @@ LEARNERS = (1, 2, 4, 8)
 SYSTEMS = (("data_parallel", 1), *(("decoupled", m) for m in LEARNERS))
 ROWS = 8  # of the global batch
 LENGTH = 128  # tokens in a row
+DOCUMENTS = 64  # read side by side, by all learners together
 TOKENS_A_PARAMETER = (5, 10, 20)
 INNER_RATES = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
 OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
 GLOBAL_BATCHES = (2, 4, 8, 16, 32)  # rows
 GOOD_RATE = 16e-3  # losses within 5% of the best at each size and M; lower rates favour small batches
-BEST = {  # by width: of data-parallel the inner rate; of M = 1, 2, 4, 8 the inner and the outer one
+# By width: of data-parallel the inner rate; of M = 1, 2, 4, 8 the inner and the outer one. They were found
+# with 8 documents side by side in each shard, of which there is one a learner, and one of data-parallel.
+BEST = {
     24: (0.032, (0.032, 0.5), (0.032, 0.7), (0.032, 0.7), (0.016, 0.7)),
     32: (0.032, (0.032, 0.7), (0.032, 0.5), (0.016, 0.7), (0.016, 0.7)),
     48: (0.016, (0.016, 0.35), (0.016, 0.5), (0.016, 0.5), (0.008, 0.7)),
@@ -100,6 +103,7 @@ def _point(
         "algorithm": algorithm,
         "sync.num_learners": learners,
         "train.batch_size": rows // learners,
+        "data.interleave": DOCUMENTS // learners,  # a shard's: all are mixed alike
         "train.steps": steps,
         "inner.warmup_steps": max(1, steps // 12),
         "model.num_layers": layers,

@@ -34,7 +34,7 @@ def experiment(point):
 
 
 def parsed_row(module, row):
-    own = ("label", "preset", "against")
+    own = ("label", "preset", "against", "axes")
     overrides = [(name, value) for name, value in row.items() if name not in own]
     return parse(cli.resolve(f"{module.__file__}:{row['preset']}", overrides))
 
@@ -150,6 +150,41 @@ def test_long_runs_of_algorithms_and_learners_have_equal_tokens_and_documents_si
     best = parse(tuned.get_config("data_parallel,muon,long"))
     assert data_parallel.train.batch_size == best.train.batch_size
     assert {e.inner for e in compared} == {best.inner}
+
+
+def points_of(argument):
+    return [experiment(point) for point in grid.load(argument).points if point["seed"] in (0, 100)]
+
+
+def rows_of(module, argument):
+    return [parsed_row(module, row) for row in module.get_tuning(argument)["rows"]]
+
+
+BY_LEARNERS = {  # what holds each number of learners against data-parallel
+    "num_learners": lambda: points_of(str(SWEEPS[0].with_name("num_learners.py"))),
+    **{
+        f"scaling {part} {scale}": lambda argument=f"{scaling.__file__}:{part},{scale}": points_of(argument)
+        for part in scaling.PARTS
+        for scale in scaling.SIZES
+    },
+    **{f"methods {what}": lambda what=what: rows_of(methods, what) for what in ("learners", "tiny")},
+    **{
+        f"{name} learners": lambda module=module, size=size: rows_of(module, f"{size},learners")
+        for name, (module, size) in COMPARED.items()
+    },
+}
+
+
+@pytest.mark.parametrize("experiments", BY_LEARNERS.values(), ids=BY_LEARNERS)
+def test_numbers_of_learners_are_compared_on_data_that_is_as_mixed_for_each_and_for_data_parallel(
+    experiments,
+):
+    found = experiments()
+    assert {e.algorithm for e in found} >= {"data_parallel", "decoupled"}
+    assert {e.sync.num_learners for e in found if e.algorithm == "decoupled"} >= {1, 2, 4, 8}
+    # Each learner's shard has as many documents side by side as the setting says; images come one by one.
+    text = [e for e in found if hasattr(e.data, "interleave")]
+    assert len({e.sync.num_learners * e.data.interleave for e in text}) == bool(text)
 
 
 @pytest.mark.parametrize(

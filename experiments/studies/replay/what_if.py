@@ -3,7 +3,8 @@
 No array is touched. What a learner does of itself stays: when it steps and on how many tokens, when it
 joins and is lost, and where its clock is. What follows from the policy is worked out again: rounds,
 their quorums and grace windows, who is asked and merged, and so what each learner's counters stand for.
-Offers, merges and updates take as long as they took in the run.
+Offers, merges and updates take as long as they took in the run, and whose offer the guard left out of a
+round is left out of the same one here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.protocol import actions, events
@@ -24,7 +25,7 @@ from ddiloco.virtual.calendar import Alarm, Calendar
 from experiments.front import cli
 from experiments.front.tables import markdown
 from experiments.studies.replay.recorded import Recorded
-from experiments.studies.replay.works import Handled, Plan
+from experiments.studies.replay.works import Apply, Handled, Offer, Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ class _Shadow:
         self.last: Report | None = None  # as recorded
         self.boundary = -math.inf  # when the last step ended
 
-    def reported(self, recorded: Report, now: float) -> Report:
+    def reported(self, recorded: Report, now: float, kept: Kept) -> Report:
         """The report that it now makes, in place of the recorded one: of a step since the last boundary."""
         for p, update in list(self.waiting.items()):
             if update.came <= self.boundary:
@@ -91,7 +92,7 @@ class _Shadow:
         if self._returned:
             self.fragments = [_Counted(c.version, c.steps, c.tokens) for c in recorded.counters]
             self._returned, self.last = False, recorded
-        steps, tokens = _work(self.last, recorded)
+        steps, tokens = work_between(self.last, recorded, kept)
         self.last, self.step, self.boundary = recorded, recorded.step, now
         for counted in self.fragments:
             counted.steps += steps
@@ -129,14 +130,43 @@ class _Shadow:
         return tuple(c.version for c in self.fragments)
 
 
-def _work(last: Report | None, now: Report) -> tuple[int, int]:
-    """Steps and tokens between two reports of a process: those of a fragment that no update came to."""
+Kept = Mapping[tuple[int, int, int], Contribution]
+"""By learner, fragment and version: the learner's offer that is in it, where it kept what it did since."""
+
+
+def work_between(last: Report | None, now: Report, kept: Kept) -> tuple[int, int]:
+    """Steps and tokens between two reports of a process: those of a fragment that no update came to.
+
+    Or of one whose counters, under the update, begin with what was kept, and was counted before.
+    """
     if last is not None:
-        for before, after in zip(last.counters, now.counters, strict=False):
+        for p, (before, after) in enumerate(zip(last.counters, now.counters, strict=False)):
             if before.version == after.version:
                 return after.steps - before.steps, after.tokens - before.tokens
+            offer = kept.get((now.learner, p, after.version))
+            if offer is not None and offer.version == before.version:
+                return offer.steps + after.steps - before.steps, offer.tokens + after.tokens - before.tokens
     most = max(now.counters, key=lambda c: c.steps)
     return most.steps, most.tokens
+
+
+def _kept(plan: Plan) -> Kept:
+    found = {}
+    for actor in plan.learners:
+        offers = {work.id: work.contribution for work in actor.works if isinstance(work, Offer)}
+        for work in actor.works:
+            if isinstance(work, Apply) and work.rebase and work.merged in offers:
+                found[work.merged.learner, work.fragment, work.version] = offers[work.merged]
+    return found
+
+
+def _left_out(entries: Sequence[Handled]) -> dict[RoundId, list[tuple[int, ...]]]:
+    """By round, whose offers each of its merges in the run left out; the last merge first."""
+    found: dict[RoundId, list[tuple[int, ...]]] = {}
+    for _, content, _ in reversed(entries):
+        if isinstance(content, events.MergeFinished):
+            found.setdefault(content.round, []).append(content.left_out)
+    return found
 
 
 class WhatIf:
@@ -148,15 +178,17 @@ class WhatIf:
         total_steps: int | None,
         entries: Sequence[Handled],
         delays: Delays,
+        kept: Kept,
         state: SyncerState | None = None,
     ) -> None:
         """`entries`: of the syncer's tapes in the run, which began from `state`."""
         if state is not None:  # what is worked out here has one history
             state = dataclasses.replace(state, lineages=())
         self._core, self._policy = SyncerCore(policy, total_steps, state), policy
-        self._delays = delays
+        self._delays, self._kept = delays, kept
         self._calendar = Calendar()
         self._shadows: dict[int, tuple[int, _Shadow]] = {}  # by learner, its newest incarnation
+        self._left_out = _left_out(entries)
         self._rounds: list[dict[str, Any]] = []
         self._counts: collections.Counter[str] = collections.Counter()
         self._alarm = Alarm(self._calendar, lambda: self._take(events.Timeout()))
@@ -198,7 +230,7 @@ class WhatIf:
                 known = self._shadows.get(report.learner)
                 if known is None or known[0] != report.incarnation:
                     return
-                event = events.StepReported(known[1].reported(report, self._calendar.now))
+                event = events.StepReported(known[1].reported(report, self._calendar.now, self._kept))
         self._take(event)
         if isinstance(event, events.StepReported):
             self._offer(event.report.learner, event.report.incarnation)
@@ -215,7 +247,9 @@ class WhatIf:
                 for receiver in receivers:
                     self._ask(receiver, asked)
             case actions.Merge():
-                after(self._delays.merge, self._take, events.MergeFinished(action.round))
+                merges = self._left_out.get(action.round)
+                left_out = merges.pop() if merges else ()
+                after(self._delays.merge, self._take, events.MergeFinished(action.round, left_out))
             case actions.Tell(receivers, events.UpdateArrived() as update):
                 after(self._delays.update, self._updated, receivers, update)
             case actions.Record(name="round", values=values):
@@ -251,7 +285,7 @@ class WhatIf:
 def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
     state = plan.first.header.state
-    return WhatIf(policy, total_steps, _entries(plan), delays(plan), state).run()
+    return WhatIf(policy, total_steps, _entries(plan), delays(plan), _kept(plan), state).run()
 
 
 def recorded(plan: Plan) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from experiments.studies.scaling.laws import Law, fit
-from experiments.studies.scaling.measurements import Measurements, ScalingError, largest, redrawn
+from experiments.studies.scaling.measurements import Measurements, ScalingError, largest, mean, redrawn
 
 Interval = tuple[float, float]
 LEVEL = 0.95
@@ -32,8 +32,8 @@ def intervals(
 ) -> dict[str, Interval]:
     """The 95% interval of each parameter of a fit, by the percentiles of a bootstrap over the seeds.
 
-    Seeds are resampled at each place separately. With three seeds the interval is too narrow, by about the
-    root of 2/3; with one at every place there is none.
+    Each draw has one set of seeds for all places, since a seed does alike to all of them. With three seeds
+    the interval is too narrow, by about the root of 2/3; with one at every place there is none.
 
     Raises:
       ScalingError: the places do not determine the law, or none has a second seed.
@@ -57,7 +57,7 @@ def hold_out_largest(law: Law, losses: Measurements) -> HeldOut:
     """Fits the law without the largest size, and tells it about that one; may raise ScalingError."""
     size = largest(losses)
     seen = {place: values for place, values in losses.items() if place.params != size}
-    unseen = {place: float(np.mean(values)) for place, values in losses.items() if place.params == size}
+    unseen = {place: mean(values) for place, values in losses.items() if place.params == size}
     places = list(unseen)
     predicted = fit(law, seen).predict(places)
     errors = np.abs(np.log(predicted) - np.log(list(unseen.values())))

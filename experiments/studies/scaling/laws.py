@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from scipy import optimize
 
-from experiments.studies.scaling.measurements import Measurements, Place, ScalingError
+from experiments.studies.scaling.measurements import Measurements, Place, ScalingError, mean
 
 HUBER = 1e-3  # residual of a log loss from which on it counts by its size, no longer by its square
 
@@ -150,7 +150,7 @@ def fit(law: Law, losses: Measurements, begin: Sequence[float] | None = None) ->
     """
     _check(law, list(losses))
     n, d, m = _logs(list(losses))
-    observed = np.log([np.mean(values) for values in losses.values()])
+    observed = np.log([mean(by_seed) for by_seed in losses.values()])
 
     def residuals(theta: Array) -> Array:
         return law.log_value(theta, n, d, m) - observed

@@ -37,7 +37,8 @@ class Place:
     outer_rate: float | None = None
 
 
-Measurements = Mapping[Place, Sequence[float]]  # the held-out losses (nats/token) of each place, one a seed
+BySeed = Mapping[Any, float]  # held-out losses (nats/token) of one place
+Measurements = Mapping[Place, BySeed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,33 +83,44 @@ def read_rows(rows: Sequence[Mapping[str, Any]]) -> Study:
         tokens = level[place.tokens]
         there = dataclasses.replace(place, tokens=tokens, batch_tokens=tokens / steps if steps else None)
         losses.setdefault(there, {})[i if seed is None else str(seed)] = loss
-    measured = {place: tuple(by_seed.values()) for place, by_seed in losses.items()}
-    return Study(measured, len(rows) - len(runs))
+    return Study(losses, len(rows) - len(runs))
 
 
-def best(losses: Measurements) -> dict[Place, Sequence[float]]:
+def mean(by_seed: BySeed) -> float:
+    """The mean loss over seeds."""
+    return float(np.mean(list(by_seed.values())))
+
+
+def best(losses: Measurements) -> dict[Place, BySeed]:
     """Of each size, tokens and learners the place with the hyperparameters of the lowest mean loss."""
-    found: dict[tuple[int, int, int], tuple[Place, Sequence[float]]] = {}
-    for place, values in losses.items():
+    found: dict[tuple[int, int, int], tuple[Place, BySeed]] = {}
+    for place, by_seed in losses.items():
         key = (place.params, place.tokens, place.learners)
-        if key not in found or np.mean(values) < np.mean(found[key][1]):
-            found[key] = place, values
+        if key not in found or mean(by_seed) < mean(found[key][1]):
+            found[key] = place, by_seed
     return dict(found.values())
 
 
-def with_most_tokens(losses: Measurements) -> dict[Place, Sequence[float]]:
+def with_most_tokens(losses: Measurements) -> dict[Place, BySeed]:
     """Of each size the places with the most tokens: where a law has no D, D must go with N."""
     most: dict[int, int] = {}
     for place in losses:
         most[place.params] = max(place.tokens, most.get(place.params, 0))
-    return {place: values for place, values in losses.items() if place.tokens == most[place.params]}
+    return {place: by_seed for place, by_seed in losses.items() if place.tokens == most[place.params]}
 
 
-def redrawn(losses: Measurements, rng: np.random.Generator) -> dict[Place, list[float]]:
-    """A bootstrap sample: the seeds of every place, drawn with replacement."""
+def redrawn(losses: Measurements, rng: np.random.Generator) -> dict[Place, BySeed]:
+    """A bootstrap sample: one set of seeds, drawn with replacement, at every place that has them.
+
+    Runs of one seed have their start and their order of the data in common, as far as sizes and shards are
+    alike, so that what a seed does is not drawn for each place anew. A place that has none of the seeds drawn
+    keeps its own.
+    """
+    seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
+    drawn = [seeds[i] for i in rng.integers(len(seeds), size=len(seeds))]
     return {
-        place: [values[i] for i in rng.integers(len(values), size=len(values))]
-        for place, values in losses.items()
+        place: {k: by_seed[seed] for k, seed in enumerate(drawn) if seed in by_seed} or by_seed
+        for place, by_seed in losses.items()
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.studies.scaling.confidence import Interval, percentiles
 from experiments.studies.scaling.laws import LAWS, SINGLE, Fit, Law, fit
-from experiments.studies.scaling.measurements import Measurements, Place, ScalingError, redrawn
+from experiments.studies.scaling.measurements import Measurements, Place, ScalingError, mean, redrawn
 
 NAMES = {
     "inner_rate": "inner learning rate",
@@ -51,7 +51,7 @@ def find(losses: Measurements, name: str) -> Optima:
         value = getattr(place, name)
         if value is not None:
             there = dataclasses.replace(place, **{name: None})
-            grids.setdefault(there, {})[value] = float(np.mean(values))
+            grids.setdefault(there, {})[value] = mean(values)
     found, at_edge = {}, []
     for place, grid in grids.items():
         if len(grid) < 3:
@@ -94,7 +94,7 @@ def fit_optima(optima: Mapping[Place, float]) -> Fit:
     if len(places) <= len(law.parameters):
         problem = f"there are {len(places)}, and {law.formula} goes through as many whether it holds or not"
         raise ScalingError(f"best values: {problem}")
-    return fit(law, {place: [value] for place, value in optima.items()})
+    return fit(law, {place: {None: value} for place, value in optima.items()})
 
 
 def intervals(

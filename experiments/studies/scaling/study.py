@@ -49,11 +49,11 @@ def fit_laws(losses: Measurements, seed: int, draws: int) -> list[dict[str, Any]
 
 def loss_rows(losses: Measurements) -> list[dict[str, Any]]:
     """The mean losses by place, and their distance above data-parallel's of the same N and D."""
-    baseline = {(p.params, p.tokens): float(np.mean(v)) for p, v in losses.items() if not p.learners}
+    baseline = {(p.params, p.tokens): measurements.mean(v) for p, v in losses.items() if not p.learners}
     rows = []
     for place in sorted(losses, key=lambda place: (place.params, place.tokens, place.learners)):
-        values, reference = losses[place], baseline.get((place.params, place.tokens))
-        mean = float(np.mean(values))
+        values, reference = list(losses[place].values()), baseline.get((place.params, place.tokens))
+        mean = measurements.mean(losses[place])
         rows.append(
             {
                 "params": place.params,

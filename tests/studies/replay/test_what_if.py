@@ -4,16 +4,18 @@ import dataclasses
 
 import pytest
 
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.reading import read_run
-from experiments.studies.replay.what_if import delays, recorded, what_if
+from experiments.studies.replay.what_if import delays, recorded, what_if, work_between
+from experiments.studies.replay.works import Step
 from tests.workbook import POLICY, fleet_tapes, lose
 
 STEPS = 60
 
 
-def plan_of(workdir, policy, changes=(), parts=1, crashes=()):
-    fleet_tapes(workdir, policy, STEPS, changes, parts=parts, crashes=crashes)
+def plan_of(workdir, policy, changes=(), **fleet):
+    fleet_tapes(workdir, policy, STEPS, changes, **fleet)
     return plans.make_plan(read_run(workdir), policy, STEPS)
 
 
@@ -53,6 +55,40 @@ def test_work_that_learners_keep_after_an_update_is_counted_once(tmp_path):
     assert again.tokens == pytest.approx(was.tokens, rel=0.05)
     overwritten = what_if(plan, POLICY, STEPS)
     assert overwritten.tokens < again.tokens
+
+
+def test_steps_are_counted_once_where_every_fragment_has_an_update_between_two_reports(tmp_path):
+    whole = dataclasses.replace(POLICY, num_fragments=1, rebase=True)
+    plan = plan_of(tmp_path, whole)
+    # All work until the end in one merge, which is that of the steps taken by then.
+    never = dataclasses.replace(whole, interval=STEPS, quorum=3)
+    taken = [sum(isinstance(done, Step) for done in actor.works) for actor in plan.learners]
+    would = what_if(plan, never, STEPS)
+    assert (would.merged, would.contributions) == (1, 3.0)
+    assert would.tokens == 10 * sum(taken)
+
+
+def test_work_that_was_kept_under_an_update_is_not_counted_again():
+    def report(step, version, steps):
+        return Report(0, 1, step, (FragmentCounters(version, steps, 10 * steps),))
+
+    kept = {(0, 0, 4): Contribution(0, 1, 0, 3, 5, 4, 40)}  # since step 5, after which it had offered 4 steps
+    last = report(7, 3, 6)
+    assert work_between(None, report(7, 3, 2), kept) == (2, 20)
+    assert work_between(last, report(9, 3, 8), kept) == (2, 20)
+    assert work_between(last, report(8, 4, 3), kept) == (1, 10)
+    assert work_between(last, report(7, 4, 2), kept) == (0, 0)  # a sign of life
+    assert work_between(last, report(20, 4, 3), kept) == (1, 10)  # the update set the clock forward
+    assert work_between(last, report(8, 5, 1), kept) == (1, 10)  # another update, which had nothing of it
+
+
+def test_offers_that_the_guard_left_out_are_left_out_again(tmp_path):
+    plan = plan_of(tmp_path, POLICY, left_out=(1,))
+    was, again = recorded(plan), what_if(plan, POLICY, STEPS)
+    assert was.contributions < 2.1
+    assert again.merged == pytest.approx(was.merged, rel=0.15)
+    assert again.contributions == pytest.approx(was.contributions, rel=0.15)
+    assert again.tokens == pytest.approx(was.tokens, rel=0.15)
 
 
 def test_a_quorum_of_all_merges_all_and_waits_longer(quorum_of_one):

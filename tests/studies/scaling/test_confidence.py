@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.studies.scaling.confidence import hold_out_largest, intervals
-from experiments.studies.scaling.laws import LAWS
-from experiments.studies.scaling.measurements import ScalingError
+from experiments.studies.scaling.confidence import hold_out_largest, intervals, percentiles
+from experiments.studies.scaling.laws import LAWS, fit
+from experiments.studies.scaling.measurements import Place, ScalingError, redrawn
 from tests.studies.scaling.synthetic import losses_of
 
 
@@ -32,6 +32,26 @@ def test_the_same_generator_gives_the_same_intervals():
     losses = losses_of(power, noise=0.01, seeds=3, rng=np.random.default_rng(5))
     first, second = (intervals(LAWS["power"], losses, np.random.default_rng(2), draws=5) for _ in range(2))
     assert first == second
+
+
+def test_what_seeds_do_alike_at_all_places_is_not_in_the_interval_of_a_comparison_between_learners():
+    losses = losses_of(power, common=0.015, seeds=3, rng=np.random.default_rng(5))
+    found = intervals(LAWS["power"], losses, np.random.default_rng(0), draws=40)
+    widths = {name: high - low for name, (low, high) in found.items()}
+    assert widths["beta"] < 1e-6 and widths["alpha"] < 1e-6
+    assert widths["A"] > 0.01 * 12.0
+
+
+def test_what_seeds_do_alike_at_all_places_is_in_the_interval_of_a_level():
+    place, rng, widths = [Place(130_000, 2_600_000, 4)], np.random.default_rng(5), []
+    for _ in range(8):
+        losses = losses_of(power, common=0.015, noise=0.004, seeds=3, rng=rng)
+        begin = fit(LAWS["power"], losses).theta
+        draw = lambda: fit(LAWS["power"], redrawn(losses, rng), begin).predict(place)  # noqa: B023, E731
+        low, high = percentiles(lambda: {"log loss": float(np.log(draw()[0]))}, 40)["log loss"]  # noqa: B023
+        widths.append(high - low)
+    # A mean of three seeds spreads by 0.015 over the root of 3; a bootstrap of three shows most of that.
+    assert np.mean(widths) > 0.6 * 2 * 1.96 * 0.015 / np.sqrt(3)
 
 
 def test_one_seed_has_no_interval():

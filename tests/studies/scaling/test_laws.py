@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.studies.scaling.laws import HUBER, LAWS, SINGLE, fit
-from experiments.studies.scaling.measurements import Place, ScalingError
+from experiments.studies.scaling.measurements import Place, ScalingError, mean
 from tests.studies.scaling.synthetic import losses_of
 
 MULTIPLES = (5, 10, 20)
@@ -68,7 +68,7 @@ def test_the_power_law_is_found_whatever_its_parameters(scale, alpha, beta):
 def test_one_wild_loss_moves_a_huber_fit_far_less_than_it_is_wrong():
     loss, known = KNOWN["power"]
     losses = losses_of(loss)
-    losses[Place(350_000, 7_000_000, 8)] = [1.3 * loss(350_000, 7_000_000, 8)]
+    losses[Place(350_000, 7_000_000, 8)] = {0: 1.3 * loss(350_000, 7_000_000, 8)}
     found = fit(LAWS["power"], losses).parameters
     assert found["alpha"] == pytest.approx(known["alpha"], abs=1e-3)
     assert found["beta"] == pytest.approx(known["beta"], abs=1e-3)
@@ -76,7 +76,7 @@ def test_one_wild_loss_moves_a_huber_fit_far_less_than_it_is_wrong():
 
 def test_a_law_that_does_not_hold_is_fitted_as_well_as_from_anywhere_else():
     losses = losses_of(KNOWN["floor"][0], noise=0.004, seeds=3, rng=np.random.default_rng(0))
-    places, means = list(losses), np.log([np.mean(values) for values in losses.values()])
+    places, means = list(losses), np.log([mean(by_seed) for by_seed in losses.values()])
 
     def cost(fitted):
         off = np.abs(np.log(fitted.predict(places)) - means) / HUBER
@@ -112,4 +112,4 @@ def test_what_does_not_determine_a_law_is_told_in_one_line(name, grid, told):
 def test_fewer_places_than_parameters_are_told():
     places = [Place(20_000, 400_000, 1), Place(50_000, 1_000_000, 2), Place(130_000, 2_600_000, 2)]
     with pytest.raises(ScalingError, match="has 4 parameters, but there are 3 places"):
-        fit(LAWS["floor"], {place: [2.0] for place in places})
+        fit(LAWS["floor"], {place: {0: 2.0} for place in places})

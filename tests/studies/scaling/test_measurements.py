@@ -14,7 +14,7 @@ def row(loss, params=1000, tokens=20_000, learners=2, seed=0, **settings):
 
 def test_runs_that_differ_in_their_seed_alone_are_one_place():
     study = measurements.read_rows([row(2.0, seed=0), row(2.1, seed=1, tokens=20_003), row(1.9, params=2000)])
-    assert study.losses == {Place(1000, 20_002, 2): (2.0, 2.1), Place(2000, 20_002, 2): (1.9,)}
+    assert study.losses == {Place(1000, 20_002, 2): {"0": 2.0, "1": 2.1}, Place(2000, 20_002, 2): {"0": 1.9}}
     assert study.without_loss == 0
 
 
@@ -27,7 +27,7 @@ def test_tokens_within_two_percent_are_one_d_and_others_are_not():
 
 def test_a_seed_that_two_sweeps_share_counts_once():
     study = measurements.read_rows([row(2.0), row(2.0), row(2.2, seed="1")])
-    assert list(study.losses.values()) == [(2.0, 2.2)]
+    assert list(study.losses.values()) == [{"0": 2.0, "1": 2.2}]
 
 
 def test_data_parallel_has_no_learners_and_text_is_read_as_numbers():
@@ -39,7 +39,7 @@ def test_data_parallel_has_no_learners_and_text_is_read_as_numbers():
 
 def test_runs_without_a_loss_are_counted_and_left_out():
     study = measurements.read_rows([row(2.0), row(None, seed=1), row(float("nan"), seed=2)])
-    assert (list(study.losses.values()), study.without_loss) == ([(2.0,)], 2)
+    assert (list(study.losses.values()), study.without_loss) == ([{"0": 2.0}], 2)
 
 
 WRONG = {
@@ -64,19 +64,21 @@ def test_rows_that_lack_something_are_told_in_one_line(rows, told):
 def test_the_best_hyperparameters_are_those_of_the_lowest_mean():
     low, high = Place(1000, 20_000, 2, inner_rate=1e-3), Place(1000, 20_000, 2, inner_rate=3e-3)
     other = Place(1000, 20_000, 4, inner_rate=1e-3)
-    assert measurements.best({low: [2.0, 2.4], high: [2.1, 2.1], other: [3.0]}) == {
-        high: [2.1, 2.1],
-        other: [3.0],
-    }
+    lowest = {high: {0: 2.1, 1: 2.1}, other: {0: 3.0}}
+    assert measurements.best({low: {0: 2.0, 1: 2.4}, **lowest}) == lowest
 
 
 def test_of_each_size_the_most_tokens_are_kept():
-    places = {Place(1000, 5_000, 2): [2.0], Place(1000, 20_000, 2): [1.9], Place(2000, 9_000, 2): [1.8]}
+    places = {Place(n, d, 2): {0: 2.0} for n, d in ((1000, 5_000), (1000, 20_000), (2000, 9_000))}
     assert list(measurements.with_most_tokens(places)) == [Place(1000, 20_000, 2), Place(2000, 9_000, 2)]
 
 
-def test_redrawn_seeds_are_the_places_own_and_follow_from_the_generator():
-    losses = {Place(1000, 5_000, 2): [1.0, 2.0, 3.0], Place(2000, 5_000, 2): [7.0]}
-    first, second = (measurements.redrawn(losses, np.random.default_rng(3)) for _ in range(2))
-    assert first == second and set(first) == set(losses)
-    assert set(first[Place(1000, 5_000, 2)]) <= {1.0, 2.0, 3.0} and first[Place(2000, 5_000, 2)] == [7.0]
+def test_one_set_of_seeds_is_drawn_for_all_places_that_have_them_and_follows_from_the_generator():
+    one, other, few = (Place(n, 5_000, 2) for n in (1000, 2000, 3000))
+    losses = {one: {"0": 1.0, "1": 2.0, "2": 3.0}, other: {"2": 30.0, "1": 20.0, "0": 10.0}, few: {"1": 7.0}}
+    for seed in range(20):
+        drawn, again = (measurements.redrawn(losses, np.random.default_rng(seed)) for _ in range(2))
+        assert drawn == again and set(drawn) == set(losses)
+        assert len(drawn[one]) == 3 and set(drawn[one].values()) <= {1.0, 2.0, 3.0}
+        assert {k: 10 * loss for k, loss in drawn[one].items()} == drawn[other]
+        assert set(drawn[few].values()) == {7.0}

@@ -23,7 +23,7 @@ def bowls(learners=LEARNERS, rates=RATES, noise=0.0, seeds=1, rng=None):
     for n, m, rate in itertools.product(SIZES, learners, rates):
         loss = 2.0 + 0.05 * math.log(rate / best_rate(n, max(m, 1))) ** 2
         draws = noise * rng.standard_normal(seeds) if noise else np.zeros(seeds)
-        found[Place(n, 20 * n, m, inner_rate=rate)] = [loss + draw for draw in draws]
+        found[Place(n, 20 * n, m, inner_rate=rate)] = dict(enumerate((loss + draws).tolist()))
     return found
 
 

@@ -60,6 +60,7 @@ _RUNTIME = flags.DEFINE_string("runtime", None, "cloud_tpu: version of the machi
 _PROJECT = flags.DEFINE_string("project", "", "cloud_tpu: whose resources they are. Default: gcloud's.")
 _SYNCER = flags.DEFINE_string("syncer", None, "cloud_tpu: HOST:PORT of the syncer, started elsewhere.")
 
+_OWN_DISKS = ("gke", "cloud_tpu")  # each learner's, from which the syncer takes in no part of a snapshot
 _PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every process has from this one
 
 
@@ -73,6 +74,9 @@ def main(_) -> int:
     experiment = parse(config)
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
+    if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every):
+        must = f"must be 0 with --launcher={_LAUNCHER.value}: its learners do not share the syncer's workdir"
+        raise ConfigError(f"config.snapshot.every: is {every}, but {must}")
     fleet = Fleet(
         _NAME.value,
         [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
@@ -184,8 +188,8 @@ def _syncer_pod(experiment) -> dict[str, int]:
     """Memory and disk of the syncer's pod, in bytes, by the names of `Gke`.
 
     Memory: what `--dry_run` says, of which a process takes up to 1.12 times as much (docs/operations.md), and
-    4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for snapshots,
-    tapes and records.
+    4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for tapes and
+    records.
     """
     from ddiloco.launch.gke import GIB
     from ddiloco.run import needs

@@ -136,7 +136,14 @@ class LocalRun:
         folder = workdir / FOLDER
         keep_also = self._resumed_from if e.tape.enabled else None
         taker = SnapshotTaker(
-            folder, e.snapshot, header, step, lambda m: self._syncer.send(m), self._record, keep_also
+            folder,
+            e.snapshot,
+            header,
+            step,
+            lambda m: self._syncer.send(m),
+            self._record,
+            keep_also,
+            steps_in_flight=e.train.steps_in_flight,
         )
         self._syncer.take_snapshots(taker)
         return taker

@@ -10,7 +10,7 @@ import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.observe.alarms import Alarms
@@ -91,7 +91,7 @@ class Monitor:
         self._recalled = threading.Event()
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._pace = Pace()
-        self._flushes: list[Flush] = []  # asked for since the last
+        self._flushes: dict[Hashable, Flush] = {}  # asked for since the last: the newest of each asker
         self._told: set[Key] = set()  # of earlier processes' last records, of which some come again
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
@@ -183,7 +183,7 @@ class Monitor:
             case Resumed():
                 self._tally.rounds.resumed(record.versions)
             case Flush():
-                self._flushes.append(record)
+                self._flushes[record if record.asker is None else record.asker] = record
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
 
@@ -267,12 +267,13 @@ class Monitor:
 
     def _flush(self) -> None:
         written = self._files.flush()
-        if any(flush.summary for flush in self._flushes):
+        if any(flush.summary for flush in self._flushes.values()):
             self._write_summary()
-        for flush in self._flushes:
+        for flush in self._flushes.values():
             if written or flush.summary:  # else who waits would forget what is nowhere else
                 flush.done()
-        self._flushes = [] if written else [flush for flush in self._flushes if not flush.summary]
+        waits = {} if written else self._flushes
+        self._flushes = {asker: flush for asker, flush in waits.items() if not flush.summary}
 
     def _write_summary(self) -> None:
         summary = summarize(self._tally, self._now(), self._alarms.sentences)

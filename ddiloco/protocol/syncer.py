@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.authority import Authority
@@ -69,6 +69,11 @@ class Knowing:
     def live(self) -> tuple[int, ...]:
         """The learners that count towards a quorum."""
         return tuple(m.learner for m in self._members.live())
+
+    def longest_step(self, learners: Iterable[int]) -> float:
+        """Seconds that a step takes the slowest of these learners, as measured; 0.0: of none it is known."""
+        known = (self._members.newest(learner) for learner in learners)
+        return max((m.step_time.value or 0.0 for m in known if m is not None), default=0.0)
 
 
 class SyncerCore(Knowing):

@@ -95,7 +95,7 @@ class SnapshotConfig:
     keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
     timeout: float = setting(
         120.0,
-        "seconds until one that is not complete is given up; more for many bytes",
+        "seconds until one that is not complete is given up; more for many bytes and long steps",
         above=0.0,
     )
 

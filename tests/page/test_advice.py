@@ -82,4 +82,5 @@ def test_every_setting_that_advice_names_exists(data_dir):
 
 def test_alarms_have_remedies():
     assert "learning rate" in remedy("learner 3: the loss is nan at step 8")
+    assert "snapshot.timeout" in remedy("snapshots: not all parts came within snapshot.timeout (learner 1)")
     assert remedy("something that nobody foresaw") is None

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -104,7 +105,7 @@ class PartWriter:
     """Writes the parts of one process, one after the other in its own thread. Any thread may use it."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """`folder`: of the run's snapshots; it is made when the first part is written."""
+        """`folder`: where parts are written first; it is made when the first one is."""
         self._folder = folder
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "snapshot")
         self._lock = threading.Lock()
@@ -113,17 +114,22 @@ class PartWriter:
     def write(self, number: int, name: str, part: SnapshotPart) -> concurrent.futures.Future[PartFiles]:
         """Begins to write a part, which is durable once the future has a result.
 
+        Parts of the same name that earlier snapshots have left in the folder are removed before that.
         The writer's thread copies arrays from devices to the host. If the part cannot be written, the future
         raises SnapshotError.
         """
         try:
-            future = self._pool.submit(self._write, self._folder / f"{number:06d}", name, part)
+            future = self._pool.submit(self._clear_and_write, self._folder / f"{number:06d}", name, part)
         except RuntimeError:
             future = concurrent.futures.Future()
             future.set_exception(SnapshotError(f"snapshot {number}, {name}: the writer is closed"))
         with self._lock:
             self._unfinished = {one for one in (*self._unfinished, future) if not one.done()}
         return future
+
+    def _clear_and_write(self, snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
+        remove_earlier(snapshot, name)
+        return self._write(snapshot, name, part)
 
     def _write(self, snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
         return write_part(snapshot, name, part)
@@ -163,6 +169,22 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
         return PartFiles(files)
     except Exception as error:  # Orbax raises many kinds where the disk refuses
         raise SnapshotError(f"{folder}: cannot be written: {reason(error)}") from error
+
+
+def remove_earlier(snapshot: pathlib.Path, name: str) -> None:
+    """Removes what is left of a part in the folders of snapshots before this one, and nothing of others.
+
+    The syncer does so too, but only sees its own disk. It begins a snapshot once the one before is over.
+    """
+    if not is_part_name(name):
+        return
+    with contextlib.suppress(OSError):  # a disk that refuses will be told of by the write
+        for earlier in snapshot.parent.iterdir():
+            if earlier.name.isdecimal() and int(earlier.name) < int(snapshot.name):
+                for left in (earlier / name, *earlier.glob(f"{name}.*")):  # Orbax begins under a longer name
+                    shutil.rmtree(left, ignore_errors=True)
+                with contextlib.suppress(OSError):  # others' parts are in it
+                    earlier.rmdir()
 
 
 def check_listing(folder: pathlib.Path, files: PartFiles) -> None:

@@ -19,6 +19,7 @@ from ddiloco.disk.snapshots.parts import (
     learner_part,
     parts_folder,
     reason,
+    remove_earlier,
 )
 from ddiloco.disk.snapshots.store import FOLDER
 from ddiloco.remote.learner.followers import Followers
@@ -55,4 +56,5 @@ def write_own(
 ) -> str:
     """Another host's blocks in the learner's part: JSON of its files. Raises OSError."""
     folder = parts_folder(workdir / FOLDER) / f"{snapshot:06d}" / learner_part(learner)
+    remove_earlier(folder.parent, folder.name)
     return json.dumps(write_blocks(folder, host, arrays).to_json())

@@ -233,7 +233,8 @@ class PartLinks:
                 self._send(FromPart(link.part, self._checked(link.part, codec.told_by(message.word))))
             case "records":
                 confirmed = pb.ToPart(records_taken=self._take_records(link, message.records))
-                self._record(records.Flush(lambda: link.say(confirmed)))  # the part forgets them then
+                asker = ("part", link.part)  # which forgets them then
+                self._record(records.Flush(lambda: link.say(confirmed), asker=asker))
             case "fragments_written":
                 self._send(self._written(link.part, message.fragments_written))
             case "goodbye":

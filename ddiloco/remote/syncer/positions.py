@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
 import threading
@@ -15,18 +14,24 @@ from ddiloco.observe.owner import Owner
 from ddiloco.remote.wire.agreement import WireError
 
 LONGEST = 768 << 10  # characters of one position: messages hold no more
-WRITE_EVERY = 1.0  # seconds; a lost machine only makes learners draw these last batches twice
+WRITE_EVERY = 1.0  # seconds after a write; a lost machine only makes learners draw these last batches twice
 
 
 class Positions:
-    """A file of positions by learner; for several threads. Without a folder they are only in memory."""
+    """A file of positions by learner; for several threads. Without a folder they are only in memory.
+
+    Only `flush` waits for the disk: what `put` stores is written by a thread that ends with the write.
+    """
 
     def __init__(self, folder: pathlib.Path | None) -> None:
         self._path = folder / "positions.json" if folder is not None else None
         self._owner = None if folder is None else Owner(folder.parent)
         self._lock = threading.Lock()
-        self._written = 0.0
         self._by_learner: dict[str, str] = {}
+        self._unwritten = False  # whether the file lacks something
+        self._written = 0.0  # when the last write ended, monotonic seconds
+        self._writer = threading.Thread()  # the last one
+        self._disk = threading.Lock()  # of who writes; nobody waits for it with the other lock
 
     def load(self) -> str | None:
         """Reads what an earlier syncer left; why it cannot be, in a line, if there is something."""
@@ -63,19 +68,27 @@ class Positions:
             raise WireError("malformed position", f"of {len(position)} characters")
         with self._lock:
             self._by_learner[str(learner)] = position
-            if time.monotonic() - self._written >= WRITE_EVERY:
-                self._write()
+            self._unwritten = True
+            due = self._path is not None and time.monotonic() - self._written >= WRITE_EVERY
+            if due and not self._writer.is_alive():
+                self._writer = threading.Thread(target=self.flush, name="positions", daemon=True)
+                self._writer.start()
 
     def flush(self) -> None:
-        """Writes what is not in the file yet."""
-        with self._lock:
-            self._write()
-
-    def _write(self) -> None:
-        self._written = time.monotonic()
+        """Writes what is not in the file yet; returns once that is done."""
         if self._path is None or self._owner is None:
             return
-        # If the disk refuses, the next write tries again; the durable state's alarm reports it.
-        with contextlib.suppress(OSError):
-            self._owner.check()
-            checked_json.save(self._path, self._by_learner)
+        with self._disk:
+            with self._lock:
+                if not self._unwritten:
+                    return
+                newest, self._unwritten = dict(self._by_learner), False
+            try:
+                self._owner.check()
+                checked_json.save(self._path, newest)
+            except OSError:  # the next write tries again; the durable state's alarm reports it
+                with self._lock:
+                    self._unwritten = True
+            finally:
+                with self._lock:
+                    self._written = time.monotonic()

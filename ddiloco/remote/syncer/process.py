@@ -106,6 +106,7 @@ class SyncerRun:
                 keep_also,
                 parts,
                 self._patience_for_a_snapshot,
+                e.train.steps_in_flight,
             )
             self._syncer.take_snapshots(taker)
         if parts:

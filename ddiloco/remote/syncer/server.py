@@ -307,7 +307,8 @@ class SyncerServer:
                     self._keep_position(session.learner, message.records.position)
                 confirmed = pb.ToLearner(records_taken=taken)
                 # The learner forgets what is confirmed, and this process may be killed.
-                self._record(records.Flush(lambda: session.say(confirmed, replaces=True)))
+                asker = ("learner", session.learner)
+                self._record(records.Flush(lambda: session.say(confirmed, replaces=True), asker=asker))
             case "state_recorded" | "part_written":
                 self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:

@@ -73,7 +73,7 @@ class SnapshotTaker:
     """Owned by the syncer's thread; other threads write and complete, and send it messages.
 
     No learner and no merge waits for a snapshot. One that cannot be finished is given up and counted, with an
-    alarm if a disk or a device refused.
+    alarm if a disk or a device refused or time ran out.
     """
 
     def __init__(
@@ -87,12 +87,14 @@ class SnapshotTaker:
         keep_also: SnapshotName | None = None,
         parts: int = 0,
         patience: Callable[[int], float] | None = None,
+        steps_in_flight: int = 0,
     ) -> None:
         """`folder`: of the run's snapshots. `header`: what is the same in all of them. `step`: the syncer's.
 
         `send` puts a message into the syncer's inbox, from any thread. `keep_also` stays besides the newest.
         `parts`: processes that write the fragments; 0: the syncer's thread has them. `patience`: seconds that
-        a snapshot of so many learners may take; None: as `config` says.
+        a snapshot of so many learners may take, beside the step at whose end they see the mark and those
+        before it, `steps_in_flight`; None: as `config` says.
         """
         self._awaited = {SYNCER, *(SYNCER - 1 - part for part in range(parts))}  # beside learners
         self.folder = folder
@@ -101,6 +103,7 @@ class SnapshotTaker:
         self._every = config.every
         self._core = SnapshotCore(config.timeout)
         self._patience = patience or (lambda learners: config.timeout)
+        self._steps = steps_in_flight + 1
         self._header = dict(header)
         self._next_step = _after(step, config.every)
         self._send, self._record = send, record
@@ -151,7 +154,7 @@ class SnapshotTaker:
         for p, fragment in enumerate(fragments):
             arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
         self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked, skipped)
-        self._core.timeout = self._patience(len(asked))
+        self._core.timeout = self._patience(len(asked)) + self._steps * core.longest_step(asked)
         marks = self._core.begin(number, asked, now)
         self._write_when_recorded()
         return marks
@@ -246,8 +249,9 @@ class SnapshotTaker:
         """Gives up the snapshot under way if it has taken too long."""
         if self._core.expired(now) and not self._taking.completing:
             missing = sorted({*self._taking.asked} - {*self._taking.parts} - {*self._core.absent})
-            whose = f"of learners {missing}" if missing else "of the syncer"
-            self._give_up(f"it took more than {self._core.timeout:g} s; missing: the parts {whose}", missing)
+            late = "not all parts" if missing else "not the syncer's part"
+            problem = f"after {self._core.timeout:g} s: {late} came within snapshot.timeout"
+            self._give_up(problem, missing, alarm=True)
 
     def next_deadline(self) -> float | None:
         """When to call `timeout`, monotonic seconds."""
@@ -351,7 +355,7 @@ class SnapshotTaker:
         taking = self._end()
         self._spoilt = {m for m in by if m > SYNCER}
         if alarm and self._spoilt:
-            problem = f"{problem} (learner {min(self._spoilt)})"
+            problem = f"{problem} (learner {', '.join(map(str, sorted(self._spoilt)))})"
         self._given_up(taking.number, taking.state.step, problem, alarm)
         with contextlib.suppress(RuntimeError):  # the run is over
             self._finisher.submit(self._clear, taking.number)

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from ddiloco.disk.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
+from ddiloco.disk.snapshots.parts import write_part
+from ddiloco.disk.snapshots.store import SnapshotError, SnapshotPart, SnapshotStore
 from tests import small_disks
 from tests.disk.snapshots.conftest import HEADER
 
@@ -39,37 +40,27 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("leave", [0, 20_480, 131_072])
 def test_a_full_disk_costs_a_snapshot_and_no_other(small_disk, leave):
-    store, writer, warnings = (
-        SnapshotStore(small_disk / "snapshots", keep=1),
-        PartWriter(small_disk / "snapshots"),
-        [],
-    )
-    store.complete(1, HEADER, {"syncer": writer.write(1, "syncer", PART).result()})
+    store, warnings = SnapshotStore(small_disk / "snapshots", keep=1), []
+    store.complete(1, HEADER, {"syncer": write_part(store.folder / "000001", "syncer", PART)})
     small_disks.fill(small_disk / "in the way", leave)
     with pytest.raises(SnapshotError, match="cannot be written") as error:
-        writer.write(2, "syncer", PART).result()
+        write_part(store.folder / "000002", "syncer", PART)
     assert "\n" not in str(error.value)
     assert store.newest(warnings.append).number == 1
     (small_disk / "in the way").unlink()
-    store.complete(3, HEADER, {"syncer": writer.write(3, "syncer", PART).result()})
+    store.complete(3, HEADER, {"syncer": write_part(store.folder / "000003", "syncer", PART)})
     assert store.newest(warnings.append).part("syncer").state == PART.state
     assert [path.name for path in store.folder.iterdir()] == ["000003"]
-    writer.close(10.0)
 
 
 def test_a_disk_that_is_full_for_the_manifest_alone_leaves_the_snapshot_incomplete(small_disk):
-    store, writer, warnings = (
-        SnapshotStore(small_disk / "snapshots", keep=1),
-        PartWriter(small_disk / "snapshots"),
-        [],
-    )
-    files = writer.write(1, "syncer", PART).result()
+    store, warnings = SnapshotStore(small_disk / "snapshots", keep=1), []
+    files = write_part(store.folder / "000001", "syncer", PART)
     small_disks.fill(small_disk / "in the way", 0)
     with pytest.raises(SnapshotError, match="cannot be completed: No space left on device"):
         store.complete(1, HEADER, {"syncer": files})
     assert store.newest(warnings.append) is None
     assert len(warnings) == 1
-    writer.close(10.0)
 
 
 @pytest.mark.slow

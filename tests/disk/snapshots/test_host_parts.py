@@ -155,3 +155,10 @@ def test_a_part_is_written_once_all_hosts_have_theirs(tmp_path, arrays, problem)
     for name, array in snapshot.part("learner_000").arrays.items():
         np.testing.assert_array_equal(array, ARRAYS[name])
     writer.close(1.0)
+
+
+def test_a_host_removes_what_it_left_of_the_learners_part_in_earlier_snapshots(tmp_path, arrays):
+    for number in (1, 2):
+        write_own(tmp_path, number, 0, 1, arrays)
+    staging = tmp_path / "snapshots" / "staging"
+    assert [str(path.relative_to(staging)) for path in staging.glob("*/*")] == ["000002/learner_000"]

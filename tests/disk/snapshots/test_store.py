@@ -258,16 +258,35 @@ def test_states_of_no_one_moment_are_not_completed(tmp_path):
 
 def test_an_error_of_the_disk_comes_out_of_the_future_and_costs_no_snapshot(copied, monkeypatch):
     store, _ = copied
-    writer = PartWriter(store.folder)
-    (store.folder / "000002").write_text("a file where a folder should be")
+    staging = parts.parts_folder(store.folder)
+    writer = PartWriter(staging)
+    staging.mkdir()
+    (staging / "000002").write_text("a file where a folder should be")
     with pytest.raises(SnapshotError, match="cannot be written"):
         writer.write(2, "syncer", SnapshotPart(ARRAYS, STATE)).result()
     files = writer.write(3, "syncer", SnapshotPart(ARRAYS, STATE)).result()
+    assert store.newest(nobody_warns).number == 1
+    (staging / "000003").rename(store.folder / "000003")
     store.complete(3, HEADER, {"syncer": files})
     assert store.newest(nobody_warns).number == 3
     writer.close(timeout=10)
     with pytest.raises(SnapshotError, match="closed"):
         writer.write(4, "syncer", SnapshotPart(ARRAYS, STATE)).result()
+
+
+def test_a_writer_removes_what_it_left_of_earlier_snapshots_and_nothing_of_others(tmp_path):
+    """A disk that the syncer does not see is cleared by nobody else, and would fill up."""
+    writer, part = PartWriter(tmp_path), SnapshotPart({}, STATE)
+    for number, name in ((1, "learner_000"), (2, "learner_000"), (2, "learner_001"), (9, "learner_000")):
+        write_part(tmp_path / f"{number:06d}", name, part)
+    for name in ("learner_000.orbax-checkpoint-tmp", "learner_0001"):  # as a kill leaves it; another's
+        (tmp_path / "000002" / name).mkdir()
+    writer.write(3, "learner_000", part).result()
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    others = {"000002/learner_001", "000002/learner_0001", "000009/learner_000"}
+    assert left == {"000003/learner_000", *others}
+    assert not (tmp_path / "000001").exists()
+    writer.close(timeout=10)
 
 
 def test_closing_waits_for_what_is_being_written_and_cancels_the_rest(tmp_path, monkeypatch):

@@ -41,6 +41,7 @@ class VirtualSyncer:
         self._deliver = deliver
         self._process = 0
         self._alarm = Alarm(calendar, lambda: self.take(events.Timeout()))
+        self._merging_until = 0.0  # merges are made one after the other
         self._arrivals: Arrivals[Payload] = Arrivals()
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
         self.core: SyncerCore | None = SyncerCore(policy, total_steps)
@@ -55,6 +56,7 @@ class VirtualSyncer:
         self.core = None
         self._process += 1
         self._sent.clear()
+        self._merging_until = 0.0
         self._alarm.clear()
 
     def restart(self) -> None:
@@ -98,7 +100,9 @@ class VirtualSyncer:
                     self._deliver(*receiver, event, payload, self._size(receiver, event))
             case actions.Merge():
                 given = self._arrivals.take(action)
-                self._calendar.after(self._merge_time(), self._merge, self._process, action, given)
+                begins = max(self._calendar.now, self._merging_until)
+                self._merging_until = begins + self._merge_time()
+                self._calendar.at(self._merging_until, self._merge, self._process, action, given)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
             case actions.Record():

@@ -1,6 +1,7 @@
 """A whole fleet in virtual time: a syncer that crashes, partitions, bandwidth, and that all of it repeats."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -195,6 +196,24 @@ def test_a_merge_takes_its_time_and_learners_that_need_not_wait_do_not():
 
 
 def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_pace():
+def test_merges_that_take_longer_than_is_between_rounds_are_made_one_after_the_other():
+    """A round is due each second and its merge takes a second and a half."""
+    policy = dataclasses.replace(TWO, num_fragments=4)
+    fleet, told = small_fleet(policy, 120, merge_seconds=1.5)
+    run(fleet)
+    times = [time for time, *_ in told.of("merge")]
+    assert min(later - at for at, later in itertools.pairwise(times)) >= 1.5
+    assert 0.9 * 120 / 1.5 < len(times) <= (times[-1] - 1.0) / 1.5
+
+
+def test_a_syncer_that_crashed_does_not_wait_for_the_merges_that_were_lost():
+    fleet, told = small_fleet(TWO, 12, merge_seconds=100.0)
+    fleet.calendar.at(6.5, fleet.syncer.crash)
+    fleet.calendar.at(7.25, fleet.syncer.restart)
+    run(fleet)
+    assert told.of("merge")[0] == (109.0, 8, 1)  # they rejoin at 8.0, and report at 9.0 what they hold
+
+
     fleet, told = small_fleet(BOTH, 8, seconds=(1.0, 2.5))
     run(fleet)
     assert told.step_ends(0) == [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0]

@@ -93,12 +93,12 @@ class JobClock:
         draws = [draw() for draw in self._times]
         # Chips whose learner's share is done wait for the slowest: on average for this part of the step.
         useful, slowest = sum(draws) / len(draws), max(draws)
-        self._work(useful)
+        took = self._work(useful)
         if slowest > useful:
             self._show(State.WAITING_FOR_PEERS)
-            self._work(slowest - useful)
+            took += self._work(slowest - useful)
             self._show(State.STEPPING)
-        exposed = self._exchange - _BACKWARD_SHARE * slowest
+        exposed = self._exchange - _BACKWARD_SHARE * took
         if exposed > 0:
             self._show(State.WAITING_FOR_NETWORK)
             self._work(exposed, by_chips=False)
@@ -109,8 +109,12 @@ class JobClock:
         for learner, _, chips in self._phases[self._at].states:
             self._record(records.StateChanged(learner, State.FINISHED, self.now, chips))
 
-    def _work(self, seconds: float, by_chips: bool = True) -> None:
-        """Lets this much work be done; unless `by_chips`, it takes the same time on any number of chips."""
+    def _work(self, seconds: float, by_chips: bool = True) -> float:
+        """Lets this much work be done, and returns the seconds that it took, without those of standing still.
+
+        Unless `by_chips`, it takes the same time on any number of chips.
+        """
+        took = 0.0
         while seconds > 0:
             pace = self._phases[self._at].pace
             if pace and not by_chips:
@@ -119,13 +123,15 @@ class JobClock:
                 if not pace:
                     raise StandsStill(f"the job stands still from {self.now:g} virtual seconds on")
                 self.now += seconds / pace
-                return
+                return took + seconds / pace
             left = self._phases[self._at + 1].time - self.now
             if left * pace >= seconds:
                 self.now += seconds / pace
-                return
+                return took + seconds / pace
             seconds -= left * pace
+            took += left if pace else 0.0
             self._enter_phase()
+        return took
 
     def _enter_phase(self) -> None:
         self._at += 1

@@ -37,7 +37,9 @@ class VirtualConfig:
     seconds: float | None = setting(
         None, "time budget, which then sets train.steps; None: by tokens or steps", above=0.0
     )
-    merge_seconds: float = setting(0.0, "seconds that a merge takes", at_least=0.0)
+    merge_seconds: float = setting(
+        0.0, "seconds that a merge takes; one is made after the other", at_least=0.0
+    )
     notice_seconds: float = setting(10.0, "seconds until the syncer hears of a dead learner", at_least=0.0)
     recovery_seconds: float = setting(
         30.0, "seconds from the start of a learner that comes or returns until it asks to join", at_least=0.0

@@ -187,13 +187,14 @@ class Fleet:
         event: events.FromSyncer,
         fragments: Sequence[Payload],
         size: int,
-    ) -> None:
+    ) -> bool:
+        """Sends an event with its fragments; returns whether it is on its way and not lost."""
         process = self._routes.get((learner, incarnation))
         if process is None:
-            return
+            return False
         place, sent = _carried(incarnation, event)
         if fragments and self._sent.get((learner, place)) == sent:
-            return  # as over a real wire, where a connection carries each once; what was lost is not here
+            return True  # as on a real wire, whose connection carries each once; what was lost is not here
         times = process.place.down.arrivals(self.calendar.now, size)
         for time in times:
             self.calendar.at(time, process.take, event, fragments)
@@ -202,6 +203,7 @@ class Fleet:
             self._sent[learner, place] = sent
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))
+        return bool(times)
 
 
 def _carried(incarnation: int, event: events.FromSyncer) -> tuple[Any, tuple[int, ...]]:

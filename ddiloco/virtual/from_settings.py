@@ -66,10 +66,12 @@ def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
 
 
 def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
-    """Seconds without a merge after which a run is given up: it stands still."""
+    """Seconds without a merge after which a run is given up: it stands still, and no trace goes on."""
     v = experiment.virtual
+    told = max((change.time for change in lives(experiment)), default=0.0) if v.lives == "trace" else 0.0
     sent = sum(traffic.offer + traffic.version) / min(v.bandwidth) if v.bandwidth else 0.0
-    return horizon(experiment) + _PATIENCE * (sent + 2 * (max(v.latency) + max(v.jitter)) + v.merge_seconds)
+    turn = sent + 2 * (max(v.latency) + max(v.jitter)) + v.merge_seconds
+    return told + v.recovery_seconds + horizon(experiment) + _PATIENCE * turn
 
 
 def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:

@@ -6,6 +6,7 @@ import math
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ddiloco.config import ConfigError
@@ -240,6 +241,9 @@ def run_without_arrays(
 def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     """How many global steps the fleet takes within its budget of tokens or of time; nothing is trained.
 
+    With a budget of tokens a whole run of these steps comes nearest to it: the rehearsal ends when the budget
+    is spent, but in the run learners slower than the first go on to the last step.
+
     `traffic`: bytes of each fragment. Batches count as full; a real run differs by its padding.
 
     Raises:
@@ -260,7 +264,32 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
             f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {counted.tokens} "
             f"in {fleet.calendar.now:g} virtual seconds"
         )
-    return max(1, counted.clock)
+    steps = max(1, counted.clock)
+    return steps if tokens is None else _nearest(tokens, steps, partial(_trained, experiment, traffic))
+
+
+def _nearest(budget: int, most: int, trained: Callable[[int], int]) -> int:
+    """The number of steps, from 1 to `most`, whose tokens come nearest to the budget; of two, the higher.
+
+    `trained`: the tokens of a run of so many steps. It is asked where a straight line would have the budget.
+    """
+    (low, few), (high, many) = (0, 0), (most, trained(most))
+    while many > budget and high - low > 1:
+        steps = max(low + 1, low + (budget - few) * (high - low) // (many - few))
+        tokens = trained(steps)
+        if tokens > budget:
+            high, many = steps, tokens
+        else:
+            low, few = steps, tokens
+    return low if low and budget - few < many - budget else high
+
+
+def _trained(experiment: Experiment, traffic: Traffic, steps: int) -> int:
+    """The tokens of a whole run of so many global steps; nothing is trained."""
+    observer = RecordingObserver(lambda record: None, merged=lambda step: None)
+    fleet = _counting_fleet(experiment, steps, CountingSyncer(traffic), observer)
+    play(fleet, experiment, observer, threading.Event())
+    return observer.tokens
 
 
 class _Counted(Observer):

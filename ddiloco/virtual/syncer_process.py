@@ -15,7 +15,8 @@ from ddiloco.roles.exchange import Arrivals, fragments_with
 from ddiloco.virtual.calendar import Alarm, Calendar
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 
-Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], None]  # whom, ..., bytes
+# Whom, ..., bytes; returns whether the link has taken it.
+Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], bool]
 
 
 class VirtualSyncer:
@@ -40,6 +41,7 @@ class VirtualSyncer:
         self._merge_time = merge_time
         self._deliver = deliver
         self._process = 0
+        self._merging_until = 0.0  # merges are made one after the other
         self._alarm = Alarm(calendar, lambda: self.take(events.Timeout()))
         self._arrivals: Arrivals[Payload] = Arrivals()
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
@@ -54,6 +56,7 @@ class VirtualSyncer:
         """Ends the process: membership, rounds in flight and merges under way are lost."""
         self.core = None
         self._process += 1
+        self._merging_until = 0.0
         self._sent.clear()
         self._alarm.clear()
 
@@ -95,10 +98,13 @@ class VirtualSyncer:
             case actions.Tell(receivers, event):
                 payload = [self.arrays.fragment(p) for p in fragments_with(event)]
                 for receiver in receivers:
-                    self._deliver(*receiver, event, payload, self._size(receiver, event))
+                    if self._deliver(*receiver, event, payload, self._size(receiver, event)):
+                        self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
             case actions.Merge():
                 given = self._arrivals.take(action)
-                self._calendar.after(self._merge_time(), self._merge, self._process, action, given)
+                begins = max(self._calendar.now, self._merging_until)
+                self._merging_until = begins + self._merge_time()
+                self._calendar.at(self._merging_until, self._merge, self._process, action, given)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
             case actions.Record():
@@ -111,11 +117,9 @@ class VirtualSyncer:
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
         """Bytes that go with an event: only a difference for a learner that was sent the version before."""
         welcomed, traffic, size = isinstance(event, events.Welcomed), self.arrays.traffic, 0
-        for at, p in enumerate(fragments_with(event)):
-            version = event.versions[at] if welcomed else event.version
+        for p, version in _versions(event).items():
             follows = not welcomed and self._sent.get((receiver, p)) == version - 1
             size += (traffic.difference if follows else traffic.version)[p]
-            self._sent[receiver, p] = version
         return size
 
     def _merge(self, process: int, action: actions.Merge, given: list) -> None:
@@ -128,3 +132,13 @@ class VirtualSyncer:
             self._observer.merged(action, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         self.take(events.MergeFinished(action.round, made.left_out), made.metrics)
+
+
+def _versions(event: events.FromSyncer) -> dict[int, int]:
+    """The version of each fragment that goes with an event."""
+    match event:
+        case events.Welcomed(versions=versions):
+            return dict(zip(fragments_with(event), versions, strict=True))
+        case events.UpdateArrived(fragment=p, version=version):
+            return {p: version}
+    return {}

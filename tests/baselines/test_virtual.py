@@ -180,8 +180,32 @@ def test_fewer_chips_compute_more_slowly_but_exchange_as_fast(data_dir, without_
     num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
     failing = {"lives": "failures", "failures": MODEL}
     run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)  # 4 s for a step
-    step = 1.0 / 0.75 + 4.0 - 2 / 3
+    step = 1 / 3 / 0.75 + 4.0
     assert times(run) == pytest.approx([3.0 + step * n for n in range(1, 13)], rel=1e-12)
+
+
+@pytest.mark.parametrize(("pace", "seconds"), [(0.5, 12.0), (1.0, 8.0), (4.0, 6.5)])
+def test_an_exchange_runs_beside_the_backward_pass_for_as_long_as_that_takes_at_the_jobs_pace(
+    pace, seconds, data_dir, monkeypatch
+):
+    """A step of 6 s of work, of which 4 s are the backward pass, and an exchange of 6 s."""
+    e = virtual(data_dir, "elastic_data_parallel", virtual={"step_seconds": (6.0,)})
+    monkeypatch.setattr(
+        virtual_baseline, "phases", lambda *_: [virtual_baseline.Phase(0.0, State.STEPPING, pace)]
+    )
+    monkeypatch.setattr(virtual_baseline, "exchange_seconds", lambda *_: 6.0)
+    clock = virtual_baseline.JobClock(e, 1, lambda record: None)
+    clock.step()
+    assert clock.now == pytest.approx(seconds, rel=1e-12)
+
+
+def test_an_exchange_does_not_go_on_while_the_job_stands_still(data_dir, without_arrays, interruptions):
+    interruptions((0.5, 0, NEVER))  # in the first step, whose chips stand still for 3 s
+    num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
+    failing = {"lives": "failures", "failures": MODEL}
+    run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)  # 4 s for a step
+    took = 0.5 + 0.5 / 0.75
+    assert times(run)[0] == pytest.approx(3.0 + took / 3 + 4.0, rel=1e-12)
 
 
 def test_an_exchange_that_a_failure_interrupts_is_a_wait_also_after_it(
@@ -191,8 +215,7 @@ def test_an_exchange_that_a_failure_interrupts_is_a_wait_also_after_it(
     num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
     failing = {"lives": "failures", "failures": MODEL}
     run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)
-    exposed = 4.0 - 2 / 3
-    end = 1.0 + exposed + 3.0 + 11 * (1 / 0.75 + exposed)
+    end = 1 / 3 + 4.0 + 3.0 + 11 * (1 / 3 / 0.75 + 4.0)
     assert times(run)[-1] == pytest.approx(end, rel=1e-12)
     useful = 8 * 1.0 + 11 * 6 / 0.75
     assert run.timelines.goodput(run.seconds) == pytest.approx(useful / (8 * end), rel=1e-12)

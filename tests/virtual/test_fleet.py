@@ -1,10 +1,12 @@
 """A whole fleet in virtual time: a syncer that crashes, partitions, bandwidth, and that all of it repeats."""
 
 import dataclasses
+import itertools
 
 import pytest
 
 from ddiloco.goodput.accounting import State
+from ddiloco.outer.encoding import Traffic
 from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.lives import Change
 from tests.virtual.small_fleet import BOTH, ONE, TOKENS, TWO, run, small_fleet
@@ -194,6 +196,24 @@ def test_a_merge_takes_its_time_and_learners_that_need_not_wait_do_not():
     assert told.step_ends(0) == [float(n) for n in range(1, 13)]
 
 
+def test_merges_that_take_longer_than_is_between_rounds_are_made_one_after_the_other():
+    """A round is due each second and its merge takes a second and a half."""
+    policy = dataclasses.replace(TWO, num_fragments=4)
+    fleet, told = small_fleet(policy, 120, merge_seconds=1.5)
+    run(fleet)
+    times = [time for time, *_ in told.of("merge")]
+    assert min(later - at for at, later in itertools.pairwise(times)) >= 1.5
+    assert 0.9 * 120 / 1.5 < len(times) <= (times[-1] - 1.0) / 1.5
+
+
+def test_a_syncer_that_crashed_does_not_wait_for_the_merges_that_were_lost():
+    fleet, told = small_fleet(TWO, 12, merge_seconds=100.0)
+    fleet.calendar.at(6.5, fleet.syncer.crash)
+    fleet.calendar.at(7.25, fleet.syncer.restart)
+    run(fleet)
+    assert told.of("merge")[0] == (109.0, 8, 1)  # they rejoin at 8.0, and report at 9.0 what they hold
+
+
 def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_pace():
     fleet, told = small_fleet(BOTH, 8, seconds=(1.0, 2.5))
     run(fleet)
@@ -208,6 +228,17 @@ def test_bytes_that_vanish_are_not_received():
     run(fleet)
     received = [(learner, count) for learner, _, count in told.of("bytes") if count]
     assert received == [(0, 100), (1, 100), (0, 100), (1, 100), (0, 100)]  # welcomes, version 1, version 2
+
+
+def test_after_an_update_that_was_lost_the_next_comes_whole_and_only_then_a_difference():
+    fleet, told = small_fleet(TWO, 12)
+    fleet.syncer.arrays.traffic = Traffic(version=(100,), offer=(0,), difference=(7,))
+    down = fleet.places[1].down
+    fleet.calendar.at(3.5, lambda: setattr(down, "cut", True))
+    fleet.calendar.at(4.5, lambda: setattr(down, "cut", False))
+    run(fleet)
+    received = [[count for m, _, count in told.of("bytes") if m == n and count] for n in (0, 1)]
+    assert received == [[100, 7, 7, 7], [100, 100, 7]]  # welcome, version 1 unless it is lost, 2 and 3
 
 
 def test_a_run_that_does_not_end_is_told_after_so_many_events():

@@ -10,8 +10,9 @@ from ddiloco.goodput.lives import JobChange
 from ddiloco.observe import records
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import parse, to_json
+from ddiloco.settings.experiment import parse, step_tokens, to_json
 from ddiloco.virtual import from_settings as virtual_fleet
+from ddiloco.virtual import run as virtual_run
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, horizon, lives
 from ddiloco.virtual.lives import Change, check_lives, write_trace
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
@@ -303,6 +304,44 @@ def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made):
     run = run_timed(e)
     assert run.outcome.finished
     assert sum(run.tokens.values()) == pytest.approx(budget, rel=0.03)
+
+
+def test_a_token_budget_holds_to_the_last_step_of_the_slowest_learner(made):
+    """Eight learners, of which four are 18% slower and all are of different speeds."""
+    uneven = {
+        "step_seconds": (1.0,) * 4 + (1.18,) * 4,
+        "speed_variation": 0.1,
+        "step_variation": 0.02,
+    }
+    e = made(
+        virtual=uneven,
+        sync={"num_learners": 8, "num_fragments": 12, "interval": 24},
+        data={"sequence_length": 128},
+        train={"batch_size": 4, "tokens": 491_520},
+    )
+    run = run_timed(with_steps(e, lambda: assembly_of(e)))
+    assert run.outcome.finished
+    assert sum(run.tokens.values()) == pytest.approx(491_520, abs=step_tokens(e) * 8)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"), [(1, 1), (128, 1), (192, 2), (1500, 12), (1536, 12), (1590, 12), (1600, 13)]
+)
+def test_of_learners_that_are_alike_a_token_budget_is_as_many_steps_as_come_nearest(tokens, steps, made):
+    """A step of both has 128 tokens."""
+    e = made(train={"tokens": tokens})
+    assert with_steps(e, lambda: assembly_of(e)).train.steps == steps
+
+
+def test_the_nearest_number_of_steps_is_found_in_few_tries_also_where_steps_grow():
+    tried = []
+
+    def trained(steps):
+        tried.append(steps)
+        return 10 * min(steps, 300) + 25 * max(0, steps - 300)
+
+    assert virtual_run._nearest(5000, 420, trained) == 380
+    assert len(tried) <= 8
 
 
 def test_without_deviation_nothing_is_drawn_and_no_factor_comes_near_zero():

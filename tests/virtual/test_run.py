@@ -16,9 +16,10 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.virtual.lives import Change, write_trace
-from tests.virtual_runs import run_job, run_virtual, virtual
+from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import assert_equal, devices, experiment, run_local
 
 MERGE = ("step", "fragment", "version", "learners", "tokens")
@@ -310,6 +311,21 @@ def test_a_fleet_in_which_everybody_dies_has_failed_and_says_so(data_dir, tmp_pa
     assert result.failure == "every learner has died or left, and none returns"
     assert result.summary["finished"] is False
     assert result.summary["inner_steps"] == {"0": 3, "1": 6}
+
+
+@pytest.mark.parametrize("seconds", [1.0, 0.01])  # of a step; to start takes 30
+@pytest.mark.parametrize("train", [{}, {"tokens": 12 * 2 * 2 * 32}], ids=["steps", "tokens"])
+@pytest.mark.parametrize(("go", "come"), [("leave", "join"), ("fail", "recover")])
+def test_a_fleet_in_which_everybody_is_away_for_long_goes_on_when_they_return(
+    go, come, train, seconds, data_dir, tmp_path
+):
+    changes = [(3.5 * seconds, 0, go), (4.25 * seconds, 1, go), (1e5, 0, come), (1e5, 1, come)]
+    write_trace(tmp_path / "lives.csv", [Change(*change) for change in changes])
+    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv"), "step_seconds": (seconds,)}
+    e = virtual(data_dir, virtual=trace, train=train)
+    run = run_timed(with_steps(e, lambda: assembly_of(e)))
+    assert run.outcome.failure is None and run.outcome.finished
+    assert run.seconds > 1e5
 
 
 def test_a_fleet_that_never_comes_to_the_end_has_failed_and_says_when(again, tmp_path):

@@ -25,6 +25,7 @@ class _Process:
     starts: int = 0
     alarm: Alarm | None = None
     heard_until: float = 0.0  # messages to it keep their order: no later one arrives before this
+    merging_until: float = 0.0  # merges of a part are made one after the other
     connection: int = 0  # between a part and the authority; those of an older one are lost
 
 
@@ -78,6 +79,7 @@ class PartedSyncer(VirtualSyncer):
             self.on_death(process.number)
             process.core = None
             process.starts += 1
+            process.merging_until = 0.0
             process.alarm.clear()
 
     def restart(self) -> None:
@@ -147,7 +149,10 @@ class PartedSyncer(VirtualSyncer):
                 case ToPart(number, told):
                     self._send(self._parts[number], self._parts[number], told)
                 case actions.Merge():
-                    self._calendar.after(self._merge_time(), self._merge_at, process, process.starts, one)
+                    begins = max(self._calendar.now, process.merging_until)
+                    process.merging_until = begins + self._merge_time()
+                    at = process.merging_until
+                    self._calendar.at(at, self._merge_at, process, process.starts, one)
                 case _:
                     self._perform(one, None)
         if process.core is not None:

@@ -113,7 +113,7 @@ def draw_fair(seed: int) -> Plan:
     interval = rng.choice([steps for steps in (6, 12, 24, 48) if steps >= turn])
     overlap = rng.choice([1, 2, 2, 3, 4])
     kind = rng.choice(["decoupled", "decoupled", "decoupled", "all live", "streaming", "diloco"])
-    most = min(interval, 0.5 * overlap * interval / weather.merge_time)
+    most = min(interval, 0.5 * interval / weather.merge_time)
     fragments = 1 if kind == "diloco" else rng.choice([n for n in (1, 2, 3, 6, 12, 24) if n <= most])
     policy = SyncPolicy(
         num_learners=learners,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
@@ -73,7 +73,6 @@ class VirtualLearner:
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
-        self._offers: dict[tuple[int, int], Payload] = {}  # by fragment and step, since its last update
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
         self._beating = False
         self._said_at = calendar.now
@@ -225,21 +224,16 @@ class VirtualLearner:
                 self.die(State.FINISHED)
             case actions.AdoptAll(step=step, versions=versions):
                 self.arrays.adopt(fragments)
-                self._offers.clear()
                 ready = events.LearnerReady(self.number, self.core.incarnation, step, versions)
                 self._send(self, ready, None)
             case actions.MakeOffer(contribution=c):
-                self._offers[c.fragment, c.step] = self.arrays.offer(c.fragment, c.step)
-                made = [key for key in self._offers if key[0] == c.fragment]
-                for key in made[:-KEPT_OFFERS]:
-                    del self._offers[key]
+                self.arrays.offer(c.fragment, c.step)
             case actions.SendOffer(round_id, c):
-                payload = self._offers[c.fragment, c.step]
-                self._send(self, events.FragmentArrived(round_id, c), payload)
+                offer = self.arrays.offered(c.fragment, c.step)
+                self._send(self, events.FragmentArrived(round_id, c), offer)
             case actions.ApplyUpdate():
                 [payload] = fragments
                 self.arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
-                self._offers = {key: o for key, o in self._offers.items() if key[0] != action.fragment}
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
 

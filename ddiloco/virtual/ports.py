@@ -25,7 +25,10 @@ class LearnerArrays(Protocol):
         """Takes an inner step; returns its tokens and metrics. `clock`: steps before this one."""
 
     def offer(self, fragment: int, step: int) -> Payload:
-        """Copies a fragment as the last step left it; the step names the offer."""
+        """Copies a fragment as the last step left it; the step names the offer until an update is applied."""
+
+    def offered(self, fragment: int, step: int) -> Payload:
+        """The offer that was made then."""
 
     def apply(
         self, fragment: int, mixing: float, payload: Payload, merged: int | None = None, rebase: bool = False

@@ -93,7 +93,8 @@ class LyingArrays(TrainingArrays):
     def offer(self, fragment: int, step: int) -> Offer:
         honest = super().offer(fragment, step)
         sent = self._lies.tell(fragment, self._theta[fragment], honest.on_host())
-        return dataclasses.replace(honest, arrays=sent, shapes=())
+        lie = self._offers[fragment][step] = dataclasses.replace(honest, arrays=sent, shapes=())
+        return lie
 
 
 class LyingRun(VirtualRun):

@@ -26,6 +26,7 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Ro
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.learner.inner_format import InnerFormat
+from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire import agreement as wire
@@ -181,7 +182,9 @@ def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, mo
         with ended(late := with_client(end.address, 0), *peers):
             for n, peer in enumerate(peers):
                 joined(end, peer, number=1 + n)
-            found = ProcessRecovery(late.client, LARGE_INNER, Security(), RemoteConfig(), None)
+            found = ProcessRecovery(
+                late.client, LARGE_INNER, Security(), RemoteConfig(), OwnCopies(None, LARGE_INNER)
+            )
             state = found.inner_state((3, 4))
             assert len(taken) >= 2
             assert (state is not None) is another

@@ -1,6 +1,5 @@
 """Host 0 and those that follow it, over real connections; and steps that hang."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -9,7 +8,6 @@ import queue
 import subprocess
 import threading
 import time
-import unittest.mock
 
 import grpc
 import jax.numpy as jnp
@@ -21,9 +19,8 @@ from ddiloco.data.host_batches import HostBatches
 from ddiloco.goodput.accounting import State
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
-from ddiloco.remote.learner.follower import Follower, TellingBatches
+from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace, StepWatch
 from ddiloco.remote.learner.likeness import TELLING
@@ -31,7 +28,6 @@ from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.exchange import InnerState
@@ -343,67 +339,6 @@ def test_hosts_leave_with_host_0_that_is_asked_to_end_before_its_learner_is_acce
             assert order.HasField("leave") and order.leave, order
         thread.join(PATIENCE)
     assert left == [None]
-
-
-class NoMemory:
-    """A host's arrays, for a copy of which its devices have no room."""
-
-    def state(self):
-        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
-
-
-def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
-    follower = Follower.__new__(Follower)
-    follower._arrays, follower._states, follower._held, follower._say = (
-        NoMemory(),
-        {},
-        {},
-        queue.SimpleQueue(),
-    )
-    follower._place = HostPlace(1, 2, "127.0.0.1:1")
-    with concurrent.futures.ThreadPoolExecutor(1) as follower._writer:
-        follower._do(pb.Order(copy_all=7))
-        follower._do(pb.Order(write=pb.Order.Write(copy=7, snapshot=3)))
-        done = follower._say.get(timeout=PATIENCE).done
-    assert (done.copy, done.problem) == (7, "host 1: RESOURCE_EXHAUSTED: out of memory")
-    follower._do(pb.Order(drop=7))
-    assert not follower._states
-
-
-class Adopting:
-    """A host's arrays that keep what they are told to adopt."""
-
-    adopted = None
-
-    def adopt(self, fragments, inner):
-        self.adopted = fragments
-
-
-@pytest.mark.parametrize("versions", [(3, 5), (3, 6)])
-def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted(versions):
-    told = welcome(7)
-    told = dataclasses.replace(told, event=dataclasses.replace(told.event, versions=(3, 5)))
-    follower = Follower.__new__(Follower)
-    follower._arrays, follower._change, follower._here = Adopting(), threading.Lock(), {(7, 0, 0, 0): told}
-    follower._taken, follower._donor = lambda copy: None, unittest.mock.Mock()
-    follower._inner, follower._patience = None, lambda: PATIENCE
-    order = pb.Order(adopt=pb.Order.Adopt(welcome=7, versions=versions))
-    if versions == told.event.versions:
-        follower._do(order)
-        assert follower._arrays.adopted is told.fragments
-    else:
-        with pytest.raises(WireError, match="not the versions that host 0 has"):
-            follower._do(order)
-        assert follower._arrays.adopted is None
-
-
-def test_a_leading_host_without_memory_for_a_copy_has_the_others_drop_theirs():
-    arrays, told = LeadingArrays.__new__(LeadingArrays), []
-    arrays._order = told.append
-    with pytest.raises(RuntimeError, match="EXHAUSTED"):
-        arrays._copied("copy_all", NoMemory().state)
-    assert [order.WhichOneof("kind") for order in told] == ["copy_all", "drop"]
-    assert told[0].copy_all == told[1].drop
 
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):

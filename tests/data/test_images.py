@@ -23,6 +23,7 @@ from ddiloco.data.images import (
 )
 from ddiloco.data.settings import ClassificationConfig, ImagesConfig
 from ddiloco.data.sources import open_images
+from tests.workbench import assert_equal
 
 
 @pytest.fixture
@@ -33,12 +34,6 @@ def config(digits_dir):
 def batches(config, shards=(0,), num_shards=4, batch_size=4, seed=7, size=8, channels=1, num_classes=10):
     selection = Selection(shards, num_shards, batch_size, seed)
     return make_image_batches(config, size, channels, num_classes, selection)
-
-
-def assert_equal(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 def drawn(config, count, **options):

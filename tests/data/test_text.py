@@ -14,18 +14,13 @@ from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.text import held_out_text, make_text_batches
 from ddiloco.data.tokenizers import ByteTokenizer
+from tests.workbench import assert_equal
 
 TOKENIZER = ByteTokenizer()
 
 
 def batches(config, shards=(0,), num_shards=4, batch_size=4, seed=7):
     return make_text_batches(config, TOKENIZER, Selection(shards, num_shards, batch_size, seed))
-
-
-def assert_equal(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 def documents_of(config, count, **options):

@@ -12,6 +12,7 @@ from ddiloco.data.text import held_out_text, make_text_batches
 from ddiloco.data.tokenized import open_tokens, write
 from ddiloco.data.tokenizers import ByteTokenizer
 from tests.small_disks import small_disk
+from tests.workbench import assert_equal
 
 TOKENIZER = ByteTokenizer()
 
@@ -40,12 +41,6 @@ def few(config):
 
 def batches(config):
     return make_text_batches(config, TOKENIZER, Selection((1,), 2, 4, 7))
-
-
-def assert_equal(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 def test_batches_and_their_positions_are_those_of_the_text(few, folder):

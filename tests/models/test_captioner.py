@@ -3,16 +3,16 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError, build
 from ddiloco.models.captioner import CaptionerConfig, flops_per_token
 from ddiloco.training.loss import caption_loss
-from ddiloco.training.parameters import forward, parameter_shapes
+from ddiloco.training.parameters import forward
 from ddiloco.training.sampling import write_captions
 from tests.models.decoder_reference import gated_mlp, rms_norm, rotate, under
+from tests.models.parameters import random_parameters
 
 TINY = CaptionerConfig(
     vocab_size=11,
@@ -30,14 +30,6 @@ TINY = CaptionerConfig(
     compute_dtype="float32",
 )
 BOS, EOS = 9, 10
-
-
-def random_parameters(config, seed=0, deviation=0.3):
-    rng = np.random.default_rng(seed)
-    return {
-        name: jnp.asarray(rng.normal(float(name.endswith("scale")), deviation, shape).astype(np.float32))
-        for name, shape in parameter_shapes(config).items()
-    }
 
 
 def captioned_images(rows, length, seed=0):

@@ -14,18 +14,10 @@ from ddiloco.models import MODELS, model_of
 from ddiloco.models.dense import DenseConfig, flops_per_token
 from ddiloco.models.stack import REMAT
 from ddiloco.training.loss import next_token_loss
-from ddiloco.training.parameters import forward, init_parameters, num_parameters, parameter_shapes
+from ddiloco.training.parameters import forward, init_parameters, num_parameters
 from tests.models.decoder_reference import decode
+from tests.models.parameters import random_parameters
 from tests.training.batches import TINY, packed_batch
-
-
-def random_parameters(config, seed=0):
-    """Parameters none of which is at a special value, norms included."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: jnp.asarray(rng.normal(1.0 if name.endswith("scale") else 0.0, 0.3, shape).astype(np.float32))
-        for name, shape in parameter_shapes(config).items()
-    }
 
 
 def logits_of(config, params, batch):

@@ -19,7 +19,7 @@ from ddiloco.models.parameter import unconstrained
 from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import abstract_parameters, init_parameters, num_parameters, output
 from tests.models import moe_reference
-from tests.models.test_dense import random_parameters
+from tests.models.parameters import random_parameters
 from tests.training.batches import packed_batch
 
 CAPPED = MoEConfig(

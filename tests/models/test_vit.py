@@ -10,7 +10,8 @@ import pytest
 from ddiloco.config import ConfigError, build
 from ddiloco.models.vit import ViTConfig, flops_per_token, patches, sincos_positions
 from ddiloco.training.loss import label_loss, statistics
-from ddiloco.training.parameters import forward, init_parameters, num_parameters, parameter_shapes
+from ddiloco.training.parameters import forward, init_parameters, num_parameters
+from tests.models.parameters import random_parameters
 from tests.models.vit_reference import classify
 
 TINY = ViTConfig(
@@ -26,15 +27,6 @@ TINY = ViTConfig(
     pixel_std=(0.2, 0.3, 0.4),
     compute_dtype="float32",
 )
-
-
-def random_parameters(config, seed=0):
-    """Parameters none of which is at a special value."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: jnp.asarray(rng.normal(float(name.endswith("scale")), 0.3, shape).astype(np.float32))
-        for name, shape in parameter_shapes(config).items()
-    }
 
 
 def labelled_images(config, rows, seed=0):

@@ -1,4 +1,4 @@
-"""The settings of ours for the models that `record.py` made, and random parameters."""
+"""The settings of ours for the models that `record.py` made."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from ddiloco.config import build
 from ddiloco.models import MODELS, name_of
 from ddiloco.models.vit import normalised
 from ddiloco.settings.experiment import parse
-from ddiloco.training.parameters import forward, parameter_shapes
+from ddiloco.training.parameters import forward
 
 DECODER = {
     "vocab_size": 32,
@@ -53,15 +53,6 @@ def model(case, **changes):
 def experiment_of(config, **settings):
     """An experiment with a model of these settings."""
     return dataclasses.replace(parse({"model": {"name": name_of(config)}, **settings}), model=config)
-
-
-def random_parameters(config, seed=0):
-    """By layer, none at a special value."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.normal(name.endswith("scale"), 0.3, shape).astype(np.float32)
-        for name, shape in parameter_shapes(config).items()
-    }
 
 
 def logits(config, params, inputs):

@@ -9,7 +9,8 @@ from safetensors.numpy import load_file
 
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
-from tests.weights.cases import CASES, experiment_of, logits, model, pixels, random_parameters
+from tests.models.parameters import random_parameters
+from tests.weights.cases import CASES, experiment_of, logits, model, pixels
 
 OF_TEXT = {"bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}
 RECORDED = pathlib.Path(__file__).parent / "recorded"

@@ -12,7 +12,8 @@ from ddiloco.data.tokenizers import ByteTokenizer
 from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
-from tests.weights.cases import CASES, experiment_of, model, pixels, random_parameters
+from tests.models.parameters import random_parameters
+from tests.weights.cases import CASES, experiment_of, model, pixels
 from tests.workbench import assert_equal
 
 EXACT = {"qwen3": {"model_dim": 16}, "qwen3_tied": {"scale_embeddings": False}}  # sqrt(12) is not a float

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 from ddiloco.config import ConfigError
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
-from tests.weights.cases import experiment_of, model, random_parameters
+from tests.models.parameters import random_parameters
+from tests.weights.cases import experiment_of, model
 from tests.workbench import assert_equal
 
 MOE = model("qwen3_moe", model_dim=16)

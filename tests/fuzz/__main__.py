@@ -4,9 +4,9 @@ Without a target: all of tests/fuzz/targets.py. Ends with 0 if nothing was found
 """
 
 import argparse
-import contextlib
 import os
 import sys
+import traceback
 
 from tests.fuzz import blind, targets
 
@@ -18,12 +18,18 @@ def main():
     asked = parser.parse_args()
     if unknown := set(asked.targets) - set(targets.TARGETS):
         parser.error(f"no target {', '.join(sorted(unknown))}")
-    with contextlib.suppress(KeyboardInterrupt):
+    found = 0
+    try:
         counts = blind.explore(asked.targets or list(targets.TARGETS), asked.seconds)
         print(f"{sum(counts.values())} inputs, nothing found")
         print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    except KeyboardInterrupt:
+        pass
+    except AssertionError:
+        traceback.print_exc()
+        found = 1
     sys.stdout.flush()
-    os._exit(0)  # nobody waits for the threads of the servers
+    os._exit(found)  # nobody waits for the threads of the servers
 
 
 if __name__ == "__main__":

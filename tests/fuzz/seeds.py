@@ -9,6 +9,7 @@ import zlib
 from ddiloco.disk.tape import file as tape_file
 from ddiloco.disk.tape.header import Header
 from ddiloco.disk.tape.recorder import LearnerTape, learner_tape
+from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events, news
@@ -81,17 +82,23 @@ TOKENS = {
     "splits": {"train": {"files": ["0"], "documents": 3, "tokens": 9}},
 }
 PART = json.dumps({"files": {"state/metadata": [3, "5f" * 32]}})
+RECORDS = [
+    record_message(records.StepDone(3, 1, 2.0, 3, {"loss": 1.0})),
+    record_message(records.StateChanged(3, State.STARTING, 2.0)),
+    record_message(records.Noted("drop", {"learner": 3, "reason": "x"}, 2.0)),
+    record_message(records.Noted("recovered", {"bytes": 1}, 2.0)),
+    record_message(records.LearnerDied(3, 2.0, "x")),
+    record_message(records.Alarm("x", 2.0)),
+]
 SEEDS = {  # sound bytes, from which others are made
     "from_learner": [
         learner_message(events.StepReported(Report(3, 5, 3, (FragmentCounters(1, 2, 9),) * 3))),
+        learner_message(events.LearnerJoined(3, 5)),
         learner_message(events.LearnerJoined(3, 5, 3, (1, 2, 3))),
-        pb.FromLearner(
-            records=pb.Records(
-                first=0,
-                records=[record_message(records.StepDone(3, 1, 2.0, 3, {"loss": 1.0}))],
-                position="{}",
-            )
-        ),
+        learner_message(events.LearnerReady(3, 5, 3, (1, 2, 3))),
+        learner_message(events.LearnerLost(3, 5, "x")),
+        learner_message(events.OfferFailed(RoundId(2, 0), 3, 5, "x")),
+        pb.FromLearner(records=pb.Records(first=0, records=RECORDS, position="{}")),
         pb.FromLearner(
             state_recorded={"snapshot": 3, "incarnation": 5, "recorded": True, "versions": [1] * 3}
         ),
@@ -101,11 +108,10 @@ SEEDS = {  # sound bytes, from which others are made
     "to_learner": [
         from_syncer(events.ClockSet(5)),
         from_syncer(events.OfferAsked(RoundId(4, 2), 1, 3)),
+        from_syncer(events.NotMember(5)),
+        from_syncer(events.Rejected(5, "x")),
     ],
-    "record": [
-        pb.Record(noted=pb.Noted(name="recovered", json='{"bytes": 1}', time=1.0)),
-        pb.Record(alarm=pb.Alarm(sentence="x", time=1.0)),
-    ],
+    "record": RECORDS,
     "offer": [headed(up_header(RoundId(4, 1), Contribution(3, 5, 1, 0, 4, 4, 9), BYTES), bytes(BYTES))],
     "update": [
         headed(

@@ -61,10 +61,14 @@ def cut(data):
     return iter([data[1:at], data[at : at + BYTES], data[at + BYTES :]])
 
 
+def of_learner_3(record):
+    assert getattr(record, "learner", 3) == 3
+
+
 def from_learner(data):
     message = parse(pb.FromLearner, data)
     if message.WhichOneof("kind") == "records":
-        intake = RecordIntake(lambda record: None)
+        intake = RecordIntake(of_learner_3)
         intake.joined(3, 1)
         intake.take(3, 1, message.records)
         Positions(None).put(3, message.records.position)
@@ -282,5 +286,5 @@ def feed(name, data):
     try:
         return str(function(data))
     except expected as error:
-        assert "\n" not in str(error) and len(str(error)) < 400
+        assert "\n" not in str(error) and 0 < len(str(error)) < 400
         return str(error)

@@ -16,19 +16,16 @@ from ddiloco.disk.tape.recorder import (
     part_tape,
     syncer_tape,
 )
-from ddiloco.outer.encoding import Traffic
-from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.parts import fragments_of
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
-from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place
-from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.lives import Change
-from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.virtual.ports import Observer
 from ddiloco.virtual.syncer_process import VirtualSyncer
 from experiments.studies.schedules.parted_syncer import PartedSyncer
+from tests.virtual.small_fleet import small_fleet
 
 MACHINE = Machine("cpu", ("cpu",), {}, 1, "", {})
 POLICY = SyncPolicy(num_learners=3, num_fragments=2, interval=6, quorum=1, overlap=2, silence_timeout=20.0)
@@ -150,18 +147,6 @@ class TapedParts(PartedSyncer):
             tape.end([self.versions[p] for p in own])
 
 
-class LeavingOut(CountingSyncer):
-    """A syncer without arrays, whose guard leaves out whatever these learners offer."""
-
-    def __init__(self, traffic: Traffic, learners: Sequence[int]) -> None:
-        super().__init__(traffic)
-        self._learners = learners
-
-    def merge(self, fragment, given):
-        left_out = tuple(c.learner for c, _ in given if c.learner in self._learners)
-        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
-
-
 def fleet_tapes(
     workdir: pathlib.Path,
     policy: SyncPolicy = POLICY,
@@ -173,32 +158,25 @@ def fleet_tapes(
 ) -> Taped:
     """Plays a fleet whose learners step in 1, 1.3 and 1.6 s over links of 0.05 s, and writes its tapes.
 
-    An offer takes 0.1 s more on its way up. `crashes`: when the syncer is killed, in seconds; it is back 1.5
+    A fragment takes 0.1 s more on its way. `crashes`: when the syncer is killed, in seconds; it is back 1.5
     seconds later. If it has several `parts`, one of its processes is killed, or all. `left_out`: learners
     whose offers are in no merge.
     """
-    taped, fragments = Taped(workdir, policy, parts), policy.num_fragments
-
-    def link(name):
-        return Link(LinkQuality(latency=0.05, bandwidth=1e3), random.Random(name))
-
-    places = {
-        m: Place(lambda m=m: 1.0 + 0.3 * m, link(f"up {m}"), link(f"down {m}"))
-        for m in range(policy.num_learners)
-    }
-    fleet = Fleet(
+    taped = Taped(workdir, policy, parts)
+    fleet, _ = small_fleet(
         policy,
         steps,
-        places,
-        lambda learner: CountingLearner(10),
-        LeavingOut(Traffic((0,) * fragments, (100,) * fragments, (0,) * fragments), left_out),
-        merge_time=lambda: 0.2,
-        notice_seconds=1.0,
-        recovery_seconds=2.0,
+        seconds=[1.0 + 0.3 * m for m in range(policy.num_learners)],
+        quality=LinkQuality(latency=0.05, bandwidth=1e3),
+        changes=changes,
+        sizes=(100,) * policy.num_fragments,
+        merge_seconds=0.2,
+        notice=1.0,
+        recovery=2.0,
+        left_out=left_out,
         observer=taped,
         make_syncer=VirtualSyncer if parts == 1 else functools.partial(TapedParts, parts=parts, taped=taped),
     )
-    fleet.live(changes)
 
     def restart():
         fleet.syncer.restart()

@@ -1,10 +1,11 @@
 """Fleets without arrays, small enough to reckon with by hand, and all that they tell."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ddiloco.goodput.accounting import State
 from ddiloco.outer.encoding import Traffic
+from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
@@ -12,6 +13,7 @@ from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.virtual.syncer_process import VirtualSyncer
 
 TOKENS = 10  # of a step
 CHIPS = 4  # of a learner
@@ -64,6 +66,18 @@ class EventDelivery(Observer):
         return [(time, state) for time, number, state, _ in self.of("state") if number == learner]
 
 
+class LeavingOut(CountingSyncer):
+    """A syncer without arrays, whose guard leaves out whatever these learners offer."""
+
+    def __init__(self, sizes: Sequence[int], learners: Collection[int]) -> None:
+        super().__init__(Traffic(*[tuple(sizes)] * 3))
+        self._learners = learners
+
+    def merge(self, fragment, given):
+        left_out = tuple(c.learner for c, _ in given if c.learner in self._learners)
+        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
+
+
 def small_fleet(
     policy: SyncPolicy = ONE,
     total_steps: int | None = 12,
@@ -78,8 +92,14 @@ def small_fleet(
     seed: int = 0,
     noise: Callable[[random.Random], float] = lambda rng: 1.0,
     learner_arrays: Callable[[int], CountingLearner] = lambda learner: CountingLearner(TOKENS),
+    left_out: Collection[int] = (),
+    observer: Observer | None = None,
+    make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
 ) -> tuple[Fleet, EventDelivery]:
-    """A fleet with its lives entered, and who hears of it; `seconds` of a step, by learner or for all."""
+    """A fleet with its lives entered, and who hears of it unless an `observer` does.
+
+    `seconds`: of a step, by learner or for all. `left_out`: learners whose offers are in no merge.
+    """
 
     def place(learner: int) -> Place:
         rng = random.Random(f"{seed} {learner}")
@@ -93,11 +113,12 @@ def small_fleet(
         total_steps,
         {learner: place(learner) for learner in range(policy.num_learners)},
         learner_arrays,
-        CountingSyncer(Traffic(*[sizes or (0,) * policy.num_fragments] * 3)),
+        LeavingOut(sizes or (0,) * policy.num_fragments, left_out),
         merge_time=lambda: merge_seconds,
         notice_seconds=notice,
         recovery_seconds=recovery,
-        observer=told,
+        observer=observer or told,
+        make_syncer=make_syncer,
     )
     fleet.live(changes)
     return fleet, told

@@ -9,17 +9,16 @@ import random
 
 import pytest
 
-from ddiloco.outer.encoding import Traffic
-from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import spread
 from ddiloco.virtual.learner_process import Place
 from ddiloco.virtual.links import Link, LinkQuality
-from ddiloco.virtual.ports import CountingLearner, CountingSyncer
+from ddiloco.virtual.ports import CountingLearner
 from experiments.studies.schedules.shares import Shares
 from tests.long import times
 from tests.studies.schedules.witness import Witness, join_all
+from tests.virtual.small_fleet import LeavingOut
 
 STEPS = 480
 TOKENS = 10
@@ -43,18 +42,6 @@ class Watch(Witness):
     def rounds_of(self, fragment: int) -> list[set[int]]:
         """Whose offers were in each merge of the fragment."""
         return [{c.learner for c in m.contributions} for m in self.merges if m.round.fragment == fragment]
-
-
-class Refusing(CountingSyncer):
-    """Leaves the offers of some learners out of every merge."""
-
-    def __init__(self, refused: frozenset[int], num_fragments: int) -> None:
-        super().__init__(Traffic(*[(0,) * num_fragments] * 3))
-        self._refused = refused
-
-    def merge(self, fragment, given):
-        left_out = tuple(c.learner for c, _ in given if c.learner in self._refused)
-        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
 
 
 def run(
@@ -86,7 +73,7 @@ def run(
         steps,
         {learner: place(learner) for learner in range(learners)},
         lambda learner: CountingLearner(TOKENS),
-        Refusing(refused, fragments),
+        LeavingOut((0,) * fragments, refused),
         merge_time=lambda: merge,
         observer=watch,
     )

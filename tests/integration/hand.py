@@ -8,12 +8,18 @@ import signal
 from ddiloco.disk import array_file
 from ddiloco.disk.run_mark import FRAGMENT
 from ddiloco.launch.ports import reserved_port
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.terms import terms_of
+from ddiloco.run.recipes import assembly_of
+from ddiloco.settings.experiment import parse
+from experiments.front import cli
 from tests.integration.programs import SMALLEST
 from tests.integration.remote_runs import lines, summary_of, wait_for
 from tests.remote.ends import until
 
 LIMIT = 300.0  # seconds for what must come about; on an idle machine it does in a few
 TOKEN = "the token of these tests"
+SECURITY = Security(TOKEN)
 LOOP = "--config=tests/integration/small_loop.py"
 UNENDING = (
     "--config.train.steps=1000000",
@@ -68,6 +74,12 @@ class Job:
         process = self._programs.start_module(*named, *self._shared, *arguments, **environment)
         self._processes.append(process)
         return process
+
+    def terms(self):
+        """What its syncer and learners agree on."""
+        file, *overrides = [setting.removeprefix("--config").split("=", 1) for setting in self.settings]
+        experiment = parse(cli.resolve(file[1], [(path[1:], value) for path, value in overrides]))
+        return terms_of(experiment, assembly_of(experiment).layout)
 
     # What the run has written.
 

@@ -12,8 +12,8 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.security import Security
-from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
-from tests.integration.impostor import METADATA, terms
+from experiments.studies.chaos.stranger import Stranger
+from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
 from tests.remote.ends import PATIENCE
 from tests.remote.test_identity import silent_calls
 
@@ -23,6 +23,7 @@ CHANGES = (
     "--config.sync.silence_timeout=20",
 )
 UNREADABLE = b"\xff\xff\xff"  # by which a call ends
+ASLEEP = pb.Record(state_changed=pb.StateChanged(state="asleep"))
 
 
 def greeting(agreed, learner, process):
@@ -46,7 +47,7 @@ def say(address, messages):
 
     with grpc.insecure_channel(address) as channel:
         try:
-            list(channel.stream_stream(wire.CONTROL)(said(), metadata=METADATA, timeout=LIMIT))
+            list(channel.stream_stream(wire.CONTROL)(said(), metadata=SECURITY.metadata, timeout=LIMIT))
         except grpc.RpcError as error:
             return error.code()
         finally:
@@ -79,13 +80,14 @@ def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
     merged_on()
     for connection in idle:
         connection.close()
-    for security in (Security(), Security(METADATA[0][1].removeprefix("Bearer "))):
+    Stranger(job.address, print).noise()
+    for security in (Security(), SECURITY):
         channels, never = silent_calls(job.address, security, (wire.CONTROL, wire.UPDATES, wire.PEERS), 100)
         merged_on()
         never.set()
         for channel in channels:
             channel.close()
-    agreed = terms(job.settings)
+    agreed = job.terms()
     for process in (1, 1 << 50):  # one that lives, and speaks
         assert say(job.address, [greeting(agreed, 1, process)]) is grpc.StatusCode.UNAVAILABLE
     codes = [
@@ -97,7 +99,17 @@ def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
             [event(events.LearnerJoined(0, n)) for n in range(7, 20_007)],
         )
     ]
+    codes += [
+        say(job.address, [greeting(agreed, 2, 7), message])
+        for message in (
+            event(events.LearnerJoined(0, 1 << 60)),
+            event(events.LearnerReady(0, 1, 1, (1,))),
+            pb.FromLearner(records=pb.Records(records=[ASLEEP])).SerializeToString(),
+        )
+    ]
     assert set(codes) == {grpc.StatusCode.INVALID_ARGUMENT}
+    beyond_the_bound = say(job.address, [greeting(agreed, 2, 7), bytes(2 * wire.MAX_MESSAGE_BYTES)])
+    assert beyond_the_bound in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
     merged_on()
     assert job.end(syncer)[0] == 143
     assert [job.left(process)[0] for process in honest] == [0, 0]
@@ -108,6 +120,8 @@ def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
     drops, alarms = summary["drops"], summary["alarms"]
     assert drops["wire: wrong token"] >= 100 and drops["wire: number taken"] == 2
     assert drops["wire: too many incarnations"] == 1
+    told = ("malformed message", "number too large", "another number of fragments", "malformed record")
+    assert not {f"wire: {reason}" for reason in told} - drops.keys()
     assert drops["about a snapshot, but none are taken"] >= 1
     assert "a call from 127.0.0.1 without the join token was refused" in alarms
     assert "a second process, of 127.0.0.1, asked for the place of learner 1: refused" in alarms

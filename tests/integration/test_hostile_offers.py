@@ -1,33 +1,28 @@
 """A learner with valid credentials and honest counts that sends outer gradients a million times too long."""
 
 import math
+import threading
 import time
 
 import numpy as np
 
 from ddiloco.disk import array_file
-from tests.integration.hand import TRANSFORMER
-from tests.integration.impostor import Impostor, sound, terms
+from experiments.studies.chaos.impostor import Impostor
+from tests.integration.hand import SECURITY, TRANSFORMER
 
 CHANGES = (  # a transformer, to whose gradients the guard is tuned
     *TRANSFORMER,
     "--config.sync.num_learners=3",
     "--config.train.min_step_seconds=(0.05, 0.05, 0.05)",
 )
-LIAR, FACTOR = 2, 1e6
+LIAR = 2
 
 
 class Hostile(Impostor):
     """Answers every question with the fragment that it was given, and far too much added."""
 
-    def _answer(self, round_id):
-        rng = np.random.default_rng(round_id.step)
-        away = [
-            FACTOR * rng.standard_normal(x.shape).astype(np.float32) for x in self._pieces[round_id.fragment]
-        ]
-        header, arrays = self._offer(round_id)
-        moved = tuple(x + a for x, a in zip(arrays, away, strict=True))
-        self._push("too long", sound(header, moved))
+    def _answer(self, which):
+        self._push("far away", self._offer(which, poison="long noise"))
 
 
 def test_what_a_hostile_learner_sends_is_left_out_and_it_ends_in_quarantine(job):
@@ -36,7 +31,8 @@ def test_what_a_hostile_learner_sends_is_left_out_and_it_ends_in_quarantine(job)
     written = lambda: merged() and (job.workdir / "summary.json").exists()  # noqa: E731
     job.wait_for(written, "merges of both", alive)
     honest = max(line["outer_gradient_norm"] for line in job.rounds())
-    hostile = Hostile(job.address, terms(job.settings), LIAR)
+    hostile = Hostile(job.address, job.terms(), LIAR, SECURITY, tokens=2, count=print)
+    threading.Thread(target=hostile.live, args=(threading.Event(),), daemon=True).start()
     refused = lambda: job.summary()["offers_left_out"].get(str(LIAR), 0)  # noqa: E731
     job.wait_for(lambda: refused() >= 6, "offers of the hostile one that are left out", alive)
     quarantined = time.time()

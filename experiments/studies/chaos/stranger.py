@@ -29,7 +29,7 @@ class Stranger:
 
     def live(self, stop: threading.Event) -> None:
         """Goes on until `stop`."""
-        deeds = (self._idle_connections, self._noise, self._flood, self._calls)
+        deeds = (self._idle_connections, self.noise, self._flood, self._calls)
         while not stop.wait(self._rng.uniform(0.1, 0.5)):
             deed = self._rng.choice(deeds)
             try:
@@ -52,7 +52,7 @@ class Stranger:
         for connection in connections:
             connection.close()
 
-    def _noise(self, stop: threading.Event) -> None:
+    def noise(self, stop: threading.Event | None = None) -> None:
         """Random bytes, now and then after the words with which HTTP/2 begins."""
         for connection in self._connections(20):
             with connection, contextlib.suppress(OSError):

@@ -1,7 +1,6 @@
 """Runs under the virtual driver."""
 
 import collections
-import dataclasses
 import pathlib
 import threading
 from typing import Any
@@ -11,7 +10,6 @@ from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.observe import monitor, records
 from ddiloco.outer.global_model import parameters_sha256
-from ddiloco.roles.outcome import Outcome
 from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
@@ -52,13 +50,8 @@ def run_job(experiment: Experiment, workdir: pathlib.Path) -> job.Result:
         return job.run_job(experiment, workdir, threading.Event())
 
 
-@dataclasses.dataclass
-class VirtualRun:
-    """A virtual run that is over, with all that it recorded."""
-
-    outcome: Outcome
-    records: list[Any]
-    experiment: Experiment
+class VirtualRun(workbench.Recorded):
+    """A virtual run that is over."""
 
     @property
     def sha256(self) -> str:
@@ -69,14 +62,6 @@ class VirtualRun:
     def seconds(self) -> float:
         """Virtual seconds from the first record to the last."""
         return max(record.time for record in self.records if hasattr(record, "time"))
-
-    def of(self, kind: type) -> list[Any]:
-        """The records of a kind, in the order in which they came."""
-        return [record for record in self.records if isinstance(record, kind)]
-
-    def noted(self, name: str) -> list[Any]:
-        """The values of the protocol's records of a name."""
-        return [record.values for record in self.of(records.Noted) if record.name == name]
 
     def steps(self, learner: int) -> list[records.StepDone]:
         """The steps of a learner."""

@@ -76,12 +76,26 @@ def devices(count: int) -> Iterator[None]:
 
 
 @dataclasses.dataclass
-class Run:
-    """A LocalRun that is over."""
+class Recorded:
+    """A run that is over, with all that it recorded."""
 
     outcome: Outcome
     records: list[Any]
     experiment: Experiment
+
+    def of(self, kind: type) -> list[Any]:
+        """The records of a kind, in the order in which they came."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def noted(self, name: str) -> list[Mapping[str, Any]]:
+        """The values of the protocol's records of a name."""
+        return [record.values for record in self.of(records.Noted) if record.name == name]
+
+
+@dataclasses.dataclass
+class Run(Recorded):
+    """A LocalRun that is over."""
+
     drawn: collections.Counter  # tokens by learner
 
     @property
@@ -108,14 +122,6 @@ class Run:
         for record in self.records:
             take.get(type(record), lambda record: None)(record)
         return tally
-
-    def of(self, kind: type) -> list[Any]:
-        """The records of a kind, in the order in which they came."""
-        return [record for record in self.records if isinstance(record, kind)]
-
-    def noted(self, name: str) -> list[Mapping[str, Any]]:
-        """The values of the protocol's records of a name."""
-        return [record.values for record in self.of(records.Noted) if record.name == name]
 
 
 def run_local(

@@ -10,6 +10,7 @@ import pytest
 
 from ddiloco.disk.checkpoints import restore
 from ddiloco.protocol.schedule import Schedule
+from tests.integration.remote_runs import steps_of, summary_of
 
 NUMBER = (int, float)
 FIELDS = {
@@ -33,15 +34,6 @@ FIELDS = {
     "params_sha256": str,
     "wall_seconds": NUMBER,
 }
-
-
-def summary_of(workdir):
-    return json.loads((workdir / "summary.json").read_text())
-
-
-def steps_of(workdir, learner):
-    text = (workdir / "learners" / learner / "steps.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def newest(folder):

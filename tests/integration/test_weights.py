@@ -1,9 +1,10 @@
 """A model that is exported and trained on: every driver begins at the loss that it ended with."""
 
-import json
 import re
 
 import pytest
+
+from tests.integration.remote_runs import summary_of
 
 SHORT = ("--config.sample.tokens=0", "--config.eval.every=0")
 DRIVERS = (
@@ -15,22 +16,18 @@ DRIVERS = (
 )
 
 
-def summary(workdir):
-    return json.loads((workdir / "summary.json").read_text())
-
-
 @pytest.mark.parametrize("drivers", [DRIVERS[:1], pytest.param(DRIVERS[1:], marks=pytest.mark.slow)])
 def test_every_driver_begins_at_the_loss_of_the_weights_and_trains_on(programs, tmp_path, drivers):
     weights = tmp_path / "weights"
     assert programs.train(tmp_path / "first", *SHORT).returncode == 0
     done = programs.run("export", f"--workdir={tmp_path / 'first'}", f"--to={weights}")
     assert re.fullmatch(rf"the global model of step \d+ is in {weights}\n", done.stdout), done.stderr
-    ended = summary(tmp_path / "first")["eval_loss"]
+    ended = summary_of(tmp_path / "first")["eval_loss"]
     for number, settings in enumerate(drivers):
         workdir = tmp_path / str(number)
         done = programs.train(workdir, *SHORT, f"--config.init_from={weights}", *settings)
         assert done.returncode == 0, (settings, done.stderr)
-        [first, last] = summary(workdir)["eval_history"]
+        [first, last] = summary_of(workdir)["eval_history"]
         assert first["loss"] == pytest.approx(ended, abs=1e-6), settings
         assert last["loss"] != first["loss"], settings
 

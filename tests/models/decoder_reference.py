@@ -53,8 +53,12 @@ def under(params, prefix):
     return {name.removeprefix(prefix): leaf for name, leaf in params.items() if name.startswith(prefix)}
 
 
-def decode(params, config, inputs_BxL, positions_BxL, segments_BxL):
-    """Logits (B, L, V) float64."""
+def decode(params, config, inputs_BxL, positions_BxL, segments_BxL, mlp=None):
+    """Logits (B, L, V) float64.
+
+    `mlp(number, params, x_LxD, segments_L)` takes the place of the gated MLP of the layer of that number.
+    """
+    mlp = mlp or (lambda number, params, x_LxD, segments_L: gated_mlp(params, config, x_LxD))
     params = {name: np.asarray(leaf, np.float64) for name, leaf in params.items()}
     rows = []
     for inputs_L, positions_L, segments_L in zip(inputs_BxL, positions_BxL, segments_BxL, strict=True):
@@ -64,7 +68,7 @@ def decode(params, config, inputs_BxL, positions_BxL, segments_BxL):
             normed = rms_norm(x_LxD, layer["attention_norm/scale"], config.norm_epsilon)
             x_LxD = x_LxD + attention(under(layer, "attention/"), config, normed, positions_L, segments_L)
             normed = rms_norm(x_LxD, layer["mlp_norm/scale"], config.norm_epsilon)
-            x_LxD = x_LxD + gated_mlp(under(layer, "mlp/"), config, normed)
+            x_LxD = x_LxD + mlp(number, under(layer, "mlp/"), normed, segments_L)
         x_LxD = rms_norm(x_LxD, params["final_norm/scale"], config.norm_epsilon)
         head = params["embed/embedding"].T if config.tie_embeddings else params["head/kernel"]
         logits_LxV = x_LxD @ head

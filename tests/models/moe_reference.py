@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from tests.models.decoder_reference import attention, gated_mlp, rms_norm, under
+from tests.models import decoder_reference
+from tests.models.decoder_reference import gated_mlp, under
 
 
 def experts(layer, config, x_LxD, segments_L, counts):
@@ -54,22 +55,12 @@ def no_counts(config):
 
 def decode(params, config, inputs_BxL, positions_BxL, segments_BxL):
     """Logits (B, L, V) float64, and the counts stacked over the layers with experts."""
-    params = {name: np.asarray(leaf, np.float64) for name, leaf in params.items()}
     counts = [no_counts(config) for _ in range(config.num_layers - config.dense_layers)]
-    rows = []
-    for inputs_L, positions_L, segments_L in zip(inputs_BxL, positions_BxL, segments_BxL, strict=True):
-        x_LxD = params["embed/embedding"][inputs_L] * np.sqrt(config.model_dim)
-        for number in range(config.num_layers):
-            layer = under(params, f"layers/{number}/")
-            normed = rms_norm(x_LxD, layer["attention_norm/scale"], config.norm_epsilon)
-            x_LxD = x_LxD + attention(under(layer, "attention/"), config, normed, positions_L, segments_L)
-            normed = rms_norm(x_LxD, layer["mlp_norm/scale"], config.norm_epsilon)
-            if number < config.dense_layers:
-                x_LxD = x_LxD + gated_mlp(under(layer, "mlp/"), config, normed)
-            else:
-                counted = counts[number - config.dense_layers]
-                x_LxD = x_LxD + experts(under(layer, "mlp/"), config, normed, segments_L, counted)
-        x_LxD = rms_norm(x_LxD, params["final_norm/scale"], config.norm_epsilon)
-        head = params["embed/embedding"].T if config.tie_embeddings else params["head/kernel"]
-        rows.append(x_LxD @ head)
-    return np.stack(rows), {name: np.stack([layer[name] for layer in counts]) for name in counts[0]}
+
+    def mlp(number, params, x_LxD, segments_L):
+        if number < config.dense_layers:
+            return gated_mlp(params, config, x_LxD)
+        return experts(params, config, x_LxD, segments_L, counts[number - config.dense_layers])
+
+    logits = decoder_reference.decode(params, config, inputs_BxL, positions_BxL, segments_BxL, mlp)
+    return logits, {name: np.stack([layer[name] for layer in counts]) for name in counts[0]}

@@ -10,6 +10,7 @@ from ddiloco.config import ConfigError, build
 from ddiloco.goodput.failures import FailureModel, divide
 from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions, draw_interruptions
 from ddiloco.goodput.lives import job_chips
+from tests.refusals import refusal
 
 FLEET = FailureModel(chips_per_slice=4, mtbi_years=1e-3, return_seconds=300.0)
 
@@ -78,6 +79,4 @@ def test_a_listed_interruption_is_for_the_job_that_has_the_slice_and_a_spares_fo
     ],
 )
 def test_an_impossible_model_is_told_in_one_line(change, message):
-    with pytest.raises(ConfigError) as caught:
-        build(FailureModel, change)
-    assert str(caught.value) == message
+    assert refusal(ConfigError, build, FailureModel, change) == message

@@ -13,6 +13,7 @@ from ddiloco.training.parameters import forward
 from ddiloco.training.sampling import write_captions
 from tests.models.decoder_reference import gated_mlp, rms_norm, rotate, under
 from tests.models.parameters import random_parameters
+from tests.refusals import refusal
 
 TINY = CaptionerConfig(
     vocab_size=11,
@@ -156,7 +157,5 @@ def test_operations_count_the_patches_too():
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_line(values, told):
-    with pytest.raises(ConfigError) as raised:
-        build(CaptionerConfig, values, "model")
-    assert str(raised.value) == told
+    assert refusal(ConfigError, build, CaptionerConfig, values, "model") == told
     assert dataclasses.replace(TINY).num_patches == 6

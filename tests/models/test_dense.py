@@ -17,6 +17,7 @@ from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import forward, init_parameters, num_parameters
 from tests.models.decoder_reference import decode
 from tests.models.parameters import random_parameters
+from tests.refusals import refusal
 from tests.training.batches import TINY, packed_batch
 
 
@@ -193,6 +194,4 @@ def test_the_registry_finds_the_model_of_settings():
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_line(values, told):
-    with pytest.raises(ConfigError) as raised:
-        build(DenseConfig, values, "model")
-    assert str(raised.value) == told
+    assert refusal(ConfigError, build, DenseConfig, values, "model") == told

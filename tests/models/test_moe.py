@@ -20,6 +20,7 @@ from ddiloco.training.loss import next_token_loss
 from ddiloco.training.parameters import abstract_parameters, init_parameters, num_parameters, output
 from tests.models import moe_reference
 from tests.models.parameters import random_parameters
+from tests.refusals import refusal
 from tests.training.batches import packed_batch
 
 CAPPED = MoEConfig(
@@ -347,6 +348,4 @@ def test_the_registry_finds_the_model_of_settings():
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_line(values, told):
-    with pytest.raises(ConfigError) as raised:
-        build(MoEConfig, values, "model")
-    assert str(raised.value) == told
+    assert refusal(ConfigError, build, MoEConfig, values, "model") == told

@@ -13,6 +13,7 @@ from ddiloco.training.loss import label_loss, statistics
 from ddiloco.training.parameters import forward, init_parameters, num_parameters
 from tests.models.parameters import random_parameters
 from tests.models.vit_reference import classify
+from tests.refusals import refusal
 
 TINY = ViTConfig(
     image_size=6,
@@ -151,6 +152,4 @@ def test_rematerialised_layers_give_the_same_gradient(scan):
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_line(values, told):
-    with pytest.raises(ConfigError) as raised:
-        build(ViTConfig, values, "model")
-    assert str(raised.value) == told
+    assert refusal(ConfigError, build, ViTConfig, values, "model") == told

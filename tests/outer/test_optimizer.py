@@ -9,6 +9,7 @@ import pytest
 
 from ddiloco.config import ConfigError, build
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
+from tests.refusals import refusal
 
 RATE, MU, EVERY = 0.3, 0.8, 3
 
@@ -136,12 +137,9 @@ def test_the_rate_goes_to_its_last_value_in_a_straight_line_and_stays(name):
     "name", ["nadamm", "chain", "scale", "", "_src", "polyak_sgd_", "adaptive_grad_clip"]
 )
 def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(name):
-    with pytest.raises(ConfigError) as caught:
-        build(OuterConfig, {"optimizer": name})
-    assert str(caught.value).startswith(
+    assert refusal(ConfigError, build, OuterConfig, {"optimizer": name}).startswith(
         f"config.optimizer: is {name!r}, but must be one of nesterov, direct,"
     )
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("lbfgs", 0), ("noisy_sgd", 0), ("rprop", 3), ("sm3", 3)])

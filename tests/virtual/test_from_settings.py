@@ -15,6 +15,7 @@ from ddiloco.virtual import from_settings as virtual_fleet
 from ddiloco.virtual import run as virtual_run
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, horizon, lives
 from ddiloco.virtual.lives import Change, check_lives, write_trace
+from tests.refusals import refusal
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import experiment
 
@@ -47,11 +48,8 @@ def made(data_dir):
     return lambda algorithm="decoupled", **groups: virtual(data_dir, algorithm, **groups)
 
 
-def refusal(call):
-    with pytest.raises(ConfigError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def refused(call):
+    return refusal(ConfigError, call)
 
 
 # What cannot be.
@@ -79,29 +77,29 @@ VIRTUAL = {
 @pytest.mark.parametrize("field", VIRTUAL)
 def test_an_impossible_setting_is_told_in_one_line_by_its_name(field, made):
     values, told = VIRTUAL[field]
-    assert refusal(lambda: made(virtual=values)) == f"config.virtual.{field}: {told}"
+    assert refused(lambda: made(virtual=values)) == f"config.virtual.{field}: {told}"
 
 
 @pytest.mark.parametrize("lives", ["steady", "failures", "spare_capacity"])
 def test_a_trace_needs_lives_of_a_trace(lives, made):
     told = f"config.virtual.trace: is lives.csv, but needs lives to be trace; lives is {lives}"
-    assert refusal(lambda: made(virtual={"lives": lives, "trace": "lives.csv"})) == told
+    assert refused(lambda: made(virtual={"lives": lives, "trace": "lives.csv"})) == told
 
 
 @pytest.mark.parametrize("field", ["step_seconds", "latency", "bandwidth", "jitter", "loss"])
 def test_a_tuple_has_an_entry_for_all_learners_or_for_each(field, made):
     told = f"config.virtual.{field}: has 3 entries, but must have 1, or 2, one a learner"
-    assert refusal(lambda: made(virtual={field: (0.5, 0.5, 0.5)})) == told
+    assert refused(lambda: made(virtual={field: (0.5, 0.5, 0.5)})) == told
     for count in (1, 2):
         made(virtual={field: (0.5,) * count})
     if field != "bandwidth":
         told = f"config.virtual.{field}: has 0 entries, but must have 1, or 2, one a learner"
-        assert refusal(lambda: made(virtual={field: ()})) == told
+        assert refused(lambda: made(virtual={field: ()})) == told
 
 
 def test_elastic_data_parallel_needs_virtual_time(data_dir):
     told = "config.driver: is local, but elastic_data_parallel needs virtual"
-    assert refusal(lambda: experiment(data_dir, "elastic_data_parallel")) == told
+    assert refused(lambda: experiment(data_dir, "elastic_data_parallel")) == told
 
 
 @pytest.mark.parametrize("extra", [2, 3])
@@ -111,7 +109,7 @@ def test_of_the_learners_one_at_least_must_stay(extra, made):
         f"config.virtual.spare_capacity.extra_learners: is {extra}, "
         "but of config.sync.num_learners, 2, one at least must stay"
     )
-    assert refusal(lambda: check_fleet(made(virtual=spare))) == told
+    assert refused(lambda: check_fleet(made(virtual=spare))) == told
 
 
 @pytest.mark.parametrize(
@@ -129,34 +127,34 @@ def test_of_the_learners_one_at_least_must_stay(extra, made):
 def test_where_slices_fail_every_job_needs_one(algorithm, chips, told, made):
     failing = {"lives": "failures", "num_chips": chips}
     assert (
-        refusal(lambda: check_fleet(made(algorithm, virtual=failing))) == f"config.virtual.num_chips: {told}"
+        refused(lambda: check_fleet(made(algorithm, virtual=failing))) == f"config.virtual.num_chips: {told}"
     )
 
 
 @pytest.mark.parametrize("lives", ["failures", "spare_capacity"])
 def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, made):
     assert chips_by_learner(made("lone_learner", virtual={"num_chips": 8})) == {0: 4}
-    told = refusal(lambda: check_fleet(made("lone_learner", virtual={"lives": lives})))
+    told = refused(lambda: check_fleet(made("lone_learner", virtual={"lives": lives})))
     assert told.startswith(f"config.virtual.lives: is {lives}, but must be steady for lone_learner")
 
 
 def test_a_job_without_elasticity_has_no_use_for_spare_chips(made):
     check_fleet(made("elastic_data_parallel", virtual={"lives": "spare_capacity"}))
-    told = refusal(lambda: check_fleet(made("data_parallel", virtual={"lives": "spare_capacity"})))
+    told = refused(lambda: check_fleet(made("data_parallel", virtual={"lives": "spare_capacity"})))
     assert told.startswith("config.virtual.lives: is spare_capacity, but data_parallel takes in no chips")
 
 
 @pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel"])
 def test_a_trace_tells_nothing_of_a_baseline(algorithm, made, tmp_path):
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
-    told = refusal(lambda: check_fleet(made(algorithm, virtual=trace)))
+    told = refused(lambda: check_fleet(made(algorithm, virtual=trace)))
     assert told.startswith(f"config.virtual.trace: tells of learners, but {algorithm} has none; ")
 
 
 def test_a_bad_trace_is_told_before_anything_is_compiled(made, tmp_path):
     (tmp_path / "lives.csv").write_text("time,learner,event\n1,7,fail\n")
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
-    told = refusal(lambda: run_job(made(virtual=trace), tmp_path / "run"))
+    told = refused(lambda: run_job(made(virtual=trace), tmp_path / "run"))
     place = f"config.virtual.trace: {tmp_path / 'lives.csv'}: line 2: learner: "
     assert told == place + "is 7, but must be a whole number from 0 to 1"
     assert not (tmp_path / "run").exists()
@@ -166,7 +164,7 @@ def test_a_token_budget_beyond_the_life_of_the_fleet_is_told(made, tmp_path):
     write_trace(tmp_path / "lives.csv", [Change(4.5, m, "fail") for m in range(2)])
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
     e = made(virtual=trace, train={"tokens": 1000})
-    told = refusal(lambda: with_steps(e, lambda: assembly_of(e)))
+    told = refused(lambda: with_steps(e, lambda: assembly_of(e)))
     assert told.startswith("config.train.tokens: is 1000, but the fleet of config.virtual comes to 512 in ")
 
 

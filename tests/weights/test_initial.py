@@ -11,6 +11,7 @@ from ddiloco.config import ConfigError
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
 from tests.models.parameters import random_parameters
+from tests.refusals import refusal
 from tests.weights.cases import experiment_of, model
 from tests.workbench import assert_equal
 
@@ -37,11 +38,8 @@ def with_entries(folder, **entries):
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
-def refusal(config, path):
-    with pytest.raises(ConfigError) as error:
-        dict(InitialWeights(config, path))
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def refused(config, path):
+    return refusal(ConfigError, lambda: dict(InitialWeights(config, path)))
 
 
 def test_a_file_stands_for_its_folder(folder):
@@ -68,11 +66,11 @@ def test_only_the_tensor_that_is_asked_for_is_read(folder):
 def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
     down = "model.layers.1.mlp.experts.3.down_proj.weight"
     with_tensors(folder, lambda t: t.update({down: t[down].T.copy()}))
-    assert f"{down} has shape (8, 16), but must have (16, 8)" in refusal(MOE, folder)
+    assert f"{down} has shape (8, 16), but must have (16, 8)" in refused(MOE, folder)
     with_tensors(folder, lambda t: t.pop(down))
-    assert f"has no tensor {down}" in refusal(MOE, folder)
+    assert f"has no tensor {down}" in refused(MOE, folder)
     with_tensors(folder, lambda t: t.update({down: np.zeros((16, 8), np.float32), "other": np.zeros(1)}))
-    assert "has a tensor other, which the model has not" in refusal(MOE, folder)
+    assert "has a tensor other, which the model has not" in refused(MOE, folder)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
 )
 def test_an_architecture_that_is_not_that_of_the_settings_is_told(folder, entries, told):
     with_entries(folder, **entries)
-    assert told in refusal(MOE, folder)
+    assert told in refused(MOE, folder)
 
 
 def test_what_later_releases_write_is_understood(folder):
@@ -106,27 +104,27 @@ def test_what_later_releases_write_is_understood(folder):
 def test_pixels_that_are_prepared_in_another_way_are_told(tmp_path):
     config = model("vit")
     export(experiment_of(config), random_parameters(config), tmp_path)
-    told = refusal(model("vit", pixel_std=(0.25,)), tmp_path)
+    told = refused(model("vit", pixel_std=(0.25,)), tmp_path)
     assert told.startswith("config.model.pixel_std: gives a image_std of [0.25, 0.25, 0.25]")
 
 
 def test_settings_without_counterpart_are_told(folder):
-    assert "config.model.capacity_factor: is 2.0" in refusal(
+    assert "config.model.capacity_factor: is 2.0" in refused(
         model("qwen3_moe", model_dim=16, capacity_factor=2.0), folder
     )
 
 
 def test_files_that_cannot_be_read_are_told(folder, tmp_path):
-    assert "nowhere/config.json: No such file" in refusal(MOE, tmp_path / "nowhere")
+    assert "nowhere/config.json: No such file" in refused(MOE, tmp_path / "nowhere")
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    assert f"{path}: cannot be read: " in refusal(MOE, folder)
+    assert f"{path}: cannot be read: " in refused(MOE, folder)
     path.unlink()
-    assert f"{path}: cannot be read: " in refusal(MOE, folder)
+    assert f"{path}: cannot be read: " in refused(MOE, folder)
     (folder / "model.safetensors.index.json").write_text("[]")
-    assert "index.json: cannot be read: " in refusal(MOE, folder)
+    assert "index.json: cannot be read: " in refused(MOE, folder)
     (folder / "config.json").write_text("[")
-    assert "config.json: is no JSON object" in refusal(MOE, folder)
+    assert "config.json: is no JSON object" in refused(MOE, folder)
 
 
 def test_a_head_that_is_the_embedding_may_be_there_twice(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.studies.scaling.laws import HUBER, LAWS, SINGLE, fit
 from experiments.studies.scaling.measurements import Place, ScalingError, mean
+from tests.refusals import refusal
 from tests.studies.scaling.synthetic import losses_of
 
 MULTIPLES = (5, 10, 20)
@@ -104,9 +105,8 @@ DEGENERATE = {
 
 @pytest.mark.parametrize(("name", "grid", "told"), DEGENERATE.values(), ids=DEGENERATE)
 def test_what_does_not_determine_a_law_is_told_in_one_line(name, grid, told):
-    with pytest.raises(ScalingError) as caught:
-        fit(LAWS[name], losses_of(KNOWN["power"][0], **grid))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    losses = losses_of(KNOWN["power"][0], **grid)
+    assert told in refusal(ScalingError, fit, LAWS[name], losses)
 
 
 def test_fewer_places_than_parameters_are_told():

@@ -5,6 +5,7 @@ import pytest
 
 from experiments.studies.scaling import measurements
 from experiments.studies.scaling.measurements import Place, ScalingError
+from tests.refusals import refusal
 
 
 def row(loss, params=1000, tokens=20_000, learners=2, seed=0, **settings):
@@ -56,9 +57,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("rows", "told"), WRONG.values(), ids=WRONG)
 def test_rows_that_lack_something_are_told_in_one_line(rows, told):
-    with pytest.raises(ScalingError) as caught:
-        measurements.read_rows(rows)
-    assert str(caught.value) == told
+    assert refusal(ScalingError, measurements.read_rows, rows) == told
 
 
 def test_the_best_hyperparameters_are_those_of_the_lowest_mean():

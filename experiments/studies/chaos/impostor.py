@@ -42,6 +42,11 @@ def _away(factor: float) -> Callable[[random.Random, Arrays, Arrays], Arrays]:
     )
 
 
+def _silence() -> Iterator[bytes]:
+    threading.Event().wait()
+    yield b""
+
+
 POISONS: dict[str, Callable[[random.Random, Arrays, Arrays], Arrays]] = {  # of a version and the one before
     "back the way the model came": _away(-1.0),
     "back, 100 times": _away(-100.0),
@@ -70,6 +75,7 @@ BROKEN: dict[str, Callable[[bytes, list[bytes]], Iterable[bytes]]] = {  # messag
     "a chunk too long": lambda header, body: [header, b"".join(body) + b"x"],
     "an empty chunk": lambda header, body: [header, b"", *body],
     "without end": lambda header, body: itertools.chain([header], itertools.repeat(b"x")),
+    "then silence": lambda header, body: itertools.chain([header], _silence()),
     "garbage": lambda header, body: [b"\xff\xff\xff"],
     "nothing": lambda header, body: [],
 }

@@ -17,6 +17,10 @@ CASES = {
         ["--config", "configs/dense.py:2b", "--config.model.layers=1"],
         "config.model.layers: no such setting; did you mean num_layers?",
     ),
+    "factory that is not there": (
+        ["--config=configs/loop.py", "--config.model.factory=nowhere:make_loop"],
+        "config.model.factory: nowhere:make_loop cannot be imported: ModuleNotFoundError: No module named",
+    ),
     "unknown flag": (["--worker=1"], "Unknown command line flag 'worker'"),
     "stray argument": (["configs/dense.py"], "unexpected argument 'configs/dense.py'; flags begin with --"),
     "impossible value": (["--config.train.steps=0"], "config.train.steps: is 0, but must be at least 1"),

@@ -49,9 +49,3 @@ def test_images_are_trained_on_and_their_checkpoint_scored_again(programs, tmp_p
     score = json.loads(output.read_text())
     assert score["eval_accuracy"] == summary["eval_accuracy"]
     assert score["eval_loss"] == pytest.approx(summary["eval_loss"], rel=1e-6)
-
-
-def test_a_sample_of_what_shows_nothing_is_a_usage_error_of_one_line(programs):
-    done = programs.run("train", "--config=configs/vit.py", "--config.sample.tokens=4")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: config.sample: no such setting") and done.stderr.count("\n") == 1

@@ -47,19 +47,3 @@ def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batc
     drawn = {learner: json.loads(positions[learner])["batches"] for learner in ("0", "1")}
     taken = {str(m): len(steps_of(tmp_path, m)) for m in (0, 1)}
     assert all(0 <= drawn[m] - taken[m] <= 3 for m in ("0", "1"))  # but for steps under way
-
-
-def test_a_factory_that_is_not_there_is_told_in_a_line(programs, tmp_path):
-    for factory, told in (
-        ("nowhere:make_loop", "nowhere:make_loop cannot be imported: ModuleNotFoundError: No module named"),
-        (
-            "experiments.examples.plain_loop",
-            "is 'experiments.examples.plain_loop', but must be module:function or file.py:function",
-        ),
-    ):
-        done = programs.run(
-            "train", "--config=configs/loop.py", f"--config.model.factory={factory}", f"--workdir={tmp_path}"
-        )
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert told in done.stderr

@@ -1,4 +1,4 @@
-"""Virtual time through the program: what it leaves, what a dead fleet ends with, how a bad trace is told."""
+"""Virtual time through the program: what it leaves, what a dead fleet ends with, how sweeps go."""
 
 import json
 
@@ -30,17 +30,6 @@ def test_a_fleet_in_which_everybody_dies_ends_with_exit_code_1_and_one_line(prog
     assert done.stderr == "error: every learner has died or left, and none returns\n"
     summary = summary_of(tmp_path / "run")
     assert (summary["finished"], summary["inner_steps"]) == (False, {"0": 2, "1": 2})
-
-
-def test_a_bad_trace_is_a_usage_error_of_one_line(programs, tmp_path):
-    path = tmp_path / "lives.csv"
-    path.write_text("time,learner,event\n1,9,fail\n")
-    trace = ("--config.virtual.lives=trace", f"--config.virtual.trace={path}")
-    done = programs.train(tmp_path / "run", *VIRTUAL, *trace)
-    assert (done.returncode, done.stdout) == (2, "")
-    told = "line 2: learner: is 9, but must be a whole number from 0 to 1"
-    assert done.stderr == f"error: config.virtual.trace: {path}: {told}\n"
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_sweep_without_arrays_has_a_table_though_no_loss_and_runs_again_only_what_changed(

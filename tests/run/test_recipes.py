@@ -85,6 +85,10 @@ def test_a_loop_without_evaluation_scores_nothing():
         ),
         ({"data": {"name": "mine"}}, "config.data: is there, but a loop of one's own has no such settings"),
         ({"model": {"name": "loop"}}, "config.model.factory: is '', but must be module:function"),
+        (
+            {"model": {**MODEL, "factory": "experiments.examples.plain_loop"}},
+            "config.model.factory: is 'experiments.examples.plain_loop', but must be module:function or file",
+        ),
         ({"model": {**MODEL, "settings": 3}}, "config.model.settings: is 3, but is a group of settings"),
     ],
 )

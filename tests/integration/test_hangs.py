@@ -13,7 +13,12 @@ LIES = [
     *({"claim": name} for name in CLAIMS if CLAIMS[name]),
     *({"broken": name} for name in BROKEN),
 ]
-AGAIN = ({"poison": "not finite"}, {"claim": "an older version"}, {"claim": "no work"})
+AGAIN = (
+    {"poison": "not finite"},
+    {"claim": "an older version"},
+    {"claim": "no work"},
+    {"broken": "silence"},
+)
 
 
 def hang_of_a_learner(job, learner, alive):
@@ -79,12 +84,13 @@ class InTurn(Impostor):
 
     @property
     def done(self):
-        """Whether all of LIES have been sent, and a sound offer whose replay was refused.
+        """Whether all of LIES have been sent, a replay was refused, and an offer ended that never came.
 
         A replay is taken where the syncer has asked for the same round again meanwhile.
         """
         sent = {deed.rpartition(": ")[0] for deed in self.deeds}
-        return "replayed: NOT_FOUND" in self.deeds and all(sent.issuperset(lie.values()) for lie in LIES)
+        ended = {"replayed: NOT_FOUND", "silence: CANCELLED"}
+        return ended.issubset(self.deeds) and all(sent.issuperset(lie.values()) for lie in LIES)
 
 
 def liar(job, alive):

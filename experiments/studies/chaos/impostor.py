@@ -75,9 +75,9 @@ BROKEN: dict[str, Callable[[bytes, list[bytes]], Iterable[bytes]]] = {  # messag
     "a chunk too long": lambda header, body: [header, b"".join(body) + b"x"],
     "an empty chunk": lambda header, body: [header, b"", *body],
     "without end": lambda header, body: itertools.chain([header], itertools.repeat(b"x")),
-    "then silence": lambda header, body: itertools.chain([header], _silence()),
     "garbage": lambda header, body: [b"\xff\xff\xff"],
     "nothing": lambda header, body: [],
+    "silence": lambda header, body: itertools.chain([header], _silence()),
 }
 
 

@@ -23,7 +23,7 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState
 from ddiloco.roles.snapshots.messages import FragmentsWritten
-from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, joined, report, until
+from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, greeting, joined, report, until
 
 SECONDS = 20.0  # within which every call ends by itself
 KINDS = ("control", "greeted", "offers", "peers", "donation", "updates", "part", "words")
@@ -49,12 +49,6 @@ def joint(*messages):
 def said(kind, *messages):
     """The data of which `call` makes this call."""
     return bytes([KINDS.index(kind)]) + joint(*messages)
-
-
-def greeting(session=""):
-    hello = pb.Hello(version=wire.VERSION, fingerprint=TERMS.fingerprint, rules=TERMS.rules, learner=1)
-    hello.process, hello.session = 100, session
-    return pb.FromLearner(hello=hello).SerializeToString()
 
 
 def parts_greeting(part=0):
@@ -154,7 +148,7 @@ class Rpcs:
         list(self._channel.stream_stream(wire.CONTROL)(iter(messages), timeout=SECONDS))
 
     def _greeted(self, messages):
-        said = iter([greeting(self._session), *messages])
+        said = iter([greeting(learner=1, session=self._session), *messages])
         for answer in self._channel.stream_stream(wire.CONTROL)(said, timeout=SECONDS):
             told = pb.ToLearner.FromString(answer)
             if told.WhichOneof("kind") == "accepted":

@@ -26,6 +26,7 @@ from ddiloco.remote.wire.record_messages import record_message
 from ddiloco.schema import codec
 from tests.fuzz import rpcs
 from tests.fuzz.targets import BYTES, FOLDER, INNER, MAGIC
+from tests.remote.ends import greeting
 from tests.workbook import MACHINE
 
 
@@ -167,7 +168,7 @@ SEEDS = {  # sound bytes, from which others are made
     "tape": [rpcs.joint(*recorded_tape())],
     "torn_tape": [b"ddiloco tape 3\n" + bytes(12)],
     "rpc": [
-        rpcs.said("control", rpcs.greeting()),
+        rpcs.said("control", greeting(learner=1)),
         rpcs.said("greeted", learner_message(events.LearnerJoined(1, 100)).SerializeToString()),
         rpcs.said("offers", *rpcs.sound_offer()),
         rpcs.said("peers", b""),

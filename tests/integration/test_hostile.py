@@ -14,7 +14,7 @@ from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.security import Security
 from experiments.studies.chaos.stranger import Stranger
 from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
-from tests.remote.ends import PATIENCE
+from tests.remote.ends import PATIENCE, greeting, said
 from tests.remote.test_identity import silent_calls
 
 CHANGES = (
@@ -26,28 +26,17 @@ UNREADABLE = b"\xff\xff\xff"  # by which a call ends
 ASLEEP = pb.Record(state_changed=pb.StateChanged(state="asleep"))
 
 
-def greeting(agreed, learner, process):
-    hello = pb.Hello(
-        version=wire.VERSION,
-        fingerprint=agreed.fingerprint,
-        rules=agreed.rules,
-        learner=learner,
-        process=process,
-    )
-    return pb.FromLearner(hello=hello).SerializeToString()
-
-
 def say(address, messages):
     """Says this over a connection with the token; the code with which the syncer ends the call."""
     never = threading.Event()
 
-    def said():
+    def spoken():
         yield from messages
         never.wait(LIMIT)
 
     with grpc.insecure_channel(address) as channel:
         try:
-            list(channel.stream_stream(wire.CONTROL)(said(), metadata=SECURITY.metadata, timeout=LIMIT))
+            list(channel.stream_stream(wire.CONTROL)(spoken(), metadata=SECURITY.metadata, timeout=LIMIT))
         except grpc.RpcError as error:
             return error.code()
         finally:
@@ -60,7 +49,7 @@ def event(told):
 
 def state_recorded(number):
     message = pb.StateRecorded(snapshot=number, incarnation=7, recorded=True, step=1, versions=[0] * 3)
-    return pb.FromLearner(state_recorded=message).SerializeToString()
+    return said(state_recorded=message)
 
 
 def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
@@ -88,27 +77,28 @@ def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
         for channel in channels:
             channel.close()
     agreed = job.terms()
+    hello = greeting(agreed, learner=2, process=7)
     for process in (1, 1 << 50):  # one that lives, and speaks
-        assert say(job.address, [greeting(agreed, 1, process)]) is grpc.StatusCode.UNAVAILABLE
+        assert say(job.address, [greeting(agreed, learner=1, process=process)]) is grpc.StatusCode.UNAVAILABLE
     codes = [
-        say(job.address, [greeting(agreed, 2, 7), *messages, UNREADABLE])
+        say(job.address, [hello, *messages, UNREADABLE])
         for messages in (
             [state_recorded(3)],
-            [pb.FromLearner(part_written=pb.PartWritten(snapshot=1, files="[]")).SerializeToString()],
+            [said(part_written=pb.PartWritten(snapshot=1, files="[]"))],
             [event(events.OfferFailed(RoundId(1, 0), 0, 7, "\x1b[2J" * 99))],
             [event(events.LearnerJoined(0, n)) for n in range(7, 20_007)],
         )
     ]
     codes += [
-        say(job.address, [greeting(agreed, 2, 7), message])
+        say(job.address, [hello, message])
         for message in (
             event(events.LearnerJoined(0, 1 << 60)),
             event(events.LearnerReady(0, 1, 1, (1,))),
-            pb.FromLearner(records=pb.Records(records=[ASLEEP])).SerializeToString(),
+            said(records=pb.Records(records=[ASLEEP])),
         )
     ]
     assert set(codes) == {grpc.StatusCode.INVALID_ARGUMENT}
-    beyond_the_bound = say(job.address, [greeting(agreed, 2, 7), bytes(2 * wire.MAX_MESSAGE_BYTES)])
+    beyond_the_bound = say(job.address, [hello, bytes(2 * wire.MAX_MESSAGE_BYTES)])
     assert beyond_the_bound in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
     merged_on()
     assert job.end(syncer)[0] == 143

@@ -13,6 +13,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
@@ -205,3 +206,9 @@ def assert_same(ours, theirs):
 
 def said(**kind):
     return pb.FromLearner(**kind).SerializeToString()
+
+
+def greeting(terms=TERMS, **fields):
+    """The first message of a learner's connection, with these fields of its hello."""
+    agreed = {"version": wire.VERSION, "fingerprint": terms.fingerprint, "rules": terms.rules}
+    return said(hello=pb.Hello(**{**agreed, "process": 100, **fields}))

@@ -26,6 +26,7 @@ from tests.remote.ends import (
     SyncerEnd,
     asked,
     ended,
+    greeting,
     joined,
     report,
     until,
@@ -39,11 +40,10 @@ OWN = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"}
 
 def hello(syncer, security=ALL, timeout=PATIENCE, **fields):
     """What the syncer answers to a hello by hand: its first message, or the error."""
-    said = {"version": wire.VERSION, "fingerprint": "layout", "rules": "rules", "process": 100, **fields}
     never = threading.Event()
 
     def messages():
-        yield pb.FromLearner(hello=pb.Hello(**said)).SerializeToString()
+        yield greeting(**fields)
         never.wait(PATIENCE)
 
     channel = security.channel(syncer.address, wire.options(20.0))

@@ -11,7 +11,6 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.protocol import events
 from ddiloco.remote.wire import agreement as wire
-from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security, check_reach
 from ddiloco.roles.exchange import Leave
 from ddiloco.schema import events_pb2
@@ -26,6 +25,7 @@ from tests.remote.ends import (
     ask,
     assert_same,
     ended,
+    greeting,
     joined,
     report,
     said,
@@ -88,9 +88,8 @@ def test_an_incarnation_that_would_keep_out_every_later_process_is_refused(ends)
 
 def test_another_version_of_the_wire_is_refused(ends):
     syncer, _ = ends
-    hello = pb.Hello(version=wire.VERSION + 1, fingerprint="layout", rules="rules")
     with pytest.raises(grpc.RpcError) as raised:
-        next(control(syncer, said(hello=hello)))
+        next(control(syncer, greeting(version=wire.VERSION + 1)))
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     own, other = wire.VERSION, wire.VERSION + 1
     assert raised.value.details() == f"the syncer speaks version {own} of the wire, the learner {other}"
@@ -121,8 +120,8 @@ def control(syncer, *messages):
 )
 def test_what_cannot_be_read_ends_the_connection_and_is_counted(ends, messages, reason):
     syncer, learner = ends
-    hello = pb.Hello(version=wire.VERSION, fingerprint="layout", rules="rules", learner=1, process=9)
-    messages = [said(hello=hello) if message == "hello" else message for message in messages]
+    hello = greeting(learner=1, process=9)
+    messages = [hello if message == "hello" else message for message in messages]
     with pytest.raises(grpc.RpcError) as raised:
         list(control(syncer, *messages))
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""A run by hand."""
+"""Runs by hand, whose processes end with the test."""
 
 import pytest
 
@@ -6,8 +6,20 @@ from tests.integration.hand import UNENDING, Job
 
 
 @pytest.fixture
-def job(programs, tmp_path, request):
-    """A run by hand that does not end by itself, with the settings of the module's CHANGES."""
-    made = Job(programs, tmp_path / "run", (*UNENDING, *request.module.CHANGES))
-    yield made
-    made.kill_all()
+def new_job(programs, tmp_path):
+    """Makes a run by hand, with these settings."""
+    made = []
+
+    def make(settings, **more):
+        made.append(Job(programs, tmp_path / "run", settings, **more))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.kill_all()
+
+
+@pytest.fixture
+def job(new_job, request):
+    """One that does not end by itself, with the settings of the module's CHANGES."""
+    return new_job((*UNENDING, *request.module.CHANGES))

@@ -10,9 +10,10 @@ import urllib.request
 import httpx
 import pytest
 
-from tests.integration.hand import TOKEN, TRANSFORMER, UNENDING, Job
+from tests.integration.hand import TOKEN, TRANSFORMER
 from tests.integration.programs import ROOT
 
+CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
 STUCK = """
 import sys, threading
 from experiments.front.ending import stop_on_signals
@@ -24,24 +25,6 @@ stop.wait()
 print("told", flush=True)
 threading.Event().wait()
 """
-
-
-@pytest.fixture
-def started():
-    jobs = []
-
-    def make(programs, workdir, *settings):
-        jobs.append(Job(programs, workdir, (*UNENDING, *settings)))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.kill_all()
-
-
-@pytest.fixture
-def job(programs, tmp_path, started):
-    return started(programs, tmp_path / "run", "--config.train.min_step_seconds=(0.05, 0.05)")
 
 
 def free_port():
@@ -96,10 +79,10 @@ def test_seconds_of_grace_are_counted_from_the_signal_where_somebody_else_said_s
 
 
 def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stopped_by_command(
-    programs, tmp_path, started
+    programs, new_job
 ):
     pace = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
-    job = started(programs, tmp_path / "run", *TRANSFORMER, pace, "--config.remote.max_learners=3")
+    job = new_job((*TRANSFORMER, pace, "--config.remote.max_learners=3"))
     page = f"127.0.0.1:{free_port()}"
     syncer = job.syncer("--config.snapshot.every=1000000", f"--config.log.page={page}")
     learners = [job.learner(m) for m in range(2)]

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.bad_network import BadNetwork, LinkShape
-from tests.integration.hand import LIMIT, UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.hand import LIMIT, UNENDING, assert_counted_once, assert_nothing_twice
 from tests.integration.small_loop import ROWS
 
 EVEN = ("--config.train.min_step_seconds=(0.05, 0.05)",)
@@ -105,23 +105,8 @@ def namespace():
     made.remove()
 
 
-@pytest.fixture
-def started():
-    jobs = []
-
-    def start(*arguments, **more):
-        jobs.append(Job(*arguments, **more))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.kill_all()
-
-
-def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_contributes(
-    programs, tmp_path, namespace, started
-):
-    job = started(programs, tmp_path / "run", SELDOM, host=namespace.host)
+def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_contributes(namespace, new_job):
+    job = new_job(SELDOM, host=namespace.host)
     syncer, near, far = job.syncer(), job.learner(0), job.learner(1, affliction=f"network:{namespace.name}")
     alive = [syncer, near, far]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", alive)
@@ -159,12 +144,12 @@ def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_con
     assert summary["inner_states"]["fresh"] == 2, "no process was started again"
 
 
-def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(programs, tmp_path, started):
+def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(new_job):
     steps = 60
     kept = [s for s in UNENDING if "train.steps" not in s and "quorum" not in s]
     settings = (*kept, f"--config.train.steps={steps}", "--config.sync.quorum=2", *EVEN)
     shape = LinkShape(latency=0.1, jitter=0.05, loss=0.02)
-    job = started(programs, tmp_path / "run", settings)
+    job = new_job(settings)
     host, port = job.address.split(":")
     with BadNetwork((host, int(port)), shape) as proxy:
         through = "{}:{}".format(*proxy.address)

@@ -13,8 +13,7 @@ import numpy as np
 from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
 from ddiloco.disk.snapshots.array_names import named, numbered
-from ddiloco.disk.snapshots.host_parts import Needs
-from ddiloco.disk.snapshots.parts import SYNCER_PART, is_fragments_part, learner_part
+from ddiloco.disk.snapshots.parts import SYNCER_PART, Needs, is_fragments_part, learner_part
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.header import ResumedWith
@@ -165,7 +164,7 @@ class Origin:
         part = self._snapshot.part(learner_part(donor))
         versions = tuple(row[0] for row in part.state["fragments"])
         known = InnerOrigin(donor, 0, self.name.number)
-        inner = numbered("inner", part.arrays)
+        inner = [np.array(leaf) for leaf in numbered("inner", part.arrays)]  # else all of the part would stay
         return InnerState(part.state["clock"], versions, inner, known, part.state["steps"])
 
     @functools.cached_property

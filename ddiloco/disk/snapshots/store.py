@@ -1,8 +1,8 @@
 """The snapshots of a run on disk: one is complete once it has its manifest, with the checksums of all files.
 
-Orbax writes the parts, but its CheckpointManager cannot keep the snapshots. It takes every folder named after
-a step for complete, whereas several processes write a snapshot and only the manifest says when it is whole.
-It would also count damaged snapshots among those to keep.
+Orbax's CheckpointManager could not keep them. It takes every folder named after a step for complete, whereas
+several processes write a snapshot and only the manifest says when it is whole. It would also count damaged
+snapshots among those to keep.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from ddiloco.config import build
 from ddiloco.disk import array_file
-from ddiloco.disk.snapshots.host_parts import Needs, is_of_hosts, read_hosts_part, read_hosts_state
 from ddiloco.disk.snapshots.parts import (
+    Needs,
     PartFiles,
     PartWriter,
     SnapshotError,
@@ -41,7 +41,7 @@ __all__ = ["FOLDER", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "Sn
 FOLDER = "snapshots"  # of a run, in its workdir
 
 _MANIFEST = "manifest.json"
-_FORMAT = 2
+_FORMAT = 3
 _NUMBERED = re.compile(r"[0-9]{6,15}")
 _OPENING = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 _LONGEST_MANIFEST = 1 << 28
@@ -71,16 +71,11 @@ class Snapshot:
 
     def part(self, name: str, needs: Needs | None = None) -> SnapshotPart:
         """A part with its arrays on the host: whole, or the blocks that one host of several needs."""
-        files = self._file(name)
-        if is_of_hosts(files):
-            return read_hosts_part(self.folder / name, files, needs)
-        return read_part(self.folder / name, files)
+        return read_part(self.folder / name, self._file(name), needs)
 
     def state(self, name: str) -> dict[str, Any]:
         """The JSON values of a part, without reading its arrays; raises as `part` does."""
-        files = self._file(name)
-        read = read_hosts_state if is_of_hosts(files) else read_state
-        return read(self.folder / name, files)
+        return read_state(self.folder / name, self._file(name))
 
     def _file(self, name: str) -> PartFiles:
         if name not in self._files:

@@ -129,8 +129,13 @@ class SnapshotStore:
         self._retain(number)
 
     def discard(self, number: int) -> None:
-        """Removes a snapshot that was given up; parts that are still being written go later."""
-        _remove(self._at(number))
+        """Removes a snapshot, as far as the disk lets it; parts that are still being written go later."""
+        folder = self._at(number)
+        try:
+            (folder / _MANIFEST).unlink(missing_ok=True)  # first: what a crash leaves counts as incomplete
+        except OSError:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
 
     def newest(
         self, warn: Callable[[str], None], own: Callable[[str], bool] | None = None
@@ -180,13 +185,13 @@ class SnapshotStore:
             try:
                 _manifest(self._at(number))
             except (FileNotFoundError, ValueError):
-                _remove(self._at(number))
+                self.discard(number)
                 continue
             except OSError:  # it may well be complete: a disk that cannot be read now
                 continue
             complete += 1
             if complete > self._keep and number != self._keep_also:
-                _remove(self._at(number))
+                self.discard(number)
 
     def _numbers(self) -> list[int]:
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
@@ -246,12 +251,3 @@ def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles
     if number != int(folder.name) or len(files) != len(parts):
         raise ValueError(f"{_MANIFEST} is of another snapshot, number {number!r}")
     return header, files, opening[1].decode()
-
-
-def _remove(folder: pathlib.Path) -> None:
-    """Removes the manifest first: what a crash leaves then counts as incomplete."""
-    try:
-        (folder / _MANIFEST).unlink(missing_ok=True)
-    except OSError:
-        return
-    shutil.rmtree(folder, ignore_errors=True)

@@ -24,6 +24,7 @@ import numpy as np
 
 from ddiloco.config import ConfigError, build
 from ddiloco.disk import array_file
+from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks, Box, Cut, Gathered, overlap, owned
 
 SYNCER_PART = "syncer"
@@ -290,14 +291,6 @@ def files_under(folder: pathlib.Path) -> list[str]:
         for above, folders, names in os.walk(folder, onerror=_raise)
         for name in (*names, *(name for name in folders if os.path.islink(os.path.join(above, name))))
     )
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    line = next(iter(str(error).splitlines()), "")
-    return line or type(error).__name__
 
 
 @contextlib.contextmanager

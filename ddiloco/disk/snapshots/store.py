@@ -31,9 +31,9 @@ from ddiloco.disk.snapshots.parts import (
     is_part_name,
     read_part,
     read_state,
-    reason,
 )
 from ddiloco.disk.tape.header import SnapshotName
+from ddiloco.observe.records import reason
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 
 __all__ = ["FOLDER", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotPart", "SnapshotStore"]

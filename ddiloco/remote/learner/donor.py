@@ -18,7 +18,7 @@ import grpc
 import jax
 import numpy as np
 
-from ddiloco.disk.snapshots.parts import reason
+from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks, Cut, owned
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OfAllHosts, new_number

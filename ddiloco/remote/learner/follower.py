@@ -17,9 +17,9 @@ import jax
 from etils import epath
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
-from ddiloco.disk.snapshots.parts import reason
 from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
 from ddiloco.observe.pace import Pace
+from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events

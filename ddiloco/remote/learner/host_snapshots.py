@@ -17,11 +17,11 @@ from ddiloco.disk.snapshots.parts import (
     joined,
     learner_part,
     parts_folder,
-    reason,
     remove_earlier,
     write_blocks,
 )
 from ddiloco.disk.snapshots.store import FOLDER
+from ddiloco.observe.records import reason
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.own_copies import StateOfAllHosts
 from ddiloco.remote.wire import wire_pb2 as pb

@@ -18,6 +18,7 @@ from etils import epath
 
 from ddiloco.disk import array_file
 from ddiloco.disk.tape.entries import InnerOrigin
+from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks, held
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import alike, profile
@@ -139,7 +140,7 @@ class OwnCopies:
         try:
             known = profile(self.load(number)[1])
         except OSError as error:
-            raise ValueError(f"the own copy cannot be read: {error.strerror}") from None
+            raise ValueError(f"the own copy cannot be read: {reason(error)}") from None
         if not alike(known, profile(blocks)):
             raise ValueError("they are unlike the own copy")
 
@@ -150,7 +151,7 @@ class OwnCopies:
         try:
             paths = self._paths()
         except OSError as error:
-            yield 0, OSError(f"{self.folder}: cannot be listed: {error.strerror or error}")
+            yield 0, OSError(f"{self.folder}: cannot be listed: {reason(error)}")
             return
         for path in paths:
             number = int(path.suffix[1:])

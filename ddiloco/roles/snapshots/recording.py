@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, learner_part
+from ddiloco.observe.records import reason
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.learner import FragmentWork, LearnerCore
 from ddiloco.protocol.snapshot import Epoch
@@ -64,7 +65,7 @@ class LearnerRecording:
         try:
             copies, of_arrays = arrays()
         except Exception as error:  # such as no memory for a copy; training goes on
-            self._give_up(core, f"the state cannot be copied: {type(error).__name__}: {error}")
+            self._give_up(core, f"the state cannot be copied: {reason(error)}")
             return
         values = {
             "learner": self._learner,
@@ -83,4 +84,4 @@ class LearnerRecording:
 
     def _give_up(self, core: LearnerCore, problem: str) -> None:
         self._mark(core, core.vector_clock)
-        self._send(PartWritten(self._learner, self._epoch.number, None, problem.splitlines()[0]))
+        self._send(PartWritten(self._learner, self._epoch.number, None, problem))

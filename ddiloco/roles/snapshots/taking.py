@@ -148,7 +148,7 @@ class SnapshotTaker:
         try:  # so that a restarted syncer takes another number
             (self.folder / f"{number:06d}").mkdir(parents=True)
         except OSError as error:
-            self._given_up(number, state.step, f"{self.folder}: {error.strerror or error}", alarm=True)
+            self._given_up(number, state.step, f"{self.folder}: {records.reason(error)}", alarm=True)
             return []
         arrays: dict[str, np.ndarray] = {}
         for p, fragment in enumerate(fragments):

@@ -40,6 +40,7 @@ Needs = Callable[[str, tuple[int, ...]], Cut]
 _STATE = "state.json"
 _MAGIC = b"ddiloco blocks of a host 2\n"
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
+_FILE = re.compile(r"state\.json|host_[0-9]{3,6}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST_FILE = 1 << 50
 
@@ -86,27 +87,25 @@ class SnapshotPart:
 class PartFiles:
     """The files of a part that was written, and their checksums."""
 
-    # Size in bytes and sha256 of each file, by its path in the part's folder
+    # Size in bytes and sha256 of each file, by its name
     files: Mapping[str, tuple[int, str]]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` gives an equal one."""
-        return {"files": {path: list(file) for path, file in self.files.items()}}
+        return {"files": {name: list(file) for name, file in self.files.items()}}
 
     @classmethod
     def from_json(cls, values: Any) -> PartFiles:
-        """From what `to_json` gave; raises ValueError for anything else, or paths that lead elsewhere."""
+        """From what `to_json` gave; raises ValueError for anything else."""
         try:
             part = build(cls, values, "part")
         except ConfigError:
             raise ValueError("describes a part otherwise than by its files") from None
         sound = bool(part.files)
-        for path, (size, digest) in part.files.items():
-            names = path.split("/")
-            sound &= not {"", ".", ".."} & set(names) and "\0" not in path and "\\" not in path
-            sound &= 0 <= size <= _LARGEST_FILE and bool(_DIGEST.fullmatch(digest))
+        for name, (size, digest) in part.files.items():
+            sound &= bool(_FILE.fullmatch(name) and _DIGEST.fullmatch(digest) and 0 <= size <= _LARGEST_FILE)
         if not sound:
-            raise ValueError("describes a part by a path, a size or a sha256 that is none")
+            raise ValueError("describes a part by a name, a size or a sha256 that is none")
         return part
 
 
@@ -210,14 +209,18 @@ def remove_earlier(snapshot: pathlib.Path, name: str) -> None:
 def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
     """Raises SnapshotError unless a part's files are there with their sizes, alone; opens none."""
     with as_snapshot_error(folder):
-        there = files_under(folder)
-        if there != sorted(files.files):
-            first = min(set(there) ^ set(files.files))
-            problem = "does not belong there" if first in there else "is missing"
-            raise SnapshotError(f"{folder.name}/{first} {problem}")
-        for path, (size, _) in files.files.items():
-            if (folder / path).stat().st_size != size:
-                raise SnapshotError(f"{folder.name}/{path} is not of the size that it was written with")
+        check_names(folder, files.files)
+        for name, (size, _) in files.files.items():
+            if (folder / name).stat().st_size != size:
+                raise SnapshotError(f"{folder.name}/{name} is not of the size that it was written with")
+
+
+def check_names(folder: pathlib.Path, names: Iterable[str]) -> None:
+    """Raises SnapshotError unless files or folders of these names are in a folder, alone; or OSError."""
+    there = set(os.listdir(folder))
+    for name in sorted(there ^ set(names)):
+        problem = "does not belong there" if name in there else "is missing"
+        raise SnapshotError(f"{folder.name}/{name} {problem}")
 
 
 def check_bytes(folder: pathlib.Path, files: PartFiles) -> None:
@@ -284,15 +287,6 @@ def is_part_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name))
 
 
-def files_under(folder: pathlib.Path) -> list[str]:
-    """The sorted paths of all files and links in a folder and below, relative to it."""
-    return sorted(
-        os.path.relpath(os.path.join(above, name), folder)
-        for above, folders, names in os.walk(folder, onerror=_raise)
-        for name in (*names, *(name for name in folders if os.path.islink(os.path.join(above, name))))
-    )
-
-
 @contextlib.contextmanager
 def as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
     """Turns every error into a SnapshotError: a damaged file raises many kinds."""
@@ -308,7 +302,3 @@ def digest_of(path: pathlib.Path) -> tuple[int, str]:
     """Size and sha256 of a file."""
     with path.open("rb") as file:
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _raise(error: OSError) -> None:
-    raise error

@@ -27,7 +27,7 @@ from ddiloco.disk.snapshots.parts import (
     SnapshotPart,
     check_bytes,
     check_listing,
-    files_under,
+    check_names,
     is_part_name,
     read_part,
     read_state,
@@ -119,12 +119,12 @@ class SnapshotStore:
         folder = self._at(number)
         try:
             check_cut(header)
-            listed = sorted(f"{name}/{path}" for name, part in parts.items() for path in part.files)
-            if not parts or files_under(folder) != listed:
-                raise ValueError("its parts are not, or not alone, in its folder")
+            check_names(folder, parts)
+            for name, part in parts.items():
+                check_listing(folder / name, part)
             array_file.replace(folder / _MANIFEST, [_encoded(number, header, parts)])
             array_file.make_durable(self.folder)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, SnapshotError) as error:
             raise SnapshotError(f"{folder}: cannot be completed: {reason(error)}") from error
         self._retain(number)
 
@@ -163,10 +163,7 @@ class SnapshotStore:
         try:
             header, parts, sha256 = _manifest(folder)
             check_cut(header)
-            expected = {_MANIFEST, *(f"{name}/{path}" for name, part in parts.items() for path in part.files)}
-            strange = sorted(set(files_under(folder)) - expected)
-            if strange:
-                raise ValueError(f"{strange[0]} does not belong there")
+            check_names(folder, {_MANIFEST, *parts})
             for name, part in parts.items():
                 check_listing(folder / name, part)
                 if own is None or own(name):

@@ -239,7 +239,7 @@ def of_versions_that_there_never_were(desk, number):
 
 
 def nothing_was_written(desk, number):
-    desk.taker.take(PartWritten(1, number, PartFiles({"state/metadata": (9, "a" * 64)})))
+    desk.taker.take(PartWritten(1, number, PartFiles({"state.json": (9, "a" * 64)})))
 
 
 def of_another_size(desk, number):

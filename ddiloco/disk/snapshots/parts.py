@@ -253,11 +253,12 @@ def read_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None = None
             header, blocks = array_file.parse(_read(folder, files, path), _MAGIC)
             for (name, shape, box), block in zip(header["blocks"], blocks, strict=True):
                 cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
-                # Copied where a few of a file's many blocks may stay: each keeps all its bytes.
-                kept = block if needs is None else np.array(block)
-                gathered.setdefault(name, Gathered(cut, block.dtype)).add(Blocks(shape, {_box(box): kept}))
-        found = {name: one.blocks() for name, one in gathered.items()}
-        whole = {name: blocks.all for name, blocks in found.items()} if needs is None else found
+                found = Blocks(shape, {_box(box): block})
+                if needs is not None:  # copied, or a part of a block would keep all bytes of the file
+                    found = found.within(cut).map(lambda _, part: np.array(part))
+                gathered.setdefault(name, Gathered(cut, block.dtype)).add(found)
+        arrays = {name: one.blocks() for name, one in gathered.items()}
+        whole = {name: one.all for name, one in arrays.items()} if needs is None else arrays
         return SnapshotPart(whole, state)
 
 

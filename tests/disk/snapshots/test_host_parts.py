@@ -83,11 +83,12 @@ def test_one_process_reads_the_whole(folder, part):
 
 
 def test_hosts_of_another_number_read_what_they_need(folder, part):
-    for first, stop in ((0, 3), (3, 8)):
+    for first, stop in ((0, 3), (3, 8), (2, 3)):
         needs = {"params/w": Cut((8, 6), (((first, stop), (1, 5)),))}
         read = read_part(folder, part, lambda name, shape, n=needs: n.get(name, Cut.whole(shape)))
         np.testing.assert_array_equal(read.arrays["params/w"].all, ARRAYS["params/w"][first:stop, 1:5])
         assert read.arrays["inner/0"].all == 5
+    assert read.arrays["params/w"].all.base.size == 4, "nothing else of the file stays"
 
 
 def test_a_host_reads_no_file_that_has_nothing_for_it(folder, part):

@@ -18,6 +18,7 @@ from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, RE
 from ddiloco.observe.files import read_json
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
+from ddiloco.observe.records import reason
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli, ending, roles
@@ -256,8 +257,7 @@ class _Process:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except Exception as error:  # of a bucket, whose libraries raise errors of their own
-            reason = getattr(error, "strerror", None) or f"{error} ".splitlines()[0]
-            raise ConfigError(f"config.remote.copies: {folder}: {reason}") from None
+            raise ConfigError(f"config.remote.copies: {folder}: {reason(error)}") from None
         return folder
 
     def _ended(self, preempted: bool) -> int:

@@ -80,7 +80,7 @@ TOKENS = {
     "dtype": "<u2",
     "splits": {"train": {"files": ["0"], "documents": 3, "tokens": 9}},
 }
-PART = json.dumps({"files": {"state/metadata": [3, "5f" * 32]}})
+PART = json.dumps({"files": {"state.json": [3, "5f" * 32]}})
 SEEDS = {  # sound bytes, from which others are made
     "from_learner": [
         learner_message(events.StepReported(Report(3, 5, 3, (FragmentCounters(1, 2, 9),) * 3))),

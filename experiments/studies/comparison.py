@@ -106,19 +106,15 @@ def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -
     """Runs what the rows lack, and writes their figures as `name`.json, .md and .png; the exit code."""
     from experiments.studies import comparison_figure
 
-    def write() -> list[dict[str, Any]]:
+    def write(_: runs.Planned | None = None) -> None:
         results = digest(rows)
         text = json.dumps({"rows": results}, indent=2, allow_nan=False)
         (output / f"{name}.json").write_text(text + "\n")
         (output / f"{name}.md").write_text(table(results) + "\n")
-        return results
 
-    def ended(_: runs.Planned) -> list[runs.Planned]:
-        write()
-        return []
-
-    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, ended)
-    results = write()
+    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, write)
+    write()
+    results = digest(rows)
     comparison_figure.draw(output / f"{name}.png", results, clock_of(results))
     print(table(results))
     print(f"{output}/{name}.json  {output}/{name}.md  {output}/{name}.png")

@@ -129,11 +129,13 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     return seeds
 
 
-def train(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequence[Planned]]) -> list[str]:
+def train(
+    planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequence[Planned] | None]
+) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
-    Calls `ended` after each, and runs what that returns after the others. Returns the names of those that
-    failed, with why.
+    Calls `ended` after each, and runs what that returns, if anything, after the others. Returns the names of
+    those that failed, with why.
 
     Raises:
       UsageError: a run had one; the others are ended too.
@@ -160,7 +162,7 @@ def train(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequ
         why = plan.lacks()
         if status or why:
             failed.append(f"{plan.name} ({why or f'exit status {status}'})")
-        more = ended(plan)
+        more = ended(plan) or []
         known.extend(more)
         take(more)
 

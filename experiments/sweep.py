@@ -38,17 +38,15 @@ _GIVEN = cli.take_overrides()
 
 
 def main(_) -> int:
-    if not _SWEEP.value or not _OUTPUT.value:
-        raise cli.UsageError("sweep: give both --sweep and --output")
-    sweep = grid.with_settings(grid.load(_SWEEP.value, _BASELINE.value), _GIVEN)
+    folder = pathlib.Path(cli.given(_OUTPUT))
+    sweep = grid.with_settings(grid.load(cli.given(_SWEEP), _BASELINE.value), _GIVEN)
     planned = []
     for given in sweep.points:
         name = grid.point_name(given)
         own = [(field, value) for field, value in given.items() if field != "config"]
-        folder = pathlib.Path(_OUTPUT.value) / name
-        run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder)
+        run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder / name)
         planned.append(runs.Planned(name, run, runs.settings_of(run, f"the point {name}")))
-    output = cli.made_folder("output", _OUTPUT.value)
+    output = cli.made_folder("output", folder)
 
     def gather(_: runs.Planned | None = None) -> None:
         rows: list[dict[str, Any]] = []

@@ -38,9 +38,7 @@ _GIVEN = cli.take_overrides()
 
 
 def main(_) -> int:
-    if not _CONFIG.value:
-        raise cli.UsageError("tune: give --config=FILE.py")
-    plan = tuning.plan_of(_CONFIG.value)
+    plan = tuning.plan_of(cli.given(_CONFIG))
     choosing = runs.parse_seeds(_TUNING_SEEDS.value, "tuning_seeds")
     reporting = runs.parse_seeds(_SEEDS.value)
     if set(choosing) & set(reporting):

@@ -22,7 +22,8 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from absl import flags
 
@@ -55,8 +56,7 @@ def main(_) -> int:
     (output / "chosen.json").write_text(json.dumps(tuning.to_json(tuned), indent=2, allow_nan=False) + "\n")
     rows = []
     for one in tuned:
-        planned = _planned(one.row, one.best, {}, reporting, output / "reported")
-        by_seed = dict(zip(reporting, planned, strict=True))
+        by_seed = _planned(one.row, one.best, {}, reporting, output / "reported")
         rows.append(comparison.Row(one.row.label, {}, by_seed, one.row.against))
     status = comparison.carry_out(rows, _JOBS.value, output, "tune")
     return runs.tell_failed(failed) or status
@@ -99,7 +99,7 @@ def _climb(
     climb = tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together)
     point, tried = next(climb), []
     while row.label not in tuned:
-        planned = _planned(row, point, plan.choosing, seeds, output)
+        planned = list(_planned(row, point, plan.choosing, seeds, output).values())
         yield planned
         done = [runs.read_summary(run.run.workdir) for run in planned if run.lacks() is None]
         losses = [summary["eval_loss"] for summary in done]
@@ -113,18 +113,15 @@ def _climb(
 
 
 def _planned(
-    row: tuning.Row, point: tuning.Point, changes: dict, seeds: list[int], output: pathlib.Path
-) -> list[runs.Planned]:
+    row: tuning.Row, point: tuning.Point, changes: Mapping[str, Any], seeds: list[int], output: pathlib.Path
+) -> dict[int, runs.Planned]:
     """The runs of a row at a point, one for each seed."""
     path, at = _CONFIG.value.partition(":")[0], dict(zip(row.axes, point, strict=True))
-    folder = output / runs.folder_name(row.label) / grid.point_name(at)
-    found = []
-    for seed in seeds:
-        settings = {"seed": seed, **row.settings, **changes, **at}
-        run = runs.Run(f"{path}:{row.preset}", (*settings.items(), *_GIVEN), folder / f"seed={seed}")
-        name = f"{row.label} {grid.point_name(at)}, seed {seed}"
-        found.append(runs.Planned(name, run, runs.settings_of(run, row.label)))
-    return found
+    place = grid.point_name(at)
+    settings = {**row.settings, **changes, **at}
+    folder = output / runs.folder_name(row.label) / place
+    config, overrides = f"{path}:{row.preset}", [*settings.items(), *_GIVEN]
+    return runs.of_each_seed(f"{row.label} {place}", config, overrides, folder, seeds)
 
 
 if __name__ == "__main__":

@@ -90,10 +90,7 @@ def make_rows(
         if folder in rows:
             raise cli.UsageError(f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike")
         config = f"{path}:{preset}" if preset else path
-        by_seed = {}
-        for seed in seeds:
-            run = runs.Run(config, (("seed", seed), *own, *given), output / folder / f"seed={seed}")
-            by_seed[seed] = runs.Planned(f"{label}, seed {seed}", run, runs.settings_of(run, label))
+        by_seed = runs.of_each_seed(label, config, [*own, *given], output / folder, seeds)
         rows[folder] = Row(label, entry.get("paper", {}), by_seed, entry.get("against"))
     for row in rows.values():
         if row.against not in (None, *(other.label for other in rows.values())):

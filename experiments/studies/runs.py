@@ -118,6 +118,21 @@ class Planned:
         return lacking(self.run.workdir, self.settings)
 
 
+def of_each_seed(
+    name: str,
+    config: str,
+    overrides: Sequence[tuple[str, Any]],
+    folder: pathlib.Path,
+    seeds: Sequence[int],
+) -> dict[int, Planned]:
+    """A run for each seed, in folders of their own; raises UsageError as `settings_of` does."""
+    found = {}
+    for seed in seeds:
+        run = Run(config, (("seed", seed), *overrides), folder / f"seed={seed}")
+        found[seed] = Planned(f"{name}, seed {seed}", run, settings_of(run, name))
+    return found
+
+
 def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     """The seeds of this flag; raises UsageError for none, one twice, or one that is no whole number."""
     for text in texts:

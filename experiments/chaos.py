@@ -25,11 +25,10 @@ _GIVEN = cli.take_overrides("chaos")
 def main(_) -> int:
     from ddiloco.config import build
     from ddiloco.run.job import set_aside
-    from ddiloco.settings.experiment import parse
     from experiments.studies.chaos import aftermath, lanes_figure, storm
     from experiments.studies.chaos.processes import ProcessChaos, draw_plan
 
-    experiment = parse(_CONFIG.value)
+    experiment = _CONFIG.experiment()
     if experiment.driver != "remote":
         raise cli.UsageError(f"config.driver: is {experiment.driver}, but must be remote")
     chaos = dict(cli.call(cli.chosen_config(), "get_chaos", "config"))

@@ -67,11 +67,8 @@ _PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every proces
 def main(_) -> int:
     from ddiloco.config import ConfigError
     from ddiloco.launch.plan import Fleet
-    from ddiloco.settings.experiment import parse
 
-    config = _CONFIG.value
-    config.driver = "remote"
-    experiment = parse(config)
+    experiment = _CONFIG.experiment(driver="remote")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
     if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every):

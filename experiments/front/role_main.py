@@ -27,6 +27,7 @@ from experiments.front.credentials import check_address
 if TYPE_CHECKING:
     from ddiloco.page.actions import Actions
     from ddiloco.remote.learner.hosts import HostPlace
+    from ddiloco.remote.syncer.listening import Listening
     from ddiloco.roles.assembly import Assembly
 
 
@@ -99,12 +100,10 @@ class _Process:
         from ddiloco.disk.durable import FOLDER, DurableStateError
         from ddiloco.disk.run_mark import RunMarkError
         from ddiloco.page.visitors import Visitors, check_page
-        from ddiloco.remote.syncer.listening import Listening, take_descriptors
         from ddiloco.remote.syncer.process import run_syncer
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run.job import run_job
         from ddiloco.settings.experiment import with_steps_of_tokens
-        from ddiloco.training import platform
 
         experiment, security = self.experiment, self.security
         address = check_address(self.assignment.syncer, "listen")
@@ -116,11 +115,7 @@ class _Process:
         if resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
             cli.tell(f"the run in {workdir} is over")  # an engine starts everything again, also after the end
             return DONE
-        take_descriptors()
-        platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
-        roles.name_process(self.assignment.name)
-        hosts, ready = experiment.most_hosts, self.health.ready.set
-        listening = Listening(address, security, experiment.remote, hosts, ready)
+        listening = self._listening(address)
         runner = functools.partial(
             run_syncer,
             listening=listening,
@@ -140,11 +135,9 @@ class _Process:
 
     def part(self) -> int:
         from ddiloco.disk.durable import FOLDER
-        from ddiloco.remote.syncer.listening import Listening, take_descriptors
         from ddiloco.remote.syncer.part import PartRun
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run import needs
-        from ddiloco.training import platform
 
         experiment, assignment = self.experiment, self.assignment
         parts = experiment.remote.parts
@@ -155,11 +148,7 @@ class _Process:
         address = check_address(assignment.listen, "listen")
         authority = check_address(assignment.syncer, "authority")
         check_reach(address, self.security)
-        take_descriptors()
-        platform.compute_on_cpu()
-        roles.name_process(assignment.name)
-        hosts, ready = experiment.most_hosts, self.health.ready.set
-        listening = Listening(address, self.security, experiment.remote, hosts, ready)
+        listening = self._listening(address)
         assembly = self._assembly()
         needs.check(needs.part_needs(experiment, assembly.layout, assignment.part), "a part of the syncer")
         run = PartRun(
@@ -176,6 +165,17 @@ class _Process:
             print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
             return FAILED
         return 128 + self.received[0] if self.received else DONE
+
+    def _listening(self, address: str) -> Listening:
+        """Where a process of the syncer is found; what it computes, it computes on CPU."""
+        from ddiloco.remote.syncer.listening import Listening, take_descriptors
+        from ddiloco.training import platform
+
+        take_descriptors()
+        platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
+        roles.name_process(self.assignment.name)
+        hosts, ready = self.experiment.most_hosts, self.health.ready.set
+        return Listening(address, self.security, self.experiment.remote, hosts, ready)
 
     def learner(self, profiled: str | None, spare: Callable[[], Assignment | None] | None) -> int:
         import jax

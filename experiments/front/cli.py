@@ -20,12 +20,9 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags.tuple_parser import TupleParser
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.observe import terminal
-
-USAGE_ERROR = 2
-
 
 _default: list[str] = []  # the config file of the program that runs, when none is given
 _given: list[tuple[str, str]] = []  # the overrides of its config
@@ -207,7 +204,7 @@ def tell(line: str) -> None:
 
 def _fail(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(USAGE_ERROR)
+    sys.exit(REFUSED)
 
 
 class _Argument(NamedTuple):

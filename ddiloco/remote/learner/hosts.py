@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 
-REFUSED = 2  # exit code of a process that would end the same way again
 _STARTING_SECONDS = 300  # for all hosts to be there
 
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
@@ -24,7 +24,7 @@ from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.host_snapshots import HostPartWriter
-from ddiloco.remote.learner.hosts import REFUSED, HostPlace, end_at_once
+from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb

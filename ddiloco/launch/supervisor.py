@@ -281,21 +281,17 @@ def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
 
 
 def learner_environment(
-    learner: int,
-    num_learners: int,
-    environment: Mapping[str, str],
-    cores: int | None = None,
-    hosts: int = 1,
+    learner: int, num_learners: int, environment: Mapping[str, str], hosts: int = 1
 ) -> dict[str, str]:
     """The environment of one learner's process, in which it sees its share of the devices.
 
     Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
     likewise, with learners in turn where there are fewer GPUs; and the chips of TPU_VISIBLE_CHIPS. Otherwise
     all processes see the same devices.
-    On CPU devices a learner computes in as many threads as its share of the `cores`, None: those of this
-    process. The learner's `hosts` share its simulated devices.
+    On CPU devices a learner computes in as many threads as its share of the cores of this process. The
+    learner's `hosts` share its simulated devices.
     """
-    given = processes.share_of_threads(environment, num_learners * hosts, cores)
+    given = processes.share_of_threads(environment, num_learners * hosts)
     flags = given.get("XLA_FLAGS", "")
     count = _DEVICE_COUNT.search(flags)
     if count is not None:

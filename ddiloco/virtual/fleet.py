@@ -190,11 +190,15 @@ class Fleet:
         process = self._routes.get((learner, incarnation))
         if process is None:
             return False
-        times = process.place.down.arrivals(self.calendar.now, size)
+        down = process.place.down
+        begins = max(self.calendar.now, down.free_at) + down.quality.latency
+        times = down.arrivals(self.calendar.now, size)
         for time in times:
             self.calendar.at(time, process.take, event, fragments)
         if fragments and times:
             process.sees_off(max(times))
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))
+            if isinstance(event, events.UpdateArrived):
+                self.calendar.at(begins, process.forget_offer, event.fragment, event.version)
         return bool(times)

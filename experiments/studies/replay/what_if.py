@@ -147,11 +147,9 @@ class WhatIf:
         self._calendar = Calendar()
         self._learners: dict[int, _Learner] = {}  # the newest process of each
         self._left_out = _left_out(entries)
-        self._rounds: list[dict[str, Any]] = []
-        self._counts: collections.Counter[str] = collections.Counter()
+        self._told: list[tuple[float, actions.Record]] = []
         self._alarm = Alarm(self._calendar, lambda: self._take(events.Timeout()))
         self._begun = entries[0].now if entries else 0.0
-        self._merged_at = self._begun
         self._calendar.now = self._begun
         for now, content, _ in entries:
             if isinstance(
@@ -163,7 +161,7 @@ class WhatIf:
         """Lets all arrive."""
         while not self._core.finished and self._calendar.advance():
             pass
-        return _outcome(self._rounds, self._counts, self._merged_at - self._begun)
+        return _outcome(self._told, self._begun)
 
     def _recorded(self, event: events.SyncerEvent) -> None:
         match event:
@@ -221,11 +219,8 @@ class WhatIf:
                 after(self._delays.merge, self._take, events.MergeFinished(action.round, left_out))
             case actions.Tell(receivers, events.UpdateArrived() as update):
                 after(self._delays.update, self._tell, receivers, update)
-            case actions.Record(name="round", values=values):
-                self._rounds.append(dict(values))
-                self._merged_at = self._calendar.now
-            case actions.Record(name=name):
-                self._counts[name] += 1
+            case actions.Record():
+                self._told.append((self._calendar.now, action))
 
     def _tell(
         self, receivers: Sequence[tuple[int, int]], event: events.OfferAsked | events.UpdateArrived
@@ -257,18 +252,14 @@ def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
 
 def recorded(plan: Plan) -> Outcome:
     """What the rounds came to in the run."""
-    rounds: list[dict[str, Any]] = []
-    counts: collections.Counter[str] = collections.Counter()
     entries = _entries(plan)
-    merged_at = begun = entries[0].now if entries else 0.0
-    for now, _, decided in entries:
-        for action in decided:
-            if isinstance(action, actions.Record):
-                counts[action.name] += 1
-                if action.name == "round":
-                    rounds.append(dict(action.values))
-                    merged_at = now
-    return _outcome(rounds, counts, merged_at - begun)
+    told = [
+        (now, action)
+        for now, _, decided in entries
+        for action in decided
+        if isinstance(action, actions.Record)
+    ]
+    return _outcome(told, entries[0].now if entries else 0.0)
 
 
 def delays(plan: Plan) -> Delays:
@@ -316,7 +307,12 @@ def _entries(plan: Plan) -> list[Handled]:
     return sorted(found, key=lambda entry: entry.now)
 
 
-def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], seconds: float) -> Outcome:
+def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> Outcome:
+    """What a run comes to whose syncer told this, at these times."""
+    counts = collections.Counter(record.name for _, record in told)
+    rounds = [record.values for _, record in told if record.name == "round"]
+    merged_at = [now for now, record in told if record.name == "round"]
+
     def mean(name: str) -> float:
         return statistics.fmean(r[name] for r in rounds) if rounds else 0.0
 
@@ -329,7 +325,7 @@ def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], sec
         quorum_seconds=mean("quorum_seconds"),
         grace_seconds=mean("grace_seconds"),
         sync_seconds=mean("sync_seconds"),
-        seconds=seconds,
+        seconds=merged_at[-1] - begun if merged_at else 0.0,
     )
 
 

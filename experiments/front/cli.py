@@ -20,15 +20,12 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags.tuple_parser import TupleParser
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.observe import terminal
 
 if TYPE_CHECKING:
     from ddiloco.settings.experiment import Experiment
-
-USAGE_ERROR = 2
-
 
 _default: list[str] = []  # the config file of the program that runs, when none is given
 _given: list[tuple[str, str]] = []  # the overrides of its config
@@ -223,7 +220,7 @@ def tell(line: str) -> None:
 
 def _fail(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(USAGE_ERROR)
+    sys.exit(REFUSED)
 
 
 class _Argument(NamedTuple):

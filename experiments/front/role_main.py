@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, SYNCER, Assignment
 from ddiloco.observe.files import read_json
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json

@@ -13,7 +13,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.observe.files import read_json
 from experiments.front import cli
 
@@ -172,7 +172,7 @@ def train(
 
     def note(place: int, status: int) -> None:
         plan = left[place][1]
-        if status == cli.USAGE_ERROR:
+        if status == REFUSED:
             raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
         why = plan.lacks()
         if status or why:

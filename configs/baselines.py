@@ -70,39 +70,24 @@ def budget(config: ConfigDict) -> int:
 
 
 INNER = {"AdamW": "adamw", "Muon": "muon"}
-TUNED = {  # side by side: algorithm, inner optimizer, number of learners where it is not the preset's
-    "inner": [(name, inner, None) for inner in INNER for name in ("data-parallel", "Decoupled DiLoCo")],
-    "algorithms": [(name, "Muon", None) for name in ALGORITHMS if name != "elastic data-parallel"],
-    "learners": [
-        ("data-parallel", "Muon", None),
-        *(("Decoupled DiLoCo", "Muon", learners) for learners in (1, 2, 4, 8)),
-    ],
-}
 
 
-def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[str, ...]) -> dict[str, Any]:
-    """Algorithms to be tuned alike, for `experiments.tune`; all but data-parallel are held against it.
+def tuning(get_config: Callable[[str], ConfigDict], size: str, sizes: tuple[str, ...]) -> dict[str, Any]:
+    """Data-parallel and Decoupled DiLoCo with either inner optimizer, to be tuned alike: `experiments.tune`.
 
-    Args:
-      get_config: as for `comparison`.
-      argument: `SIZE`, `WHAT` or `SIZE,WHAT`. WHAT is `inner`, data-parallel and Decoupled DiLoCo with either
-        inner optimizer (default); `algorithms`, with Muon; or `learners`, with Muon, 1, 2, 4 and 8 of them.
-      sizes: those that the family has.
+    The arguments are as for `comparison`; decoupled is held against data-parallel with its inner optimizer.
     """
-    size, what = sections.words(argument, sizes, tuple(TUNED))
     entries = {entry["label"]: entry for entry in comparison(get_config, size, sizes)}
-    preset = get_config(size)
-    batch = preset.train.batch_size
-    # Documents side by side, of all shards together; images are shuffled one by one.
-    documents = preset.sync.num_learners * preset.data.interleave if "interleave" in preset.data else None
-    batches = tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n)
+    batch = get_config(size).train.batch_size
     return {
         "rows": [
-            _tuned(entries[name], inner, batch, documents, learners) for name, inner, learners in TUNED[what]
+            _tuned(entries[name], inner, batch)
+            for inner in INNER
+            for name in ("data-parallel", "Decoupled DiLoCo")
         ],
         "grid": {
             "inner.learning_rate": (0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
-            "train.batch_size": batches,
+            "train.batch_size": tuple(n for n in (batch // 8, batch // 4, batch // 2, batch, 2 * batch) if n),
             "inner.final_fraction": (0.0, 0.03, 0.1, 0.3),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8, 0.9),
@@ -116,20 +101,18 @@ def tuning(get_config: Callable[[str], ConfigDict], argument: str, sizes: tuple[
 def tables(
     get_config: Callable[[str], ConfigDict], sizes: tuple[str, ...]
 ) -> tuple[Callable[..., list[dict[str, Any]]], Callable[..., dict[str, Any]]]:
-    """A family's `get_comparison`, of a size, and `get_tuning`, of `SIZE,WHAT`; without one, of the first."""
+    """A family's `get_comparison` and `get_tuning`, of a size; without one, of the first."""
 
     def get_comparison(size: str = sizes[0]) -> list[dict[str, Any]]:
         return comparison(get_config, size, sizes)
 
-    def get_tuning(argument: str = sizes[0]) -> dict[str, Any]:
-        return tuning(get_config, argument, sizes)
+    def get_tuning(size: str = sizes[0]) -> dict[str, Any]:
+        return tuning(get_config, size, sizes)
 
     return get_comparison, get_tuning
 
 
-def _tuned(
-    entry: dict[str, Any], inner: str, batch: int, documents: int | None, learners: int | None
-) -> dict[str, Any]:
+def _tuned(entry: dict[str, Any], inner: str, batch: int) -> dict[str, Any]:
     """A row of `tuning`, with the setting that each axis begins at."""
     row = {
         **entry,
@@ -142,15 +125,10 @@ def _tuned(
     }
     if entry["label"] == "data-parallel":
         return row
-    row |= {
+    return row | {
         "outer.optimizer": "nesterov",
         "outer.learning_rate": 0.7,
         "outer.momentum": 0.3,
         "axes": [*row["axes"], "outer.learning_rate", "outer.momentum"],
         "against": f"data-parallel, {inner}",
     }
-    if learners is not None:
-        row |= {"label": f"{row['label']}, M={learners}", "sync.num_learners": learners}
-        if documents is not None:
-            row["data.interleave"] = documents // learners  # as mixed as data-parallel's
-    return row

@@ -46,8 +46,7 @@ def get_config(preset: str = "default") -> ConfigDict:
 
 def get_chaos(preset: str = "default") -> ConfigDict:
     """What befalls the processes."""
-    if preset not in SECONDS:
-        raise ValueError(f"no preset {preset!r}; there are {', '.join(SECONDS)}")
+    (preset,) = sections.words(preset, tuple(SECONDS))
     quick, long = preset == "quick", preset in ("default", "hostile")
     c = sections.section(ProcessChaos)
     c.seed = {"short": 2, "quick": 40}.get(preset, 0)  # the short ones have every kind of fault

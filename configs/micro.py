@@ -77,9 +77,9 @@ def get_comparison(family: str = "dense") -> list[dict[str, Any]]:
     return [{**row, "eval.every": 24} for row in rows]
 
 
-def get_tuning(argument: str = "dense") -> dict[str, Any]:
-    """Algorithms tuned alike, `FAMILY,WHAT` of `baselines.tuning`: `python -m experiments.tune`."""
-    return baselines.tuning(get_config, argument, tuple(FAMILIES))
+def get_tuning(family: str = "dense") -> dict[str, Any]:
+    """Two algorithms tuned alike: `python -m experiments.tune`."""
+    return baselines.tuning(get_config, family, tuple(FAMILIES))
 
 
 def grid(*axes: Mapping[str, Sequence[Any]], config: str = "configs/micro.py:dense") -> list[dict[str, Any]]:

@@ -15,6 +15,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
+REFUSED = 2
+"""Exit code of a process with a setting that is wrong, or that the syncer refuses: it would end so again."""
+
 T = TypeVar("T")
 
 

@@ -22,24 +22,19 @@ _SEEDS = flags.DEFINE_list("seeds", [], "Seeds, one run each. Default: the confi
 
 
 def main(_) -> int:
-    from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
     from experiments.studies import averages, runs
 
-    if not _OUTPUT.value:
-        raise cli.UsageError("output: is missing; give --output=FOLDER")
-    config = _CONFIG.value
-    config.driver = "virtual"
-    if config.eval.every is None:
+    output = cli.given(_OUTPUT)
+    if _CONFIG.value.eval.every is None:
         raise cli.UsageError("config.eval.every: is None, but runs whose averages are wanted are scored")
-    seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [config.seed]
+    seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [_CONFIG.value.seed]
     platform.prepare()
-    folder = cli.made_folder("output", _OUTPUT.value)
+    folder = cli.made_folder("output", output)
     stop, received = ending.stop_on_signals()
     points = []
     for seed in seeds:
-        config.seed = seed
-        points += averages.scored_run(parse(config), stop)
+        points += averages.scored_run(_CONFIG.experiment(driver="virtual", seed=seed), stop)
         (folder / "averages.json").write_text(json.dumps(points, indent=1) + "\n")
         if stop.is_set():
             break

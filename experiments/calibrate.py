@@ -26,26 +26,20 @@ def main(_) -> int:
     for name in calibration.FREE:
         value, now = getattr(model, name), getattr(committed, name)
         print(f"{name:22} {value:8.3f} +- {widths[name]:7.3f}   committed {now:g}")
-    fitted, engine = calibration.fits(model), {}
+    columns = {"fit": calibration.fits(model)}
     if _DAYS.value:
-        engine = {(cell.system, cell.num_chips): cell for cell in calibration.checks(committed, _DAYS.value)}
-    predicted = {(cell.system, cell.num_chips): cell for cell in calibration.predictions(committed)}
+        columns["engine"] = calibration.checks(committed, _DAYS.value)
+    columns["predicted"] = calibration.predictions(committed)
     rows = []
-    for cell in fitted:
-        key = cell.system, cell.num_chips
-        simulated = f"{engine[key].fitted:.1f}" if engine else "-"
-        told = [f"{cell.published:.0f}", f"{cell.fitted:.1f}", simulated, f"{predicted[key].fitted:.1f}"]
-        rows.append([cell.system, f"{cell.num_chips:,}", *told])
-    names = ["system", "chips", "paper", "fit", "engine", "predicted"]
-    print(f"\n{markdown(names, rows, align=True)}")
-    points = {"fit": fitted, "engine": engine.values(), "predicted": predicted.values()}
+    for cells in zip(*columns.values(), strict=True):
+        cell, told = cells[0], [f"{cell.fitted:.1f}" for cell in cells]
+        rows.append([cell.system, f"{cell.num_chips:,}", f"{cell.published:.0f}", *told])
+    print("\n" + markdown(["system", "chips", "paper", *columns], rows, align=True))
     errors = [
         [name, f"{calibration.rms(cells):.2f}", f"{calibration.largest(cells):.2f}"]
-        for name, cells in points.items()
-        if cells
+        for name, cells in columns.items()
     ]
-    table = markdown(["points", "rms", "largest"], errors, align=True)
-    print(f"\n{table}")
+    print("\n" + markdown(["points", "rms", "largest"], errors, align=True))
     return 0
 
 

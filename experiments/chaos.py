@@ -23,13 +23,12 @@ _GIVEN = cli.take_overrides("chaos")
 
 
 def main(_) -> int:
-    from ddiloco.config import build
+    from ddiloco.config import REFUSED, build
     from ddiloco.run.job import set_aside
-    from ddiloco.settings.experiment import parse
     from experiments.studies.chaos import aftermath, lanes_figure, storm
     from experiments.studies.chaos.processes import ProcessChaos, draw_plan
 
-    experiment = parse(_CONFIG.value)
+    experiment = _CONFIG.experiment()
     if experiment.driver != "remote":
         raise cli.UsageError(f"config.driver: is {experiment.driver}, but must be remote")
     chaos = dict(cli.call(cli.chosen_config(), "get_chaos", "config"))
@@ -45,7 +44,7 @@ def main(_) -> int:
     stop, received = ending.stop_on_signals()
     journal = workdir / "faults.jsonl"
     figures, trace, code = storm.run(experiment, workdir / "job", journal, plan, stop, honest=honest)
-    if code == cli.USAGE_ERROR:
+    if code == REFUSED:
         return code
     if not code and _UNDISTURBED.value:
         quiet, overrides = storm.undisturbed(experiment, figures, honest)

@@ -33,11 +33,10 @@ _GIVEN = cli.take_overrides()
 
 
 def main(_) -> int:
-    if not _CONFIG.value:
-        raise cli.UsageError("compare: give --config=FILE.py")
-    output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", _CONFIG.value))
-    entries = cli.call(_CONFIG.value, "get_comparison", "config")
-    rows = comparison.make_rows(_CONFIG.value, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
+    config = cli.given(_CONFIG)
+    output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", config))
+    entries = cli.call(config, "get_comparison", "config")
+    rows = comparison.make_rows(config, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
     cli.made_folder("output", output)
     return comparison.carry_out(rows, _JOBS.value, output, "compare")
 

@@ -25,13 +25,12 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Compile nothing; say what is kno
 
 
 def main(_) -> int:
-    from ddiloco.settings.experiment import parse
     from experiments.studies.compiling import report
     from experiments.studies.compiling.topology import slice_of
 
     if _TABLE.value:
         return _make_table(pathlib.Path(_TABLE.value))
-    experiment = parse(_CONFIG.value)
+    experiment = _CONFIG.experiment()
     compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
     if _DRY_RUN.value:
         print(report.known_before(cli.chosen_config(), _TOPOLOGY.value, compilation))

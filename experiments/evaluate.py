@@ -22,11 +22,10 @@ def main(_) -> int:
     from ddiloco.run.recipes import assembly_of
     from ddiloco.training import platform
 
-    if not _CHECKPOINT.value:
-        raise cli.UsageError("checkpoint: is missing; give --checkpoint=DIR")
+    path = pathlib.Path(cli.given(_CHECKPOINT))
     platform.prepare()
     try:
-        checkpoint = restore(pathlib.Path(_CHECKPOINT.value))
+        checkpoint = restore(path)
     except CheckpointError as error:
         raise cli.UsageError(str(error)) from error
     e = checkpoint.experiment

@@ -21,15 +21,11 @@ roles.define_role()
 
 def main(_) -> int:
     from ddiloco.remote.wire.security import Security
-    from ddiloco.settings.experiment import parse
     from experiments.front.role_main import role_main
 
-    if not _WORKDIR.value:
-        raise cli.UsageError("workdir: is missing; give --workdir=DIR, the syncer's")
-    config = _CONFIG.value
-    config.driver = "remote"
-    experiment = parse(config)
-    assignment = roles.assignment("evaluator", workdir=pathlib.Path(_WORKDIR.value))
+    workdir = pathlib.Path(cli.given(_WORKDIR))
+    experiment = _CONFIG.experiment(driver="remote")
+    assignment = roles.assignment("evaluator", workdir=workdir)
     stop, received = ending.stop_on_signals(assignment.grace)
     return role_main(assignment, experiment, Security(), stop, received)
 

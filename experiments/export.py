@@ -23,13 +23,10 @@ def main(_) -> int:
     from ddiloco.run.saved_model import saved_model
     from ddiloco.weights.export import export
 
-    if not _WORKDIR.value or not _TO.value:
-        raise cli.UsageError("give both --workdir=DIR and --to=FOLDER")
-    workdir = pathlib.Path(_WORKDIR.value)
+    workdir, folder = pathlib.Path(cli.given(_WORKDIR)), pathlib.Path(cli.given(_TO))
     with cli.reaching("workdir", workdir):
         found = saved_model(workdir)
     experiment = dataclasses.replace(found.experiment, model=_changed(found.experiment.model))
-    folder = pathlib.Path(_TO.value)
     with cli.reaching("to", folder):
         if folder.exists() and any(folder.iterdir()):
             raise cli.UsageError(f"to: {folder}: is not empty")

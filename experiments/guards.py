@@ -26,7 +26,6 @@ _LEARNERS = 8
 
 def main(_) -> int:
     from ddiloco.outer.merging import MERGE_RULES
-    from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
     from experiments.studies import byzantine
 
@@ -37,10 +36,8 @@ def main(_) -> int:
         for name in names:
             if name not in known:
                 raise cli.UsageError(f"{flag}: no {name!r}; there are {', '.join(known)}")
-    config = _CONFIG.value
-    config.driver = "virtual"
-    config.sync.num_learners = _LEARNERS
-    experiment = parse(config)
+    _CONFIG.value.sync.num_learners = _LEARNERS
+    experiment = _CONFIG.experiment(driver="virtual")
     if experiment.eval.every is None:
         raise cli.UsageError("config.eval.every: is None, but what lies do is a score")
     byzantine.without_the_last(experiment)  # refuses what cannot be so before anything runs

@@ -67,11 +67,8 @@ _PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every proces
 def main(_) -> int:
     from ddiloco.config import ConfigError
     from ddiloco.launch.plan import Fleet
-    from ddiloco.settings.experiment import parse
 
-    config = _CONFIG.value
-    config.driver = "remote"
-    experiment = parse(config)
+    experiment = _CONFIG.experiment(driver="remote")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
     if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every):
@@ -187,7 +184,7 @@ def _cloud_tpu(fleet, experiment):
 def _syncer_pod(experiment) -> dict[str, int]:
     """Memory and disk of the syncer's pod, in bytes, by the names of `Gke`.
 
-    Memory: what `--dry_run` says, of which a process takes up to 1.12 times as much (docs/operations.md), and
+    Memory: what `--dry_run` says, which is about what a process takes (docs/operations.md), 15% to spare, and
     4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for tapes and
     records.
     """

@@ -32,12 +32,9 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.security()
-    from ddiloco.settings.experiment import parse
     from experiments.front.role_main import role_main
 
-    config = _CONFIG.value
-    config.driver = "remote"
-    experiment = parse(config)
+    experiment = _CONFIG.experiment(driver="remote")
     if (_LEARNER_ID.value is None) is not _SPARE.value:
         raise cli.UsageError("learner_id: give --learner_id=N, or --spare in its place")
     assignment = roles.assignment(

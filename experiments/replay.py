@@ -27,7 +27,7 @@ def main(_) -> int:
         raise cli.UsageError(f"config.{_OVERRIDES[0][0]}: only --what_if goes by other settings than the run")
     if _WHAT_IF.value and _UNTIL.value:
         raise cli.UsageError("until: cannot be joined with --what_if")
-    with recorded(_WORKDIR.value) as run:
+    with recorded(cli.given(_WORKDIR)) as run:
         if _WHAT_IF.value:
             what_if.compare(run, _OVERRIDES)
             return 0

@@ -20,11 +20,9 @@ _TO = flags.DEFINE_integer("to", None, "Global step to go back to.", lower_bound
 def main(_) -> int:
     from ddiloco.run.rollback import roll_back
 
-    if not _WORKDIR.value or _TO.value is None:
-        raise cli.UsageError("give both --workdir=DIR and --to=STEP")
-    workdir = pathlib.Path(_WORKDIR.value)
+    workdir, step = pathlib.Path(cli.given(_WORKDIR)), cli.given(_TO)
     with cli.reaching("workdir", workdir):
-        done = roll_back(workdir, _TO.value)
+        done = roll_back(workdir, step)
     print(f"back at step {done.step}, versions {', '.join(map(str, done.versions))}")
     print(f"what came later is in {done.previous}")
     return 0

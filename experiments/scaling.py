@@ -28,15 +28,14 @@ def main(_) -> int:
     from experiments.studies.scaling.measurements import ScalingError
     from experiments.studies.scaling.report import report
 
-    if not _SWEEP.value or not _OUTPUT.value:
-        raise cli.UsageError("scaling: give both --sweep and --output")
-    losses, *others = [read_sweep(pathlib.Path(folder)) for folder in _SWEEP.value]
+    folders, output = cli.given(_SWEEP), cli.given(_OUTPUT)
+    losses, *others = [read_sweep(pathlib.Path(folder)) for folder in folders]
     swept = [row for rows in others for row in rows]
     try:
         found = study.study(losses, swept, _SEED.value, _DRAWS.value)
     except ScalingError as error:
         raise cli.UsageError(f"sweep: {error}") from None
-    output = cli.made_folder("output", _OUTPUT.value)
+    output = cli.made_folder("output", output)
     (output / "scaling.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
     (output / "scaling.md").write_text(report(found) + "\n")
     figure.draw(output / "scaling.png", found)

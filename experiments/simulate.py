@@ -6,6 +6,7 @@ FILE_uptime.png.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -40,7 +41,7 @@ def main(_) -> int:
         print("\r\033[K", end="")
     print(_table(cells))
     if output is not None:
-        result = {"cells": [cell.as_json() for cell in cells], "settings": to_dict(simulation)}
+        result = {"cells": list(map(dataclasses.asdict, cells)), "settings": to_dict(simulation)}
         output.write_text(json.dumps(result, indent=2) + "\n")
         paths = figures.draw_all(output.with_suffix(""), cells)
         print("  ".join(map(str, [output, *paths])))

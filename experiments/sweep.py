@@ -38,20 +38,18 @@ _GIVEN = cli.take_overrides()
 
 
 def main(_) -> int:
-    if not _SWEEP.value or not _OUTPUT.value:
-        raise cli.UsageError("sweep: give both --sweep and --output")
-    sweep = grid.with_settings(grid.load(_SWEEP.value, _BASELINE.value), _GIVEN)
+    folder = pathlib.Path(cli.given(_OUTPUT))
+    sweep = grid.with_settings(grid.load(cli.given(_SWEEP), _BASELINE.value), _GIVEN)
     planned = []
     for given in sweep.points:
         name = grid.point_name(given)
         own = [(field, value) for field, value in given.items() if field != "config"]
-        folder = pathlib.Path(_OUTPUT.value) / name
-        run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder)
+        run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder / name)
         planned.append(runs.Planned(name, run, runs.settings_of(run, f"the point {name}")))
-    output = cli.made_folder("output", _OUTPUT.value)
+    output = cli.made_folder("output", folder)
 
-    def gather() -> list[dict[str, Any]]:
-        rows = []
+    def gather(_: runs.Planned | None = None) -> None:
+        rows: list[dict[str, Any]] = []
         for given, point in zip(sweep.points, planned, strict=True):
             if point.lacks() is None:
                 summary = runs.read_summary(point.run.workdir)
@@ -59,14 +57,10 @@ def main(_) -> int:
         (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
         (output / "sweep.md").write_text(sweep_report.report(rows, sweep) + "\n")
         sweep_figure.draw(output / "sweep.png", rows, sweep)
-        return rows
 
-    def ended(_: runs.Planned) -> list[runs.Planned]:
-        gather()
-        return []
-
-    failed = runs.train(planned, _JOBS.value, ended)
-    print(sweep_report.report(gather(), sweep))
+    failed = runs.train(planned, _JOBS.value, gather)
+    gather()
+    print((output / "sweep.md").read_text(), end="")
     print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
     return runs.tell_failed(failed)
 

@@ -37,7 +37,6 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.security()
-    from ddiloco.settings.experiment import parse
     from experiments.front.role_main import role_main
 
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
@@ -48,10 +47,9 @@ def main(_) -> int:
         assignment = roles.assignment(PART, part=_PART.value, workdir=workdir, **where)
     if _FINISH.value and assignment.resume is False:
         raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")
-    config = _CONFIG.value
-    config.driver = "remote"
+    experiment = _CONFIG.experiment(driver="remote")
     stop, received = ending.stop_on_signals(assignment.grace)
-    return role_main(assignment, parse(config), security, stop, received, finish=_FINISH.value)
+    return role_main(assignment, experiment, security, stop, received, finish=_FINISH.value)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def main(_) -> int:
     from experiments.studies.replay import timeline
     from experiments.studies.replay.recorded import recorded
 
-    with recorded(_WORKDIR.value) as run:
+    with recorded(cli.given(_WORKDIR)) as run:
         lines = timeline.timeline(run.plan)
     for line in timeline.chosen(lines, _LEARNER.value, _AROUND.value, _STEPS.value):
         print(timeline.shown(line, run.experiment.driver == "virtual"))

@@ -21,14 +21,11 @@ def main(_) -> None:
     from ddiloco.data.settings import DataConfig
     from ddiloco.data.tokenized import write
     from ddiloco.data.tokenizers import make_tokenizer
-    from ddiloco.settings.experiment import parse
 
-    if not _OUTPUT.value:
-        raise cli.UsageError("output: is missing; give --output=DIR")
-    data = parse(_CONFIG.value).data
+    folder = pathlib.Path(cli.given(_OUTPUT))
+    data = _CONFIG.experiment().data
     if not isinstance(data, DataConfig):
         raise cli.UsageError("config: trains on no text")
-    folder = pathlib.Path(_OUTPUT.value)
     with cli.reaching("output", folder):
         write(data, make_tokenizer(data), folder, _THREADS.value, cli.tell)
     print(f"{folder}: to train on it, --config.data.tokenized={folder}")

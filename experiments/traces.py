@@ -30,14 +30,13 @@ def main(_) -> int:
     from experiments.studies.goodput import traces
     from experiments.studies.goodput.systems import system_of
 
-    if not _TRACE.value:
-        raise cli.UsageError("trace: is missing; give --trace=FILE")
+    path = pathlib.Path(cli.given(_TRACE))
     try:
         systems = [system_of(label) for label in _SYSTEMS.value]
     except ValueError as error:
         raise cli.UsageError(f"systems: {error}") from None
     try:
-        trace = traces.read_outages(pathlib.Path(_TRACE.value), _SERVERS.value)
+        trace = traces.read_outages(path, _SERVERS.value)
     except (OSError, ValueError) as error:
         raise cli.UsageError(f"trace: {error}") from None
     left, needed = trace.servers - _SPARES.value, max(system.num_learners for system in systems)

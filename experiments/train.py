@@ -19,10 +19,9 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 def main(_) -> int:
     from ddiloco.observe import json_lines
     from ddiloco.run.job import run_job
-    from ddiloco.settings.experiment import parse
     from ddiloco.training import platform
 
-    experiment = parse(_CONFIG.value)
+    experiment = _CONFIG.experiment()
     if _SETTINGS.value:
         from experiments.front.listing import listing
 

@@ -22,6 +22,8 @@ import json
 import math
 import pathlib
 import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from absl import flags
 
@@ -37,9 +39,7 @@ _GIVEN = cli.take_overrides()
 
 
 def main(_) -> int:
-    if not _CONFIG.value:
-        raise cli.UsageError("tune: give --config=FILE.py")
-    plan = tuning.plan_of(_CONFIG.value)
+    plan = tuning.plan_of(cli.given(_CONFIG))
     choosing = runs.parse_seeds(_TUNING_SEEDS.value, "tuning_seeds")
     reporting = runs.parse_seeds(_SEEDS.value)
     if set(choosing) & set(reporting):
@@ -56,90 +56,72 @@ def main(_) -> int:
     (output / "chosen.json").write_text(json.dumps(tuning.to_json(tuned), indent=2, allow_nan=False) + "\n")
     rows = []
     for one in tuned:
-        planned = _planned(one.row, one.best, {}, reporting, output / "reported")
-        by_seed = dict(zip(reporting, planned, strict=True))
+        by_seed = _planned(one.row, one.best, {}, reporting, output / "reported")
         rows.append(comparison.Row(one.row.label, {}, by_seed, one.row.against))
     status = comparison.carry_out(rows, _JOBS.value, output, "tune")
     return runs.tell_failed(failed) or status
 
 
-class _Climber:
-    """A row on its climb: the runs of the point where it is, and where their losses lead it."""
-
-    def __init__(self, row: tuning.Row, plan: tuning.Plan, seeds: list[int], output: pathlib.Path) -> None:
-        self._row, self._plan, self._seeds, self._output = row, plan, seeds, output
-        self._climb = tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together)
-        self._point = next(self._climb)
-        self._missing: set[str] = set()  # names of runs under way
-        self._tried: list[tuning.Tried] = []
-        self.end: tuning.Tuned | None = None
-
-    def on(self) -> list[runs.Planned]:
-        """The runs that its point lacks; it climbs for as long as there are none. Empty: it is at its end."""
-        while self.end is None:
-            missing = [one for one in self._runs() if one.lacks() is not None]
-            self._missing = {one.name for one in missing}
-            if missing:
-                return missing
-            self._hear()
-        return []
-
-    def ended(self, run: runs.Planned) -> list[runs.Planned]:
-        """One of its runs is over, with a loss or without; what it wants to run now."""
-        self._missing.discard(run.name)
-        if self._missing:
-            return []
-        self._hear()
-        return self.on()
-
-    def _runs(self) -> list[runs.Planned]:
-        return _planned(self._row, self._point, self._plan.choosing, self._seeds, self._output)
-
-    def _hear(self) -> None:
-        done = [runs.read_summary(one.run.workdir) for one in self._runs() if one.lacks() is None]
-        losses = [summary["eval_loss"] for summary in done]
-        whole = len(done) == len(self._seeds) and all(loss is not None for loss in losses)
-        loss = statistics.mean(losses) if whole else math.inf
-        tokens = sum(summary["tokens_total"] for summary in done)
-        self._tried.append(tuning.Tried(self._point, loss, tokens))
-        try:
-            self._point = self._climb.send(loss)
-        except StopIteration as end:
-            self.end = tuning.Tuned(self._row, self._tried, end.value, self._plan.budget)
+Climb = Iterator[list[runs.Planned]]
 
 
 def _climbed(
     plan: tuning.Plan, seeds: list[int], output: pathlib.Path
 ) -> tuple[list[tuning.Tuned], list[str]]:
     """The end of every row's climb, and the runs that failed on the way; rows climb side by side."""
-    climbers = [_Climber(row, plan, seeds, output / "chosen") for row in plan.rows]
-    owners: dict[str, _Climber] = {}
+    tuned: dict[str, tuning.Tuned] = {}
+    waits: dict[str, tuple[Climb, set[str]]] = {}  # by run, which climb it is of, and what that waits for
 
-    def owned(climber: _Climber, wanted: list[runs.Planned]) -> list[runs.Planned]:
-        owners.update((run.name, climber) for run in wanted)
-        return wanted
+    def on(climb: Climb) -> list[runs.Planned]:
+        """The runs that the next point lacks, of those at which some lack; empty at the climb's end."""
+        for planned in climb:
+            missing = [run for run in planned if run.lacks() is not None]
+            if missing:
+                names = {run.name for run in missing}
+                waits.update(dict.fromkeys(names, (climb, names)))
+                return missing
+        return []
 
     def ended(run: runs.Planned) -> list[runs.Planned]:
-        return owned(owners[run.name], owners[run.name].ended(run))
+        climb, names = waits[run.name]
+        names.discard(run.name)
+        return [] if names else on(climb)
 
-    first = [run for climber in climbers for run in owned(climber, climber.on())]
-    failed = runs.train(first, _JOBS.value, ended)
-    return [climber.end for climber in climbers if climber.end is not None], failed
+    climbs = [_climb(row, plan, seeds, output / "chosen", tuned) for row in plan.rows]
+    failed = runs.train([run for climb in climbs for run in on(climb)], _JOBS.value, ended)
+    return [tuned[row.label] for row in plan.rows if row.label in tuned], failed
+
+
+def _climb(
+    row: tuning.Row, plan: tuning.Plan, seeds: list[int], output: pathlib.Path, tuned: dict[str, tuning.Tuned]
+) -> Climb:
+    """A row's runs, point by point, by the losses of those before; what came of it goes into `tuned`."""
+    climb = tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together)
+    point, tried = next(climb), []
+    while row.label not in tuned:
+        planned = list(_planned(row, point, plan.choosing, seeds, output).values())
+        yield planned
+        done = [runs.read_summary(run.run.workdir) for run in planned if run.lacks() is None]
+        losses = [summary["eval_loss"] for summary in done]
+        whole = len(done) == len(seeds) and all(loss is not None for loss in losses)
+        loss = statistics.mean(losses) if whole else math.inf
+        tried.append(tuning.Tried(point, loss, sum(summary["tokens_total"] for summary in done)))
+        try:
+            point = climb.send(loss)
+        except StopIteration as end:
+            tuned[row.label] = tuning.Tuned(row, tried, end.value, plan.budget)
 
 
 def _planned(
-    row: tuning.Row, point: tuning.Point, changes: dict, seeds: list[int], output: pathlib.Path
-) -> list[runs.Planned]:
+    row: tuning.Row, point: tuning.Point, changes: Mapping[str, Any], seeds: list[int], output: pathlib.Path
+) -> dict[int, runs.Planned]:
     """The runs of a row at a point, one for each seed."""
     path, at = _CONFIG.value.partition(":")[0], dict(zip(row.axes, point, strict=True))
-    folder = output / runs.folder_name(row.label) / grid.point_name(at)
-    found = []
-    for seed in seeds:
-        settings = {"seed": seed, **row.settings, **changes, **at}
-        run = runs.Run(f"{path}:{row.preset}", (*settings.items(), *_GIVEN), folder / f"seed={seed}")
-        name = f"{row.label} {grid.point_name(at)}, seed {seed}"
-        found.append(runs.Planned(name, run, runs.settings_of(run, row.label)))
-    return found
+    place = grid.point_name(at)
+    settings = {**row.settings, **changes, **at}
+    folder = output / runs.folder_name(row.label) / place
+    config, overrides = f"{path}:{row.preset}", [*settings.items(), *_GIVEN]
+    return runs.of_each_seed(f"{row.label} {place}", config, overrides, folder, seeds)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ schedule of the learning rate for each horizon. All learners are alike and stead
 the same tokens. Each run of data-parallel is what the decoupled run of its seed and horizon is held against.
 """
 
-from configs import micro
+from configs import micro, sections
 
 BASELINE = {"algorithm": "data_parallel"}
 HORIZONS = {  # T, steps
@@ -21,8 +21,7 @@ ALGORITHMS = ("data_parallel", "decoupled")
 
 def get_sweep(family: str = "dense") -> list[dict]:
     """Both algorithms at each horizon, with each seed."""
-    if family not in HORIZONS:
-        raise ValueError(f"no family {family!r}; there are {', '.join(HORIZONS)}")
+    (family,) = sections.words(family, tuple(HORIZONS))
     return [
         {"algorithm": algorithm, "train.steps": steps, "config": f"configs/micro.py:{family}", "seed": seed}
         for seed in micro.SEEDS

@@ -9,7 +9,7 @@ PART
 Two to ten minutes a run on a core. The inner rate goes down to 0, and 128 documents are read side by side.
 """
 
-from configs import methods, micro
+from configs import methods, micro, sections
 
 BASELINE = {"algorithm": "data_parallel"}
 #         rows, inner rate: of data-parallel, whose step has all learners' rows
@@ -22,8 +22,7 @@ DECOUPLED += ((2, 0.024, 1.0, 0.0), (1, 0.024, 0.5))
 
 def get_sweep(part: str = "gap") -> list[dict]:
     """The points of `PART`."""
-    if part not in ("gap", "rates"):
-        raise ValueError(f"no part {part!r}; there are gap, rates")
+    (part,) = sections.words(part, ("gap", "rates"))
     if part == "rates":
         tried = [_data_parallel(*point) for point in DATA_PARALLEL]
         tried += [_decoupled(*point) for point in DECOUPLED]

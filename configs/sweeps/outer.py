@@ -7,7 +7,7 @@ take longer to be learnt. The effective step of a steady outer gradient is rate 
 of outer optimizer are compared in configs/sweeps/outer_optimizer.py.
 """
 
-from configs import micro
+from configs import micro, sections
 
 
 def get_sweep(family: str = "dense") -> list[dict]:
@@ -15,7 +15,6 @@ def get_sweep(family: str = "dense") -> list[dict]:
     if family == "dense":
         rates = {"outer.learning_rate": (0.35, 0.5, 0.7, 1.0)}
         return micro.grid(rates, {"outer.momentum": (0.0, 0.3, 0.6, 0.9)})
-    if family not in micro.FAMILIES:
-        raise ValueError(f"no family {family!r}; there are {', '.join(micro.FAMILIES)}")
+    (family,) = sections.words(family, tuple(micro.FAMILIES))
     rates, momenta = {"outer.learning_rate": (0.5, 0.7, 1.0)}, {"outer.momentum": (0.0, 0.3, 0.6)}
     return micro.grid(rates, momenta, {"train.steps": (480,)}, config=f"configs/micro.py:{family}")

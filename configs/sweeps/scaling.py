@@ -38,13 +38,12 @@ INNER_RATES = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
 OUTER_RATES = (0.35, 0.5, 0.7, 1.0, 1.4)
 GLOBAL_BATCHES = (2, 4, 8, 16, 32)  # rows
 GOOD_RATE = 16e-3  # losses within 5% of the best at each size and M; lower rates favour small batches
-# By width: of data-parallel the inner rate; of M = 1, 2, 4, 8 the inner and the outer one. They were found
-# with 8 documents side by side in each shard, of which there is one a learner, and one of data-parallel.
+# By width: of data-parallel the inner rate; of M = 1, 2, 4, 8 the inner and the outer one.
 BEST = {
     24: (0.032, (0.032, 0.5), (0.032, 0.7), (0.032, 0.7), (0.016, 0.7)),
-    32: (0.032, (0.032, 0.7), (0.032, 0.5), (0.016, 0.7), (0.016, 0.7)),
-    48: (0.016, (0.016, 0.35), (0.016, 0.5), (0.016, 0.5), (0.008, 0.7)),
-    64: (0.008, (0.008, 0.35), (0.008, 0.5), (0.008, 0.5), (0.008, 0.7)),  # outer rates of the size below
+    32: (0.032, (0.032, 1.0), (0.032, 0.7), (0.032, 0.7), (0.016, 0.7)),
+    48: (0.016, (0.016, 0.7), (0.016, 0.7), (0.016, 0.7), (0.008, 0.7)),
+    64: (0.016, (0.008, 0.7), (0.008, 0.7), (0.008, 0.7), (0.008, 0.7)),  # outer rates of the size below
 }
 
 

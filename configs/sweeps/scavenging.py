@@ -3,7 +3,8 @@
   python -m experiments.sweep --sweep=configs/sweeps/scavenging.py --output=runs/scavenging-quality --jobs=2
 
 The model of configs/methods.py with Muon, as many tokens for all, three seeds; four learners that stay, and
-0, 4 or 12 more that come while there is room (configs/scavenging.py). About 2 minutes a run on a core.
+0, 4 or 12 more that come while there is room (configs/scavenging.py), and read as many documents side by
+side when all are there. About 2 minutes a run on a core.
 """
 
 from configs import methods, micro
@@ -19,6 +20,7 @@ def get_sweep() -> list[dict]:
         {
             **methods.SETTINGS,
             **RATES,
+            "data.interleave": methods.DOCUMENTS // (4 + extra),  # of each shard
             EXTRA: extra,  # before the config, which follows from it
             "config": f"configs/scavenging.py:decoupled,{extra},dense",
             "seed": seed,

@@ -19,7 +19,7 @@ split and the seed that choose.
 
 from typing import Any
 
-from configs import baselines, dense, micro, tuned
+from configs import baselines, dense, micro, sections, tuned
 
 SHORT = {
     "config": "configs/dense.py:tiny,decoupled",
@@ -72,8 +72,7 @@ POINTS = {
 
 def get_sweep(what: str = "interval") -> list[dict[str, Any]]:
     """Each point with each seed, or with what chooses."""
-    if what not in POINTS:
-        raise ValueError(f"no sweep {what!r}; there are {', '.join(POINTS)}")
+    (what,) = sections.words(what, tuple(POINTS))
     virtual = {"driver": "virtual", "virtual.step_variation": baselines.STEP_VARIATION}
     seeds = [micro.CHOOSING] if what in ("adamw", "muon") else [{"seed": seed} for seed in micro.SEEDS]
     return [{**virtual, **point, **data} for data in seeds for point in POINTS[what]]

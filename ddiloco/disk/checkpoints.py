@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -43,6 +44,8 @@ def save(
 ) -> None:
     """Writes the global model as `directory/step`, replacing an older one; returns when it is durable.
 
+    Of other steps the newest is kept: a syncer that is preempted again and again leaves a model each time.
+
     Raises:
       CheckpointError: the disk refuses; the checkpoints of other steps stand.
     """
@@ -62,6 +65,9 @@ def save(
         written = directory / str(step)
         for path in (*written.rglob("*"), written, directory):
             make_durable(path)
+        with contextlib.suppress(OSError), _manager(directory, create=False) as manager:
+            for old in sorted(set(manager.all_steps()) - {step})[:-1]:
+                manager.delete(old)
     except Exception as error:  # Orbax raises many kinds where a disk is full
         raise CheckpointError(f"{directory / str(step)}: cannot be written: {_reason(error)}") from error
 

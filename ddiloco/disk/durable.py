@@ -197,7 +197,7 @@ class DurableState:
                 self._alarm(error, "earlier versions are not kept")
 
     def _alarm(self, error: OSError, what: str) -> None:
-        self._record(records.Alarm(f"{self.folder}: {error.strerror or error}: {what}", time.time()))
+        self._record(records.Alarm(f"{self.folder}: {records.reason(error)}: {what}", time.time()))
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         self._owner.check()

@@ -19,9 +19,11 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+from ddiloco.config import REFUSED
+
 PREFIX = "DDILOCO_"
 SYNCER, LEARNER, EVALUATOR, PART = "syncer", "learner", "evaluator", "part"
-DONE, FAILED, REFUSED, PREEMPTED = 0, 1, 2, 143  # exit codes
+DONE, FAILED, PREEMPTED = 0, 1, 143  # exit codes
 FINAL = (DONE, REFUSED)  # after which a process is not restarted
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddiloco.launch.assignment import PREFIX, REFUSED
+from ddiloco.config import REFUSED
+from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.plan import Fleet, Plan, filled
 
 

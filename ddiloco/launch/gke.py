@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ddiloco.config import ConfigError
-from ddiloco.launch.assignment import PREFIX, REFUSED
+from ddiloco.config import REFUSED, ConfigError
+from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.plan import GIB, Fleet, Plan, filled
 
 CACHE = "/cache"  # compiled programs, prepared data, a learner's copies of its inner state

@@ -25,6 +25,7 @@ from ray._private.state import state as cluster_state  # of nodes that leave, fo
 from ray.util import placement_group, remove_placement_group, tpu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from ddiloco.config import REFUSED
 from ddiloco.launch.assignment import (
     EVALUATOR,
     FAILED,
@@ -32,7 +33,6 @@ from ddiloco.launch.assignment import (
     LEARNER,
     PART,
     PREEMPTED,
-    REFUSED,
     SYNCER,
     Assignment,
 )

@@ -87,15 +87,13 @@ def start(
     return process
 
 
-def share_of_threads(
-    environment: Mapping[str, str], sharers: int, cores: int | None = None
-) -> dict[str, str]:
-    """The environment of one of so many processes, in which XLA computes in its share of the cores.
+def share_of_threads(environment: Mapping[str, str], sharers: int) -> dict[str, str]:
+    """The environment of one of so many processes, in which XLA computes in its share of this one's cores.
 
     With more threads, a step on CPU waits for whichever has lost its core to another process. Their number
-    changes no result. What PJRT_NPROC or NPROC says already holds. `cores` None: those of this process.
+    changes no result. What PJRT_NPROC or NPROC says already holds.
     """
-    threads = max(1, (cores or _own_cores()) // sharers)
+    threads = max(1, _own_cores() // sharers)
     return {"PJRT_NPROC": environment.get("NPROC", str(threads)), **environment}
 
 

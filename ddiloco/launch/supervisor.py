@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from ddiloco.config import REFUSED
 from ddiloco.launch import chips, processes
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.settings.remote import RemoteConfig, backoff
@@ -24,7 +25,6 @@ LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
-USAGE_ERROR = 2
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -110,7 +110,7 @@ class Supervisor:
             for role in (*self._spares, *self._beside):
                 self._look_after(role)
             if any(map(_refused, self._learners)):
-                return USAGE_ERROR
+                return REFUSED
             if self._is_deserted():
                 self._note("every learner has died or left, and none is restarted any more")
                 self._stop_syncer()
@@ -135,7 +135,7 @@ class Supervisor:
         if code is None or self._syncer.due_at is not None:
             return False
         asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)  # 255: the fork server was killed
-        return code in (0, USAGE_ERROR, *asked) or (code > 0 and self._is_trained())
+        return code in (0, REFUSED, *asked) or (code > 0 and self._is_trained())
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""
@@ -262,7 +262,7 @@ class Supervisor:
 
 def _refused(role: Role) -> bool:
     """Whether it has ended as it would again; not where a disk or a network refused a later start."""
-    refused = any(p is not None and p.exitcode == USAGE_ERROR for p in (role.process, *role.others))
+    refused = any(p is not None and p.exitcode == REFUSED for p in (role.process, *role.others))
     return role.over and refused and not role.steady
 
 
@@ -281,21 +281,17 @@ def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
 
 
 def learner_environment(
-    learner: int,
-    num_learners: int,
-    environment: Mapping[str, str],
-    cores: int | None = None,
-    hosts: int = 1,
+    learner: int, num_learners: int, environment: Mapping[str, str], hosts: int = 1
 ) -> dict[str, str]:
     """The environment of one learner's process, in which it sees its share of the devices.
 
     Simulated CPU devices are divided evenly, at least one each; the GPUs that CUDA_VISIBLE_DEVICES lists
     likewise, with learners in turn where there are fewer GPUs; and the chips of TPU_VISIBLE_CHIPS. Otherwise
     all processes see the same devices.
-    On CPU devices a learner computes in as many threads as its share of the `cores`, None: those of this
-    process. The learner's `hosts` share its simulated devices.
+    On CPU devices a learner computes in as many threads as its share of the cores of this process. The
+    learner's `hosts` share its simulated devices.
     """
-    given = processes.share_of_threads(environment, num_learners * hosts, cores)
+    given = processes.share_of_threads(environment, num_learners * hosts)
     flags = given.get("XLA_FLAGS", "")
     count = _DEVICE_COUNT.search(flags)
     if count is not None:

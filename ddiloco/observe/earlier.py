@@ -28,6 +28,8 @@ def key_of(record: Record) -> Key | None:
         case Noted("round", values):  # after a rollback a version may be made again, of other work
             work = json.dumps(as_json(values.get("contributions")))
             return "round", values.get("fragment"), values.get("version"), work
+        case Noted("recovered", values):
+            return "recovered", values.get("learner"), values.get("seconds")
     return None
 
 
@@ -36,10 +38,10 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
 
     Gives the keys of their last records: what they had not confirmed yet is sent to this process again.
 
-    Steps, tokens, losses, states and rounds are complete. Counts without lines of their own, such as bytes,
-    the evaluations and the alarms come from the last summary, at most 2 seconds old. Of a learner that the
-    run no longer has only steps and tokens count. Lines that cannot be read, such as a torn last one, are
-    skipped.
+    Steps, tokens, losses, states, rounds and recoveries are complete. Counts without lines of their own, such
+    as bytes, the evaluations and the alarms come from the last summary, at most 2 seconds old. Of a learner
+    that the run no longer has only steps and tokens count. Lines that cannot be read, such as a torn last
+    one, are skipped.
     """
     known: set[Key | None] = set()
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
@@ -53,22 +55,24 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
                 tally.step_done(step)
                 last.append(dataclasses.replace(step, time=line.get("own_time", step.time)))
             known.update(map(key_of, last))
-    moments, rounds = [], collections.deque[Noted](maxlen=_LAST)
+    moments = []
     for line in read_values(workdir / "states.jsonl"):  # after the steps, at which figures mark them
         state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
         moments.append(state.time)
         if state.learner in tally.info.chips_by_learner:
             tally.state_changed(state)
-    for line in read_values(workdir / "rounds.jsonl"):
-        tally.noted(merged := Noted("round", line, line["time"]))
-        rounds.append(merged)
+    for name, file in (("round", "rounds.jsonl"), ("recovered", "recoveries.jsonl")):
+        noted = collections.deque[Noted](maxlen=_LAST)
+        for line in read_values(workdir / file):
+            noted.append(Noted(name, line, line["time"]))
+            tally.noted(noted[-1])
+        known.update(map(key_of, noted))
     summary = read_json(workdir / "summary.json")
     tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
     for name in ("sent", "received"):
         counted = summary.get(f"bytes_{name}_by_learner", {})
         getattr(tally, f"{name}_by_learner").update({int(m): count for m, count in counted.items()})
     tally.drops.update(summary.get("drops", {}))
-    tally.inner_states.update(summary.get("inner_states", {}))
     # Lines of rounds have no offers of those that made no version.
     left_out = {int(m): count for m, count in summary.get("offers_left_out", {}).items()}
     tally.rounds.left_out |= collections.Counter(left_out)
@@ -78,7 +82,7 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
         tally.started = min(moments)
     for score in summary.get("eval_history", []):
         tally.evaluations.append(_evaluation(dict(score), tally.started or 0.0))
-    return {key for key in known.union(map(key_of, rounds)) if key is not None}
+    return {key for key in known if key is not None}
 
 
 def _evaluation(score: dict[str, Any], started: float) -> Evaluated:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import http.server
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -12,51 +14,54 @@ from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.observe.records import StateChanged, StepDone
 
-SLOWEST = 10.0  # times the longest step so far, which the protocol tolerates too
-SHORTEST = 600.0  # seconds without a step that mean nothing yet
+SLOWEST = 10.0  # times the median of the last steps
+SHORTEST = 600.0  # seconds without a step that mean nothing yet to an engine
 
 
 class Health:
     """What is known of this process's health.
 
     It is ready once it has been said to be, and lives unless a learner in the middle of its steps takes no
-    further one for ten minutes and for ten times its longest: then its devices hang; only a restart helps.
+    further one for more than `shortest` seconds and ten times the median of the last ones: then its devices
+    hang, or on TPUs another host of it is gone; only a restart helps.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, shortest: float = SHORTEST, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds that never jump."""
         self.ready = threading.Event()
-        self._clock = clock
-        self._stepped_at: float | None = None
-        self._longest = 0.0
+        self._shortest, self._clock = shortest, clock
+        self._lock = threading.Lock()
+        self._seconds: collections.deque[float] = collections.deque(maxlen=31)  # of the last steps
+        self._since: float | None = None  # when the step under way began
 
     def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
         """`record`, with the steps that pass through it noticed; a learner that steps is ready."""
 
         def watch(one: Any) -> None:
             record(one)
-            if isinstance(one, StepDone):
+            with self._lock:
                 now = self._clock()
-                if self._stepped_at is not None:
-                    self._longest = max(self._longest, now - self._stepped_at)
-                self._stepped_at = now
-                self.ready.set()
-            elif isinstance(one, StateChanged):  # who waits for the syncer does not hang
-                goes_on = one.state is State.STEPPING and self._longest
-                self._stepped_at = self._clock() if goes_on else None
+                if isinstance(one, StateChanged):  # who waits for the syncer does not hang
+                    self._since = now if one.state is State.STEPPING else None
+                elif isinstance(one, StepDone):
+                    if self._since is not None:
+                        self._seconds.append(now - self._since)
+                    self._since = now
+                    self.ready.set()
 
         return watch
 
     def close(self) -> None:
         """No further step is to be expected."""
-        self._stepped_at = None
+        self._since = None
 
     def hanging(self) -> float | None:
         """Seconds since the last step if they are too many; None: all is well."""
-        if self._stepped_at is None:
-            return None
-        waited = self._clock() - self._stepped_at
-        return waited if waited > max(SHORTEST, SLOWEST * self._longest) else None
+        with self._lock:
+            if self._since is None or not self._seconds:
+                return None
+            waited, usual = self._clock() - self._since, statistics.median(self._seconds)
+        return waited if waited > max(self._shortest, SLOWEST * usual) else None
 
 
 def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:

@@ -123,6 +123,14 @@ def write_out(record: Callable[[Record], None], seconds: float = 2.0, summary: b
     done.wait(seconds)
 
 
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line, as alarms say it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    line = next(iter(str(error).splitlines()), "")
+    return line or type(error).__name__
+
+
 def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> list[Record]:
     """The records of a step that gave another result on these devices when it was repeated."""
     sentence = (

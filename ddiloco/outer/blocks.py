@@ -144,10 +144,6 @@ class Gathered:
         self._found: dict[Box, np.ndarray] = {}
         self._parts: dict[Box, list[Box]] = {box: [] for box in cut.boxes}
 
-    def wants(self, cut: Cut) -> bool:
-        """Whether some of these blocks is wanted."""
-        return any(overlap(box, wanted) is not None for box in cut.boxes for wanted in self._cut.boxes)
-
     def add(self, blocks: Blocks) -> None:
         """Takes what is wanted of these; a block that is just that is kept, not copied.
 
@@ -177,8 +173,12 @@ class Gathered:
         return self._found[wanted]
 
 
-def owned(array: jax.Array) -> Blocks:
+def owned(array: np.ndarray | jax.Array | Blocks) -> Blocks:
     """The blocks that this process alone answers for, in host memory; waits for their copy."""
+    if isinstance(array, Blocks):
+        return array
+    if isinstance(array, np.ndarray | np.generic) or array.is_fully_addressable:
+        return Blocks.whole(np.asarray(array))
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     return Blocks(array.shape, {box_of(s.index, array.shape): np.asarray(s.data) for s in shards})
 

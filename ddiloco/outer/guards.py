@@ -21,7 +21,7 @@ import numpy as np
 
 from ddiloco.config import setting
 
-_FACTOR = 5.0  # honest learners of a round were found within 2.4: docs/results/guards.md
+_FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/guards.md
 _DISPUTED = 100.0  # the same where half of a round are as long as each other: nobody knows who is right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)

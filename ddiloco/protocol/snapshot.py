@@ -73,13 +73,13 @@ class SnapshotCore:
         self.absent = ()
         return [Mark(number, m) for m in sorted(self._awaited)]
 
-    def is_in_flight(self, learner: int) -> bool:
-        """Whether a message that comes from the learner now belongs to the state of its channel."""
-        return self.under_way and learner in self._awaited
+    def awaits(self, learner: int) -> bool:
+        """Whether the learner's mark has yet to come, so that what comes before it was in flight."""
+        return learner in self._awaited
 
     def marked(self, mark: Mark) -> bool:
         """Takes the mark of a learner that has recorded its state; returns whether it was awaited."""
-        if not self.is_in_flight(mark.learner) or mark.number != self.epoch:
+        if not self.awaits(mark.learner) or mark.number != self.epoch:
             return False
         self._awaited.discard(mark.learner)
         return True

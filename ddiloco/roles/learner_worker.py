@@ -303,7 +303,7 @@ class LearnerWorker:
         try:
             arrays = self._arrays.inner()
         except Exception as error:  # such as no memory for it: that costs the copy, and not the learner
-            problem = f"no copy of the inner optimizer state: {type(error).__name__}: {error}".splitlines()[0]
+            problem = f"no copy of the inner optimizer state: {records.reason(error)}"
             self._record(records.Alarm(f"learner {self.core.learner}: {problem}", time.time()))
             for wish in ready:
                 wish.answer.set_exception(error)

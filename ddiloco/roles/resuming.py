@@ -13,8 +13,7 @@ import numpy as np
 from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
 from ddiloco.disk.snapshots.array_names import named, numbered
-from ddiloco.disk.snapshots.host_parts import Needs
-from ddiloco.disk.snapshots.parts import SYNCER_PART, is_fragments_part, learner_part
+from ddiloco.disk.snapshots.parts import SYNCER_PART, Needs, is_fragments_part, learner_part
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.header import ResumedWith
@@ -137,7 +136,11 @@ class Origin:
     def learner(
         self, learner: int, position: dict[str, Any] | None, transfer: FragmentTransfer
     ) -> ResumedLearner | None:
-        """The learner's state, or None if it has no part; `position` is where its batches begin."""
+        """The learner's state, or None if it has no part; `position` is where its batches begin.
+
+        An update that was on its way is taken as if no offer of the learner's were in it, which the snapshot
+        does not say: the steps since such an offer are lost, with `sync.rebase`, too.
+        """
         if learner not in self.learners:
             return None
         part = self._snapshot.part(learner_part(learner), self._needs)
@@ -165,7 +168,7 @@ class Origin:
         part = self._snapshot.part(learner_part(donor))
         versions = tuple(row[0] for row in part.state["fragments"])
         known = InnerOrigin(donor, 0, self.name.number)
-        inner = numbered("inner", part.arrays)
+        inner = [np.array(leaf) for leaf in numbered("inner", part.arrays)]  # else all of the part would stay
         return InnerState(part.state["clock"], versions, inner, known, part.state["steps"])
 
     @functools.cached_property
@@ -175,15 +178,18 @@ class Origin:
     def _codec_state(
         self, part: SnapshotPart, fragments: Sequence[FragmentWork], error_feedback: bool
     ) -> dict[str, np.ndarray | Blocks]:
-        """For each fragment, the version that offers are encoded against, and what encodings left out."""
+        """For each fragment, the version that offers are encoded against, and what encodings left out.
+
+        Where an update was on its way that is nothing: if an offer of the learner's is in it, what was left
+        out before was sent along.
+        """
         arrays: dict[str, np.ndarray | Blocks] = {}
-        for p, version in enumerate(self._versions):
-            anchor = numbered(f"anchor/{p}", part.arrays)
-            if not anchor or fragments[p].version < version:
-                anchor = self.start.fragments[p].pieces
+        for p, own in enumerate(fragments):
+            known = part.arrays if own.version == self._versions[p] else {}
+            anchor = numbered(f"anchor/{p}", known) or self.start.fragments[p].pieces
             arrays |= named(f"anchor/{p}", anchor)
             if error_feedback:
-                kept = numbered(f"residual/{p}", part.arrays) if self._same_codec else ()
+                kept = numbered(f"residual/{p}", known) if self._same_codec else ()
                 arrays |= named(f"residual/{p}", kept or [np.zeros(x.shape, np.float32) for x in anchor])
         return arrays
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import events
@@ -49,7 +48,6 @@ class Fleet:
         self._recovery_seconds = recovery_seconds
         self._observer = observer or Observer()
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
-        self._sent: dict[tuple[int, Any], tuple[int, ...]] = {}  # by learner and place, what was sent last
         self.syncer = make_syncer(
             policy,
             total_steps,
@@ -192,25 +190,15 @@ class Fleet:
         process = self._routes.get((learner, incarnation))
         if process is None:
             return False
-        place, sent = _carried(incarnation, event)
-        if fragments and self._sent.get((learner, place)) == sent:
-            return True  # as on a real wire, whose connection carries each once; what was lost is not here
-        times = process.place.down.arrivals(self.calendar.now, size)
+        down = process.place.down
+        begins = max(self.calendar.now, down.free_at) + down.quality.latency
+        times = down.arrivals(self.calendar.now, size)
         for time in times:
             self.calendar.at(time, process.take, event, fragments)
         if fragments and times:
             process.sees_off(max(times))
-            self._sent[learner, place] = sent
         if size and times:
             self._observer.transferred(learner, 0, size * len(times))
+            if isinstance(event, events.UpdateArrived):
+                self.calendar.at(begins, process.forget_offer, event.fragment, event.version)
         return bool(times)
-
-
-def _carried(incarnation: int, event: events.FromSyncer) -> tuple[Any, tuple[int, ...]]:
-    """Where fragments go, an update's one or all of a welcome, and which version of them the event has."""
-    match event:
-        case events.UpdateArrived(fragment=p, version=version, lineage=lineage):
-            return p, (incarnation, version, lineage)
-        case events.Welcomed(fragments=fragments):
-            return fragments, (incarnation,)
-    return None, ()

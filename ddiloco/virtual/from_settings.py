@@ -128,6 +128,12 @@ def check_fleet(experiment: Experiment) -> None:
         chips_by_learner(experiment)
     except ValueError as error:
         raise ConfigError(f"config.virtual.{error}") from None
+    v, again = experiment.virtual, experiment.virtual.failures.step_seconds
+    if v.lives == "failures" and again not in (0.0, *v.step_seconds):
+        raise ConfigError(
+            f"config.virtual.failures.step_seconds: is {again:g}, but must be among "
+            f"config.virtual.step_seconds, {v.step_seconds}, or 0: nothing is done again"
+        )
     if experiment.algorithm not in BASELINES:
         lives(experiment)
 

@@ -24,7 +24,7 @@ class Link:
         self.quality = quality
         self.cut = False  # a partition: everything sent meanwhile vanishes
         self._rng = rng
-        self._free_at = 0.0
+        self.free_at = 0.0  # when all that was sent so far is on its way
 
     def arrivals(self, now: float, size: int) -> list[float]:
         """When a message of `size` bytes, sent now, arrives: once, not at all, or twice."""
@@ -38,8 +38,8 @@ class Link:
         """When the last byte has been sent; what has none goes by a stream of its own, without waiting."""
         if self.quality.bandwidth is None or not size:
             return now
-        self._free_at = max(now, self._free_at) + size / self.quality.bandwidth
-        return self._free_at
+        self.free_at = max(now, self.free_at) + size / self.quality.bandwidth
+        return self.free_at
 
     def _delay(self) -> float:
         return self._rng.expovariate(1 / self.quality.jitter) if self.quality.jitter else 0.0

@@ -64,15 +64,20 @@ class GlobalArrays:
 class RecordingObserver(Observer):
     """Turns what happens in a fleet into the records of a run."""
 
-    def __init__(self, record: Record, merged: Callable[[int], None]) -> None:
+    def __init__(
+        self, record: Record = lambda record: None, merged: Callable[[int], None] = lambda step: None
+    ) -> None:
         """`merged` is called with the global step of every merge."""
         self.tokens = 0  # that all learners have trained on
-        self.merged_at = 0.0  # when the last round was
+        self.clock = 0  # of the furthest
+        self.stepped_at = self.merged_at = 0.0  # when the last step and the last round were
         self._record = record
         self._merged = merged
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
         self.tokens += tokens
+        self.clock = max(self.clock, clock)
+        self.stepped_at = now
         self._record(records.StepDone(learner, clock, now, tokens, metrics))
 
     def entered(self, learner: int, state: State, chips: int, now: float) -> None:
@@ -232,8 +237,8 @@ def run_without_arrays(
     experiment: Experiment, traffic: Traffic, record: Record, stop: threading.Event
 ) -> Outcome:
     """Plays the run; batches count as full."""
-    observer = RecordingObserver(record, merged=lambda step: None)
-    fleet = _counting_fleet(experiment, experiment.train.steps, CountingSyncer(traffic), observer)
+    observer = RecordingObserver(record)
+    fleet = _counting_fleet(experiment, experiment.train.steps, traffic, observer)
     failure = play(fleet, experiment, observer, stop)
     return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
 
@@ -249,22 +254,22 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     Raises:
       ConfigError: the fleet dies before it has spent its tokens.
     """
-    counted = _Counted()
-    fleet = _counting_fleet(experiment, None, CountingSyncer(traffic), counted)
+    observer = RecordingObserver()
+    fleet = _counting_fleet(experiment, None, traffic, observer)
     tokens, seconds = experiment.train.tokens, experiment.virtual.seconds
     patience = patience_for_merges(experiment, traffic)
     spent = math.inf if tokens is None else tokens
 
     def over() -> bool:
-        return counted.tokens >= spent or fleet.calendar.now > (seconds or counted.stepped_at + patience)
+        return observer.tokens >= spent or fleet.calendar.now > (seconds or observer.stepped_at + patience)
 
     fleet.run(stop=over)
-    if tokens is not None and counted.tokens < tokens:
+    if tokens is not None and observer.tokens < tokens:
         raise ConfigError(
-            f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {counted.tokens} "
+            f"config.train.tokens: is {tokens}, but the fleet of config.virtual comes to {observer.tokens} "
             f"in {fleet.calendar.now:g} virtual seconds"
         )
-    steps = max(1, counted.clock)
+    steps = max(1, observer.clock)
     return steps if tokens is None else _nearest(tokens, steps, partial(_trained, experiment, traffic))
 
 
@@ -286,29 +291,18 @@ def _nearest(budget: int, most: int, trained: Callable[[int], int]) -> int:
 
 def _trained(experiment: Experiment, traffic: Traffic, steps: int) -> int:
     """The tokens of a whole run of so many global steps; nothing is trained."""
-    observer = RecordingObserver(lambda record: None, merged=lambda step: None)
-    fleet = _counting_fleet(experiment, steps, CountingSyncer(traffic), observer)
+    observer = RecordingObserver()
+    fleet = _counting_fleet(experiment, steps, traffic, observer)
     play(fleet, experiment, observer, threading.Event())
     return observer.tokens
 
 
-class _Counted(Observer):
-    def __init__(self) -> None:
-        self.tokens = self.clock = 0
-        self.stepped_at = 0.0
-
-    def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
-        self.stepped_at = now
-        self.tokens += tokens
-        self.clock = max(self.clock, clock)
-
-
 def _counting_fleet(
-    experiment: Experiment, total_steps: int | None, syncer: CountingSyncer, observer: Observer
+    experiment: Experiment, total_steps: int | None, traffic: Traffic, observer: Observer
 ) -> Fleet:
     length = task_of(experiment).row_tokens
 
     def arrays(learner: int) -> CountingLearner:
         return CountingLearner(experiment.batch_size(learner) * length)
 
-    return make_fleet(experiment, total_steps, arrays, syncer, observer)
+    return make_fleet(experiment, total_steps, arrays, CountingSyncer(traffic), observer)

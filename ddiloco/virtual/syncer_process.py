@@ -98,6 +98,8 @@ class VirtualSyncer:
             case actions.Tell(receivers, event):
                 payload = [self.arrays.fragment(p) for p in fragments_with(event)]
                 for receiver in receivers:
+                    if self._has(receiver, event):
+                        continue
                     if self._deliver(*receiver, event, payload, self._size(receiver, event)):
                         self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
             case actions.Merge():
@@ -113,6 +115,15 @@ class VirtualSyncer:
                 self._observer.noted(action.name, values, self._calendar.now)
             case actions.Finish():
                 self.finished_at = self._calendar.now
+
+    def _has(self, receiver: tuple[int, int], event: events.FromSyncer) -> bool:
+        """Whether the link has taken its fragments already: like a real connection it carries each once."""
+        match event:
+            case events.Welcomed():
+                return all((receiver, p) in self._sent for p in fragments_with(event))
+            case events.UpdateArrived(fragment=p, version=version):
+                return self._sent.get((receiver, p)) == version
+        return False
 
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
         """Bytes that go with an event: only a difference for a learner that was sent the version before."""

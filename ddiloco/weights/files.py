@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ddiloco.config import ConfigError
 from ddiloco.disk import array_file
+from ddiloco.observe.records import reason
 from ddiloco.weights.table import Shape
 
 MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -127,5 +128,4 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _unreadable(path: pathlib.Path, error: Exception) -> ConfigError:
-    reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
-    return ConfigError(f"config.init_from: {path}: cannot be read: {reason}")
+    return ConfigError(f"config.init_from: {path}: cannot be read: {reason(error)}")

@@ -17,7 +17,7 @@ from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.training import platform
-from experiments.bench.bench_model import SteppingLearner, assembly_of, initial_fragments
+from experiments.bench.bench_model import SteppingLearner, assembly_of, initial_fragments, training_arrays
 from experiments.bench.measuring import medians, row
 from experiments.bench.processes import PATIENCE, another_process, heard
 
@@ -27,7 +27,7 @@ def run(quick: bool = False) -> list[dict]:
 
     Returns:
       One row, in steps a second: `measured` while donations go out back to back; `reference` the same learner
-      without them; `limit` the bare step loop on the same program, before. Also `donations` (in all),
+      without them; `limit` steps of the same arrays and nothing else, before. Also `donations` (in all),
       `donation_mb` and `slowest_step_ratio`: the longest gap between two steps with donations over without.
     """
     assembly = assembly_of(1, quick)
@@ -60,18 +60,9 @@ def run(quick: bool = False) -> list[dict]:
 
 
 def _bare(equipment: Equipment, fragments: list[Any], count: int) -> float:
-    """Steps a second of the program alone."""
-    program = equipment.program
-    state = program.state_from(equipment.transfer.whole(fragments))
-    batches = itertools.cycle([next(equipment.batches) for _ in range(4)])
-    clock = itertools.count()
-
-    def step() -> Any:
-        nonlocal state
-        state, metrics = program.step(state, next(batches), next(clock))
-        return metrics
-
-    return 1 / medians({"step": step}, count, warm_up=0)["step"]
+    """Steps a second of the learner's arrays alone."""
+    arrays, clock = training_arrays(equipment, fragments), itertools.count()
+    return 1 / medians({"step": lambda: arrays.step(next(clock))[1]}, count, warm_up=0)["step"]
 
 
 def _take(

@@ -33,19 +33,6 @@ SETTINGS = (
     "--config.sample.tokens=0",
 )
 SMALL = ("--config.model.num_layers=1", "--config.model.model_dim=32", "--config.model.mlp_dim=64")
-BARE = """
-import sys, jax
-from ddiloco.training import platform
-from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import parse
-from ddiloco.remote.learner import process as learner_role
-from experiments.front import cli
-platform.prepare()
-overrides = [a.removeprefix("--config.").split("=", 1) for a in sys.argv[1:]]
-assembly = assembly_of(parse(cli.resolve("configs/dense.py:tiny", overrides)))
-assembly.check_learner(0)
-assembly.own_equipment(0)
-"""
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -54,8 +41,8 @@ def run(quick: bool = False) -> list[dict]:
     Returns:
       Three rows, in seconds from the start of the new process to the first merge that its contribution is
       in: `measured`. `restart` is started by hand, `restart_forked` as driver=remote starts it, and
-      `restart_spare` counts from the word to a compiled spare. `reference`: a process that imports and
-      compiles the same, with the same learners beside it, and does nothing more. `limit`: an interpreter
+      `restart_spare` counts from the word to a compiled spare. `reference`: a spare that ends once it has
+      compiled, with the same learners beside it. `limit`: an interpreter
       that imports jax. `gap_steps`: the longest gap between two steps of a survivor, from the kill to that
       merge, in its median steps.
     """
@@ -66,8 +53,8 @@ def run(quick: bool = False) -> list[dict]:
             found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
             bare, imports = [], []
             for _ in range(1 if quick else 5):
-                bare.append(job.seconds_of([sys.executable, "-c", BARE, *job.settings]))
-                imports.append(job.seconds_of([sys.executable, "-c", "import jax"]))
+                bare.append(job.seconds_of(*job.command("learner", "--spare")))
+                imports.append(job.seconds_of(sys.executable, "-c", "import jax"))
                 for name in found:
                     found[name].append(job.replace(name))
         finally:
@@ -90,8 +77,7 @@ class _Job:
     """A run whose processes are started by hand."""
 
     def __init__(self, folder: pathlib.Path, settings: tuple[str, ...]) -> None:
-        self.settings = settings
-        self._folder = folder
+        self._settings, self._folder = settings, folder
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"127.0.0.1:{listening.getsockname()[1]}"
         self._learners: dict[int, subprocess.Popen | BaseProcess] = {}
@@ -105,10 +91,14 @@ class _Job:
             self._learners[m] = self._learner(m)
         self._until(lambda: all(len(self._steps(m)) > 30 for m in range(LEARNERS)))
 
-    def seconds_of(self, command: list[str]) -> float:
-        """How long a process takes beside the learners."""
-        begun = time.monotonic()
-        subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    def command(self, name: str, *arguments: str) -> list[str]:
+        """The command of a program of the run."""
+        return [sys.executable, "-m", f"experiments.{name}", *self._arguments(*arguments)]
+
+    def seconds_of(self, *command: str) -> float:
+        """How long a process takes beside the learners; its standard input is empty."""
+        begun, nothing = time.monotonic(), subprocess.DEVNULL
+        subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, stdin=nothing, stdout=nothing)
         return time.monotonic() - begun
 
     def replace(self, way: str) -> tuple[float, float]:
@@ -159,11 +149,11 @@ class _Job:
         return self._program("learner", f"--syncer={self._address}", f"--learner_id={m}")
 
     def _arguments(self, *more: str) -> list[str]:
-        return ["--config=configs/dense.py:tiny", *self.settings, f"--workdir={self._folder}", *more]
+        return ["--config=configs/dense.py:tiny", *self._settings, f"--workdir={self._folder}", *more]
 
     def _program(self, name: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, "-m", f"experiments.{name}", *self._arguments(*arguments)],
+            self.command(name, *arguments),
             cwd=ROOT,
             env=ENVIRONMENT,
             stdin=stdin if stdin is not None else subprocess.DEVNULL,

@@ -12,9 +12,9 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -144,11 +144,8 @@ def play(traffic: Traffic, folder: pathlib.Path) -> Played:
     return Played(rounds, between, sent, received, moved, planned, ledger["memory"])
 
 
-def _sum(found: Any) -> Seconds:
-    total: collections.Counter[str] = collections.Counter()
-    for seconds in found:
-        total.update(seconds)
-    return dict(total)
+def _sum(found: Iterable[Seconds]) -> Seconds:
+    return dict(sum(map(collections.Counter, found), collections.Counter()))
 
 
 def _asked(pipe: Connection) -> tuple[int, Seconds]:
@@ -284,7 +281,7 @@ def _learners(pipe: Connection, traffic: Traffic, address: str) -> None:
     _pin(traffic, merges=False)
     platform.prepare(cache=False)
     answered = _answer(pipe)
-    assembly, times = assembly_of(traffic), _Times()
+    assembly, times = assembly_of(traffic), _Times({}, {})
     learners = [_Learner(m, assembly, address, _offered(assembly), times) for m in range(traffic.learners)]
     threads = [threading.Thread(target=learner.run, daemon=True) for learner in learners]
     for thread in threads:
@@ -298,7 +295,7 @@ def _learners(pipe: Connection, traffic: Traffic, address: str) -> None:
         answered.acquire()
     for learner in learners:
         learner.client.finish(1.0)
-    pipe.send((times.sent, times.received))
+    pipe.send(tuple(times))
 
 
 def _offered(assembly: Assembly) -> tuple[np.ndarray, ...]:
@@ -313,18 +310,11 @@ def _offered(assembly: Assembly) -> tuple[np.ndarray, ...]:
     return tuple(map(array, wire_format(assembly.layout, 0, assembly.experiment.outer.codec)))
 
 
-class _Times:
-    """When offers went and updates came, by step and fragment; for several threads."""
+class _Times(NamedTuple):
+    """When the first offer went and the last update came, by step and fragment; for several threads."""
 
-    def __init__(self) -> None:
-        self.sent: dict[tuple[int, int], float] = {}
-        self.received: dict[tuple[int, int], float] = {}
-
-    def sends(self, step: int, fragment: int) -> None:
-        self.sent.setdefault((step, fragment), time.time())
-
-    def gets(self, step: int, fragment: int) -> None:
-        self.received[step, fragment] = time.time()
+    sent: dict[tuple[int, int], float]
+    received: dict[tuple[int, int], float]
 
 
 class _Learner:
@@ -373,7 +363,7 @@ class _Learner:
     def _take(self, event: events.LearnerEvent) -> None:
         core = self._core
         if isinstance(event, events.UpdateArrived):
-            self._times.gets(event.step, event.fragment)
+            self._times.received[event.step, event.fragment] = time.time()
         for action in core.handle(event, time.monotonic()):
             match action:
                 case actions.AdoptAll(step, versions):
@@ -383,5 +373,5 @@ class _Learner:
                 case actions.TellSyncer(told):
                     self.client.outbox.send(told)
                 case actions.SendOffer(which, contribution):
-                    self._times.sends(which.step, which.fragment)
+                    self._times.sent.setdefault((which.step, which.fragment), time.time())
                     self.client.send_offer(which, contribution, Offer(self._arrays))

@@ -13,20 +13,26 @@ import queue
 import socket
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
+from ddiloco.roles.transfer import Offer
+from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
 from experiments.bench.measuring import medians, row
-from experiments.bench.processes import CONFIG, PATIENCE, LearnerEnd, another_process, heard
+from experiments.bench.processes import PATIENCE, another_process, heard
+
+CONFIG = RemoteConfig(gather=PATIENCE)
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -37,30 +43,53 @@ def run(quick: bool = False) -> list[dict]:
     size, repetitions = (1 << 20, 3) if quick else (64 << 20, 21)
     with another_process(_syncer, size) as pipe:
         wire_address, raw_address = heard(pipe)
-        end = LearnerEnd(wire_address, 0, _terms(size))
+        end = _LearnerEnd(wire_address, _terms(size))
         rng = np.random.default_rng(0)
         arrays = tuple(rng.standard_normal(part.shape, np.float32) for part in _formats(size))
-        end.join()
         raw = socket.create_connection(raw_address)
         sent = rng.integers(0, 255, size, dtype=np.uint8)
         steps = iter(range(1, 10**6))
-
-        def over_the_wire() -> None:
-            step = next(steps)
-            end.report(step, [0])
-            end.offer(RoundId(step, 0), 0, arrays)
-            assert end.update().version == step
 
         def over_the_socket() -> None:
             raw.sendall(sent)
             receive(raw, size)
 
         with contextlib.closing(raw), contextlib.closing(end):
-            seconds = medians({"wire": over_the_wire, "raw": over_the_socket}, repetitions)
+            both = {"wire": lambda: end.round_trip(next(steps), arrays), "raw": over_the_socket}
+            seconds = medians(both, repetitions)
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     copy = medians({"copy": lambda: np.copyto(target, source)}, 9, warm_up=0)["copy"]
     speed = {kind: 2 * size / taken / 1e9 for kind, taken in seconds.items()}
     return [row("wire", speed["wire"], speed["raw"], size / copy / 1e9, "GB/s")]
+
+
+class _LearnerEnd:
+    """A learner's end of the wire, with no training behind it; joins at once."""
+
+    def __init__(self, address: str, terms: Terms) -> None:
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._client = SyncerClient(address, 0, 1, terms, Security(), CONFIG)
+        self._client.attach(self._inbox)
+        self._client.start()
+        self._client.outbox.send(events.LearnerJoined(0, 1))
+        self._hear(events.Welcomed)
+
+    def round_trip(self, step: int, arrays: tuple[np.ndarray, ...]) -> None:
+        """Reports a step of ten tokens, offers it as it is asked, and has the update of it."""
+        report = Report(0, 1, step, (FragmentCounters(0, 1, 10),))
+        self._client.outbox.send(events.StepReported(report))
+        asked = self._hear(events.OfferAsked)
+        self._client.send_offer(asked.round, Contribution(0, 1, 0, 0, step, 1, 10), Offer(arrays))
+        assert self._hear(events.UpdateArrived).version == step
+
+    def close(self) -> None:
+        """Leaves."""
+        self._client.finish(1.0)
+
+    def _hear(self, kind: type) -> Any:
+        event = self._inbox.get(timeout=PATIENCE).event
+        assert isinstance(event, kind), event
+        return event
 
 
 def _formats(size: int) -> tuple[ArrayFormat, ...]:

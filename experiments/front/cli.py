@@ -14,18 +14,18 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 from ml_collections.config_flags.tuple_parser import TupleParser
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.observe import terminal
 
-USAGE_ERROR = 2
-
+if TYPE_CHECKING:
+    from ddiloco.settings.experiment import Experiment
 
 _default: list[str] = []  # the config file of the program that runs, when none is given
 _given: list[tuple[str, str]] = []  # the overrides of its config
@@ -52,6 +52,12 @@ class Config:
     def value(self) -> ConfigDict:
         """Its settings; raises UsageError."""
         return resolve(chosen_config(), _given)
+
+    def experiment(self, **settings: Any) -> Experiment:
+        """The run that it describes, with these settings in place of its own; may raise ConfigError."""
+        from ddiloco.settings.experiment import parse
+
+        return parse({**self.value, **settings})
 
 
 def define_config(default: str) -> Config:
@@ -83,6 +89,13 @@ def chosen_config() -> str:
 def config_arguments() -> list[str]:
     """The config, with its overrides in their order, as the command line of a program like this one."""
     return [f"--config={chosen_config()}", *(f"--config.{path}={text}" for path, text in _given)]
+
+
+def given(flag: flags.FlagHolder) -> Any:
+    """The flag's value; raises UsageError if the command line has none."""
+    if flag.value in (None, "", []):
+        raise UsageError(f"{flag.name}: is missing; give --{flag.name}=...")
+    return flag.value
 
 
 def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -> None:
@@ -207,7 +220,7 @@ def tell(line: str) -> None:
 
 def _fail(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(USAGE_ERROR)
+    sys.exit(REFUSED)
 
 
 class _Argument(NamedTuple):

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, REFUSED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, SYNCER, Assignment
 from ddiloco.observe.files import read_json
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
+from ddiloco.observe.records import reason
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli, ending, roles
@@ -26,6 +27,7 @@ from experiments.front.credentials import check_address
 if TYPE_CHECKING:
     from ddiloco.page.actions import Actions
     from ddiloco.remote.learner.hosts import HostPlace
+    from ddiloco.remote.syncer.listening import Listening
     from ddiloco.roles.assembly import Assembly
 
 
@@ -98,12 +100,10 @@ class _Process:
         from ddiloco.disk.durable import FOLDER, DurableStateError
         from ddiloco.disk.run_mark import RunMarkError
         from ddiloco.page.visitors import Visitors, check_page
-        from ddiloco.remote.syncer.listening import Listening, take_descriptors
         from ddiloco.remote.syncer.process import run_syncer
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run.job import run_job
         from ddiloco.settings.experiment import with_steps_of_tokens
-        from ddiloco.training import platform
 
         experiment, security = self.experiment, self.security
         address = check_address(self.assignment.syncer, "listen")
@@ -115,11 +115,7 @@ class _Process:
         if resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
             cli.tell(f"the run in {workdir} is over")  # an engine starts everything again, also after the end
             return DONE
-        take_descriptors()
-        platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
-        roles.name_process(self.assignment.name)
-        hosts, ready = experiment.most_hosts, self.health.ready.set
-        listening = Listening(address, security, experiment.remote, hosts, ready)
+        listening = self._listening(address)
         runner = functools.partial(
             run_syncer,
             listening=listening,
@@ -139,11 +135,9 @@ class _Process:
 
     def part(self) -> int:
         from ddiloco.disk.durable import FOLDER
-        from ddiloco.remote.syncer.listening import Listening, take_descriptors
         from ddiloco.remote.syncer.part import PartRun
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run import needs
-        from ddiloco.training import platform
 
         experiment, assignment = self.experiment, self.assignment
         parts = experiment.remote.parts
@@ -154,11 +148,7 @@ class _Process:
         address = check_address(assignment.listen, "listen")
         authority = check_address(assignment.syncer, "authority")
         check_reach(address, self.security)
-        take_descriptors()
-        platform.compute_on_cpu()
-        roles.name_process(assignment.name)
-        hosts, ready = experiment.most_hosts, self.health.ready.set
-        listening = Listening(address, self.security, experiment.remote, hosts, ready)
+        listening = self._listening(address)
         assembly = self._assembly()
         needs.check(needs.part_needs(experiment, assembly.layout, assignment.part), "a part of the syncer")
         run = PartRun(
@@ -175,6 +165,17 @@ class _Process:
             print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
             return FAILED
         return 128 + self.received[0] if self.received else DONE
+
+    def _listening(self, address: str) -> Listening:
+        """Where a process of the syncer is found; what it computes, it computes on CPU."""
+        from ddiloco.remote.syncer.listening import Listening, take_descriptors
+        from ddiloco.training import platform
+
+        take_descriptors()
+        platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
+        roles.name_process(self.assignment.name)
+        hosts, ready = self.experiment.most_hosts, self.health.ready.set
+        return Listening(address, self.security, self.experiment.remote, hosts, ready)
 
     def learner(self, profiled: str | None, spare: Callable[[], Assignment | None] | None) -> int:
         import jax
@@ -256,8 +257,7 @@ class _Process:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except Exception as error:  # of a bucket, whose libraries raise errors of their own
-            reason = getattr(error, "strerror", None) or f"{error} ".splitlines()[0]
-            raise ConfigError(f"config.remote.copies: {folder}: {reason}") from None
+            raise ConfigError(f"config.remote.copies: {folder}: {reason(error)}") from None
         return folder
 
     def _ended(self, preempted: bool) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import command_name, flags
 
+from ddiloco.config import REFUSED
 from ddiloco.launch.assignment import LEARNER, PREFIX, SYNCER, Assignment
 from experiments.front import cli
 
@@ -22,7 +23,7 @@ def define(define: Callable[..., flags.FlagHolder], name: str, default: Any, mea
         return define(name, given, f"{meaning} Else ${variable}.", **more)
     except flags.IllegalFlagValueError as error:
         print(f"error: {variable}: {str(error).splitlines()[0]}", file=sys.stderr)
-        sys.exit(cli.USAGE_ERROR)
+        sys.exit(REFUSED)
 
 
 def define_role() -> None:

@@ -26,6 +26,7 @@ from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.training.evaluation import Score
 from ddiloco.virtual.run import VirtualRun
+from experiments.front.tables import markdown
 
 PANELS = {  # those after the first are of models with experts
     "loss": "held-out loss, nats/token",
@@ -150,15 +151,15 @@ def _point(seed: int, step: int, name: str, score: Score | Evaluated) -> dict[st
 
 def table(points: Sequence[Mapping[str, Any]]) -> str:
     """Losses at the last evaluation, and how far from the global model's of the same seed; in Markdown."""
-    lines = ["| at the end | held-out loss | against the global model, by seed |", "|---|---|---|"]
+    rows = []
     ends = {point["seed"]: point["step"] for point in points}  # the last of each seed
     last = [point for point in points if point["step"] == ends[point["seed"]]]
     whole = {point["seed"]: point["loss"] for point in last if point["name"] == GLOBAL}
     for name in dict.fromkeys(point["name"] for point in last):
         own = {point["seed"]: point["loss"] for point in last if point["name"] == name}
         apart = " / ".join(f"{loss / whole[seed] - 1:+.2%}" for seed, loss in own.items())
-        lines.append(f"| {name} | {statistics.mean(own.values()):.4f} | {apart if name != GLOBAL else '-'} |")
-    return "\n".join(lines)
+        rows.append([name, f"{statistics.mean(own.values()):.4f}", apart if name != GLOBAL else "-"])
+    return markdown(["at the end", "held-out loss", "against the global model, by seed"], rows)
 
 
 def draw(path: pathlib.Path, points: Sequence[Mapping[str, Any]]) -> None:

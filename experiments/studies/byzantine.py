@@ -123,10 +123,10 @@ class Outcome:
     alarms: tuple[str, ...]  # in the order in which they were raised, each once
 
 
-def run(experiment: Experiment, liars: dict[int, Lies], stop: threading.Event | None = None) -> Outcome:
+def run(experiment: Experiment, liars: dict[int, Lies]) -> Outcome:
     """Trains to the end with these liars."""
     taken: list[Any] = []
-    job = LyingRun(assembly_of(experiment), taken.append, stop or threading.Event(), liars=liars)
+    job = LyingRun(assembly_of(experiment), taken.append, threading.Event(), liars=liars)
     return outcome(taken, job.run())
 
 

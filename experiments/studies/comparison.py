@@ -90,10 +90,7 @@ def make_rows(
         if folder in rows:
             raise cli.UsageError(f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike")
         config = f"{path}:{preset}" if preset else path
-        by_seed = {}
-        for seed in seeds:
-            run = runs.Run(config, (("seed", seed), *own, *given), output / folder / f"seed={seed}")
-            by_seed[seed] = runs.Planned(f"{label}, seed {seed}", run, runs.settings_of(run, label))
+        by_seed = runs.of_each_seed(label, config, [*own, *given], output / folder, seeds)
         rows[folder] = Row(label, entry.get("paper", {}), by_seed, entry.get("against"))
     for row in rows.values():
         if row.against not in (None, *(other.label for other in rows.values())):
@@ -106,19 +103,15 @@ def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -
     """Runs what the rows lack, and writes their figures as `name`.json, .md and .png; the exit code."""
     from experiments.studies import comparison_figure
 
-    def write() -> list[dict[str, Any]]:
+    def write(_: runs.Planned | None = None) -> None:
         results = digest(rows)
         text = json.dumps({"rows": results}, indent=2, allow_nan=False)
         (output / f"{name}.json").write_text(text + "\n")
         (output / f"{name}.md").write_text(table(results) + "\n")
-        return results
 
-    def ended(_: runs.Planned) -> list[runs.Planned]:
-        write()
-        return []
-
-    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, ended)
-    results = write()
+    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, write)
+    write()
+    results = digest(rows)
     comparison_figure.draw(output / f"{name}.png", results, clock_of(results))
     print(table(results))
     print(f"{output}/{name}.json  {output}/{name}.md  {output}/{name}.png")

@@ -13,7 +13,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.observe.files import read_json
 from experiments.front import cli
 
@@ -118,6 +118,21 @@ class Planned:
         return lacking(self.run.workdir, self.settings)
 
 
+def of_each_seed(
+    name: str,
+    config: str,
+    overrides: Sequence[tuple[str, Any]],
+    folder: pathlib.Path,
+    seeds: Sequence[int],
+) -> dict[int, Planned]:
+    """A run for each seed, in folders of their own; raises UsageError as `settings_of` does."""
+    found = {}
+    for seed in seeds:
+        run = Run(config, (("seed", seed), *overrides), folder / f"seed={seed}")
+        found[seed] = Planned(f"{name}, seed {seed}", run, settings_of(run, name))
+    return found
+
+
 def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     """The seeds of this flag; raises UsageError for none, one twice, or one that is no whole number."""
     for text in texts:
@@ -129,11 +144,13 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     return seeds
 
 
-def train(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequence[Planned]]) -> list[str]:
+def train(
+    planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequence[Planned] | None]
+) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
-    Calls `ended` after each, and runs what that returns after the others. Returns the names of those that
-    failed, with why.
+    Calls `ended` after each, and runs what that returns, if anything, after the others. Returns the names of
+    those that failed, with why.
 
     Raises:
       UsageError: a run had one; the others are ended too.
@@ -155,12 +172,12 @@ def train(planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequ
 
     def note(place: int, status: int) -> None:
         plan = left[place][1]
-        if status == cli.USAGE_ERROR:
+        if status == REFUSED:
             raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
         why = plan.lacks()
         if status or why:
             failed.append(f"{plan.name} ({why or f'exit status {status}'})")
-        more = ended(plan)
+        more = ended(plan) or []
         known.extend(more)
         take(more)
 

@@ -70,6 +70,12 @@ def test_saving_a_step_again_replaces_it(copied):
     assert_equal(checkpoint.params, parameters(7))
 
 
+def test_of_other_steps_the_newest_is_kept(copied):
+    save(copied, 20, EXPERIMENT, parameters(20), None)
+    assert [restore(copied / str(step)).step for step in (12, 20)] == [12, 20]
+    assert not (copied / "4").exists()
+
+
 def test_an_earlier_step_than_the_newest_may_be_saved(copied):
     save(copied, 8, EXPERIMENT, parameters(8), None)
     assert restore(copied / "8").step == 8

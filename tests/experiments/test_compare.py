@@ -121,7 +121,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(programs, config, tmp_pa
 
 
 WRONG = {
-    "nothing named": ([], "compare: give --config=FILE.py"),
+    "nothing named": ([], "config: is missing; give --config"),
     "no comparison": (
         ["--config=configs/goodput.py"],
         "config: configs/goodput.py: has no get_comparison()",

@@ -19,6 +19,12 @@ from tests.integration.programs import SMALLEST
 needs_libtpu = pytest.mark.skipif(not topology.has_compiler(), reason="needs libtpu")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def simulated_devices():
+    """Made before libtpu is asked for, which takes XLA_FLAGS away, also where this file runs alone."""
+    return jax.devices()
+
+
 def config(**settings):
     found = cli.load_config("configs/dense.py:tiny")
     found.model.update(num_layers=1, model_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=32)

@@ -82,7 +82,7 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("evaluate", [], "checkpoint: is missing; give --checkpoint=DIR"),
+        ("evaluate", [], "checkpoint: is missing; give --checkpoint"),
         ("evaluate", ["--checkpoint=/nowhere"], "/nowhere: no such folder of checkpoints"),
         ("bench", [], "name one benchmark of learner, merge"),
         ("bench", ["lerner"], "name one benchmark of learner, merge"),
@@ -94,7 +94,7 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
             "tuning_seeds: 'x' is not a whole",
         ),
         ("averages", ["--output=/nowhere", "--config.eval.every=None"], "config.eval.every: is None, but "),
-        ("traces", [], "trace: is missing; give --trace=FILE"),
+        ("traces", [], "trace: is missing; give --trace"),
         ("traces", ["--trace=/nowhere.csv"], "trace: [Errno 2] No such file"),
         (
             "traces",
@@ -107,13 +107,13 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
         ("guards", ["--liars=8"], "liars=8: "),
         ("guards", ["--config.eval.every=None"], "config.eval.every: is None, but what lies do is a score"),
         ("guards", ["--config.sync.quorum=8"], "config.sync.quorum: is 8, but must be at most"),
-        ("evaluator", [], "workdir: is missing; give --workdir=DIR, the syncer's"),
+        ("evaluator", [], "workdir: is missing; give --workdir"),
         (
             "evaluator",
             ["--config=configs/dense.py:tiny,data_parallel", "--workdir=/nowhere"],
             "config.driver: is remote, but data_parallel is one job, which needs local",
         ),
-        ("tokenize", [], "output: is missing; give --output=DIR"),
+        ("tokenize", [], "output: is missing; give --output"),
         ("tokenize", ["--config=configs/vit.py", "--output=/nowhere/x"], "config: trains on no text"),
         ("tokenize", ["--output=/proc/tokens"], "output: /proc/tokens: "),
     ],

@@ -82,7 +82,7 @@ TOKENS = {
     "dtype": "<u2",
     "splits": {"train": {"files": ["0"], "documents": 3, "tokens": 9}},
 }
-PART = json.dumps({"files": {"state/metadata": [3, "5f" * 32]}})
+PART = json.dumps({"files": {"state.json": [3, "5f" * 32]}})
 RECORDS = [
     record_message(records.StepDone(3, 1, 2.0, 3, {"loss": 1.0})),
     record_message(records.StateChanged(3, State.STARTING, 2.0)),

@@ -11,6 +11,7 @@ VIRTUAL = ("--config.driver=virtual", "--config.sample.tokens=0", "--config.virt
 def test_a_virtual_run_under_failures_leaves_files_that_agree_in_virtual_seconds(programs, tmp_path):
     lives = ("--config.virtual.lives=failures", "--config.virtual.failures.chips_per_slice=2", NO_ARRAYS)
     rates = ("--config.virtual.failures.mtbi_years=6e-6", "--config.seed=3")
+    rates += ("--config.virtual.failures.step_seconds=1.5",)
     done = programs.train(tmp_path, *VIRTUAL, *lives, *rates)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     summary = summary_of(tmp_path)

@@ -37,7 +37,7 @@ def test_every_driver_begins_at_the_loss_of_the_weights_and_trains_on(programs, 
     [
         ("train", ["--config.init_from=nowhere"], "config.init_from: nowhere/config.json: No such file"),
         ("export", ["--workdir=nowhere", "--to=out"], "workdir: "),
-        ("export", ["--workdir=nowhere"], "give both --workdir=DIR and --to=FOLDER"),
+        ("export", ["--workdir=nowhere"], "to: is missing; give --to"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(programs, tmp_path, program, arguments, told):

@@ -12,12 +12,15 @@ from tests.launch.recorded import Commands
 from tests.remote.ends import until
 
 CONFIG = ["--config=configs/dense.py:2b", "--config.sync.num_learners=3", "--config.inner.betas=(0.9, 0.95)"]
+# As where a node's name is that of its loopback on the node itself.
+HOSTNAME = 'case "$1" in -i) echo 127.0.1.1;; -I) echo 10.1.0.5 172.17.0.1;; *) echo node5.cluster;; esac'
 
 
 @pytest.fixture
 def commands(tmp_path):
     made = Commands(tmp_path / "commands")
     made.add("sbatch", "echo 17")
+    made.add("hostname", HOSTNAME)
     made.add("scontrol", '[ "$1" = show ] && printf "node1\\nnode2\\n" || true')
     return made
 
@@ -100,6 +103,7 @@ def test_hosts_of_a_learner_are_told_who_they_are(commands, written, tmp_path):
     commands.add("python")
     commands.add("srun", 'shift; SLURM_PROCID=1 "$@"')
     assert learner(commands, written(processes=2), tmp_path)[0] == 0
+    assert commands.calls("python")[0][-1] == "--config.remote.donor_host=10.1.0.5"
     given = commands.environment("python")
     assert (given["DDILOCO_PROCESS"], given["DDILOCO_PROCESSES"]) == ("1", "2")
     assert given["DDILOCO_COORDINATOR"] == "node1:7086"  # each learner has two ports, after those of parts
@@ -161,6 +165,19 @@ def test_a_syncer_that_comes_back_on_another_node_is_found_by_learners_that_begi
     assert commands.calls("scontrol") == [["requeue", "17_2"]]
 
 
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [("-i) echo fe80::1%eth0 10.2.0.7;;", "10.2.0.7"), ("-i) exit 1;; -I) ;;", "node5.cluster")],
+)
+def test_a_node_is_found_by_its_names_address_or_where_there_is_none_by_its_name(
+    commands, written, tmp_path, says, found
+):
+    commands.add("hostname", f'case "$1" in {says} *) echo node5.cluster;; esac')
+    commands.add("srun", "exit 1")
+    commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")
+    assert (tmp_path / "shared run.launch" / "address").read_text() == f"{found}:7070\n"
+
+
 def test_an_address_of_an_earlier_run_is_forgotten(commands, written, tmp_path):
     address = tmp_path / "shared run.launch" / "address"
     address.parent.mkdir()
@@ -176,7 +193,6 @@ def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written,
     commands.add(
         "srun", f'case "$*" in *evaluator*) touch {both};; *) until [ -e {both} ]; do sleep 0.02; done;; esac'
     )
-    commands.add("hostname", "echo node5.cluster")
     code, _, err = commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")
     assert (code, err) == (0, "")
     run, address = str(tmp_path / "shared run"), tmp_path / "shared run.launch" / "address"
@@ -186,7 +202,7 @@ def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written,
     assert started["experiments.syncer"] == [
         *CONFIG,
         f"--workdir={run}",
-        "--listen=node5.cluster:7070",
+        "--listen=10.1.0.5:7070",
         "--resume=auto",
     ]
     assert commands.environment("srun")["DDILOCO_TOKEN_FILE"] == f"{run}.tokens/tokens"
@@ -196,8 +212,7 @@ def test_a_syncer_that_will_be_back_leaves_its_address_and_one_that_will_not_lea
     commands, written, tmp_path
 ):
     folder, address = written(), tmp_path / "shared run.launch" / "address"
-    commands.add("hostname", "echo node5.cluster")
-    for code, left in ((1, "node5.cluster:7070"), (2, "over")):
+    for code, left in ((1, "10.1.0.5:7070"), (2, "over")):
         commands.add("srun", f"exit {code}")
         commands.run("syncer.sbatch", folder, SLURM_JOB_ID="16")
         assert address.read_text() == f"{left}\n"
@@ -227,4 +242,4 @@ def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp
         "DDILOCO_GRACE": "48",
     }
     (call,) = commands.calls("srun")
-    assert f"--workdir={tmp_path}/run" in call and call[-1].endswith(":7084")
+    assert f"--workdir={tmp_path}/run" in call and call[-1] == "--listen=10.1.0.5:7084"

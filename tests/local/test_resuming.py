@@ -135,14 +135,16 @@ def test_a_learner_that_was_absent_joins_anew_with_the_inner_state_of_one_that_w
     assert {m for _, m, *_ in after.contributions} == {0, 1}
 
 
-def rewritten(taken, folder, **state) -> SnapshotStore:
-    """A store whose snapshot 1 is this one, but for the state of learner 0."""
+def rewritten(taken, folder, arrays=(), outer=(), **state) -> SnapshotStore:
+    """A store whose snapshot 1 is this one, but for arrays and state of learner 0, and outer settings."""
     store, writer = SnapshotStore(folder, 1), PartWriter(folder)
     parts = {name: taken.part(name) for name in taken.parts}
     old = parts["learner_000"]
-    parts["learner_000"] = SnapshotPart(old.arrays, {**old.state, **state})
+    parts["learner_000"] = SnapshotPart({**old.arrays, **dict(arrays)}, {**old.state, **state})
     files = {name: writer.write(1, name, part).result(LIMIT) for name, part in parts.items()}
-    store.complete(1, taken.header, files)
+    before = taken.header["experiment"]
+    experiment = {**before, "outer": {**before["outer"], **dict(outer)}}
+    store.complete(1, {**taken.header, "experiment": experiment}, files)
     return store
 
 
@@ -193,24 +195,31 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
     """Of a snapshot in which learner 0 lacks the newest version of fragment 1."""
     taken = newest(interrupted[1])
     old = taken.state("learner_000")["fragments"]
-    version = old[1][0]
-    rows = [[version - 1, 1, 5, 50, True] if p == 1 else row for p, row in enumerate(old)]
-    store = rewritten(taken, tmp_path / "snapshots", fragments=rows, clock=2)
-    e = settings(data_dir, outer={"codec": "int8", "error_feedback": True})
+    versions = taken.header["versions"]
+    rows = [[versions[p] - (p == 1), *row[1:]] for p, row in enumerate(old)]
+    outer = {"codec": "int8", "error_feedback": True}
+    e = settings(data_dir, outer=outer)
     assembly = assembly_of(e)
+    kept = {
+        f"{kind}/{p}/{i}": np.ones(shape, np.float32)
+        for kind in ("anchor", "residual")
+        for p in range(assembly.layout.num_fragments)
+        for i, shape in enumerate(assembly.layout.piece_shapes(p))
+    }
+    store = rewritten(taken, tmp_path / "snapshots", kept, outer, fragments=rows, clock=2)
     origin = resuming.Origin(store.open(1), e, assembly.layout)
     equipment = assembly.equipment()[0]
     back = origin.learner(0, origin.positions(e)[0], equipment.transfer)
     merged = origin.start.state.merged_steps[1]
-    newer = max(version, origin.start.state.versions[1])
-    assert back.begins_with.fragments[1] == FragmentWork(newer, merged)
+    assert back.begins_with.fragments[1] == FragmentWork(versions[1], merged)
     assert back.begins_with.clock == max(2, merged)
     arrays = TrainingArrays(equipment)
     back.load(arrays, mixing=0.0)
     held = arrays.state()[0]
     for i, piece in enumerate(origin.start.fragments[1].pieces):
         np.testing.assert_array_equal(held[f"anchor/1/{i}"], piece)
-        assert not np.asarray(held[f"residual/1/{i}"]).any()
+        assert not np.asarray(held[f"residual/1/{i}"]).any(), "it may have been sent, in an offer merged"
+    assert np.asarray(held["residual/0/0"]).all() and np.asarray(held["residual/2/0"]).all()
     whole = equipment.transfer.whole([f.pieces for f in origin.start.fragments.values()])
     names = assembly.layout.names(1)
     for name in names:

@@ -307,8 +307,8 @@ MUTANTS = (
     ),
     Mutant(
         "snapshot: the mark of an earlier snapshot counts",
-        "if not self.is_in_flight(mark.learner) or mark.number != self.epoch:",
-        "if not self.is_in_flight(mark.learner):",
+        "if not self.awaits(mark.learner) or mark.number != self.epoch:",
+        "if not self.awaits(mark.learner):",
         PROTOCOL,
     ),
 )

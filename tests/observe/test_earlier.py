@@ -54,7 +54,7 @@ FIRST = [
     *steps(1, 1, 2, 102.0),
     Transferred(0, 100, 200),
     Noted("drop", {"learner": 0, "reason": "late"}, 103.0),
-    Noted("recovered", {"learner": 0, "inner_state": "fresh"}, 103.0),
+    Noted("recovered", {"learner": 0, "inner_state": "fresh", "seconds": 0.25}, 103.0),
     merge(0, 1, [0, 1], 103.0),
     Noted("round_refused", {"step": 2, "fragment": 1, "left_out": [0]}, 103.2),
     Evaluated(1, 50, 103.5, 4.0, {"accuracy": 0.5}),
@@ -106,10 +106,10 @@ def test_two_processes_one_after_the_other_count_as_one(tmp_path):
 def test_what_a_process_had_written_and_not_confirmed_counts_once_though_it_is_sent_again(tmp_path):
     whole = monitor(tmp_path / "whole", *FIRST, *THEN)
     monitor(tmp_path / "parts", *FIRST)
-    again = [r for r in FIRST if isinstance(r, StepDone) or getattr(r, "name", "") == "round"]
+    again = [r for r in FIRST if isinstance(r, StepDone) or getattr(r, "name", "") in ("round", "recovered")]
     both = monitor(tmp_path / "parts", *again, *THEN, resume=True)
     assert {name: both[name] for name in CONTINUED} == {name: whole[name] for name in CONTINUED}
-    for name in ("learners/0/steps.jsonl", "learners/1/steps.jsonl", "rounds.jsonl"):
+    for name in ("learners/0/steps.jsonl", "learners/1/steps.jsonl", "rounds.jsonl", "recoveries.jsonl"):
         lines = (tmp_path / "parts" / name).read_text().splitlines()
         assert len(lines) == len(set(lines))
 
@@ -205,4 +205,4 @@ def test_states_and_recoveries_have_lines(tmp_path):
     assert states[-1] == {"time": 104.0, "learner": 1, "state": "failed", "chips": None}
     assert len(states) == 5
     line = json.loads((tmp_path / "recoveries.jsonl").read_text())
-    assert line == {"time": 103.0, "learner": 0, "inner_state": "fresh"}
+    assert line == {"time": 103.0, "learner": 0, "inner_state": "fresh", "seconds": 0.25}

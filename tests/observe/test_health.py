@@ -22,7 +22,7 @@ def ask(server, path):
 @pytest.fixture
 def served():
     now = [0.0]
-    health = Health(lambda: now[0])
+    health = Health(clock=lambda: now[0])
     server = serve("127.0.0.1:0", health)
     yield health, server, now
     server.shutdown()
@@ -44,15 +44,28 @@ def test_a_learner_is_ready_once_it_steps(served):
 def test_a_learner_that_has_stepped_and_steps_no_more_does_not_live(served):
     health, server, now = served
     record = health.watching(lambda one: None)
-    for step, time in enumerate([0.0, 100.0, 120.0]):
+    for step, time in enumerate([0.0, 100.0, 200.0]):
         now[0] = time
         record(StepDone(learner=0, step=step, time=time, tokens=1, metrics={}))
-    now[0] += 999.0  # not yet ten times the longest step
+    now[0] += 999.0  # not yet ten times the median
     assert ask(server, "/live")[0] == 200
     now[0] += 2.0
     assert ask(server, "/live") == (503, "no step for 1001 s\n")
     health.close()  # the run is over
     assert ask(server, "/live")[0] == 200
+
+
+def test_one_slow_step_does_not_hide_that_a_later_one_hangs():
+    now = 0.0
+    health = Health(3.0, clock=lambda: now)
+    record = health.watching(lambda one: None)
+    record(StateChanged(0, State.STEPPING, 0.0))
+    for now in (20.0, 21.0, 22.0, 23.0):  # the first also compiled
+        record(StepDone(learner=0, step=1, time=now, tokens=1, metrics={}))
+    now = 33.0
+    assert health.hanging() is None
+    now = 33.5
+    assert health.hanging() == 10.5
 
 
 def test_a_learner_that_compiles_lives(served):

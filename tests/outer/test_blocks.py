@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import types
 
 import jax
 import numpy as np
@@ -115,7 +116,11 @@ def test_what_a_process_owns_holds_and_needs_follows_from_the_sharding(spec):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "fsdp"))
     sharding, whole = NamedSharding(mesh, PartitionSpec(*spec)), np.arange(64.0).reshape(8, 8)
     array = jax.device_put(whole, sharding)
-    assert tiled([owned(array).cut])  # of one process; replicas are no second time in it
+    one_of_several = types.SimpleNamespace(
+        shape=(8, 8), is_fully_addressable=False, addressable_shards=array.addressable_shards
+    )
+    assert tiled([owned(one_of_several).cut])  # replicas are no second time in it
+    assert owned(array).cut == Cut.whole((8, 8))
     assert set(held(array).blocks) == set(needed(sharding, (8, 8)).boxes)
     for box, block in held(array).blocks.items():
         np.testing.assert_array_equal(block, whole[slices(box)])

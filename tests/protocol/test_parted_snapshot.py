@@ -71,7 +71,7 @@ class Fleet:
         if isinstance(what, Mark):
             process.core.marked(what)
             return
-        if process.core.is_in_flight(EVERYONE.index(of)):
+        if process.core.awaits(EVERYONE.index(of)):
             process.in_flight.add(what)
         process.got.add(what)
 

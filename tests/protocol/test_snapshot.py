@@ -71,7 +71,7 @@ class Fleet:
         if isinstance(what, Mark):
             assert self.core.marked(what)
             return
-        if self.core.is_in_flight(m):
+        if self.core.awaits(m):
             self.in_flight.add(what)
         self.syncer.got.add(what)
         self.syncer.clock = self.syncer.clock.joined(clock)
@@ -139,10 +139,10 @@ def begun(timeout=10.0):
 
 def test_on_a_channel_that_keeps_the_order_what_comes_before_the_mark_was_in_flight():
     core = begun()
-    assert core.is_in_flight(1)
+    assert core.awaits(1)
     assert core.marked(Mark(1, 1))
-    assert not core.is_in_flight(1)
-    assert core.is_in_flight(2)
+    assert not core.awaits(1)
+    assert core.awaits(2)
 
 
 def test_a_learner_that_goes_before_its_mark_is_left_out():

@@ -121,9 +121,14 @@ def test_of_a_host_s_copies_the_two_newest_stay_and_what_is_damaged_does_not_cou
     read: list[str] = []
     load = array_file.load
     monkeypatch.setattr(array_file, "load", lambda path, magic: read.append(path.suffix) or load(path, magic))
+    assert copies.load(numbers[-1])[1][0].all == 3
+    assert not read, "the newest was read to see whether it can be"
+    copies.forget()
     found = copies.newest("run", numbers[1:-1])
     assert (found.step, found.arrays.number, found.arrays[0].all) == (2, numbers[-2], 2)
     assert read == [f".{numbers[-2]}"], "of copies that large none is read but the one that is wanted"
+    copies.load(numbers[-1])
+    assert read[1:] == [f".{numbers[-1]}"]
     path = folder / f"inner_state.1.{numbers[-1]}"
     path.write_bytes(path.read_bytes()[:-9])
     assert OwnCopies(folder, OF_A_HOST, 1).numbers() == [numbers[-2]]

@@ -6,13 +6,17 @@ import queue
 import threading
 import unittest.mock
 
+import jax.numpy as jnp
 import pytest
 
+from ddiloco.disk import array_file
 from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.hosts import HostPlace
+from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
+from tests.remote.donors import OF_A_HOST, state
 from tests.remote.ends import PATIENCE, welcome
 
 
@@ -66,6 +70,21 @@ def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted
         with pytest.raises(WireError, match="not the versions that host 0 has"):
             follower._do(order)
         assert follower._arrays.adopted is None
+
+
+def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path, monkeypatch):
+    for number in (5, 6):
+        OwnCopies(tmp_path, OF_A_HOST, 1).save(number, list(map(jnp.asarray, state(number).arrays)))
+    read, load = [], array_file.load
+    monkeypatch.setattr(array_file, "load", lambda path, magic: read.append(path.suffix) or load(path, magic))
+    follower = Follower.__new__(Follower)
+    follower._copies, follower._fetched = OwnCopies(tmp_path, OF_A_HOST, 1), {}
+    assert follower._copies.numbers() == [6, 5]
+    assert [follower._taken(number)[0].all for number in (6, 5)] == [6, 5]
+    assert follower._taken(0) is None
+    assert read == [".6", ".5", ".5"]
+    follower._fetched = {7: "of a peer"}
+    assert follower._taken(7) == "of a peer" and follower._fetched == {}
 
 
 def test_a_leading_host_without_memory_for_a_copy_has_the_others_drop_theirs():

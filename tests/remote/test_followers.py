@@ -1,4 +1,4 @@
-"""Host 0 and those that follow it, over real connections; and steps that hang."""
+"""Host 0 and those that follow it, over real connections."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,12 @@ import pytest
 
 from ddiloco.data.errors import DataError
 from ddiloco.data.host_batches import HostBatches
-from ddiloco.goodput.accounting import State
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
 from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_recovery import HostRecovery
-from ddiloco.remote.learner.hosts import HostPlace, StepWatch
+from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
@@ -253,22 +252,6 @@ def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading)
 
 def test_host_0_leads_at_the_port_after_the_coordinator_s():
     assert HostPlace(1, 2, "10.0.0.7:8476").leader == "10.0.0.7:8477"
-
-
-def test_a_step_hangs_that_takes_ten_medians_and_longer_than_the_least(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr("ddiloco.remote.learner.hosts.time.monotonic", lambda: now)
-    passed, watch = [], StepWatch(3.0, lambda why: None)
-    record = watch.watching(passed.append)
-    assert watch.overdue(1e9) is None  # it has not begun to step
-    record(records.StateChanged(0, State.STEPPING, 0.0))
-    for now in (20.0, 21.0, 22.0, 23.0):  # the first also compiled
-        record(records.StepDone(0, 1, now, 1, {}))
-    assert watch.overdue(33.0) is None
-    assert "a step hangs: 10.1 s" in watch.overdue(33.1)
-    record(records.StateChanged(0, State.WAITING_FOR_PEERS, now))
-    assert watch.overdue(1e9) is None
-    assert len(passed) == 6
 
 
 def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_their_place(leading):

@@ -19,7 +19,7 @@ from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 
 NUMBERS = st.integers(1, 1 << 50)
-FILES = PartFiles({"arrays/d/x": (7, "0" * 64), "state/metadata": (1, "f" * 64)})
+FILES = PartFiles({"host_000": (7, "0" * 64), "state.json": (1, "f" * 64)})
 MESSAGES = st.one_of(
     st.builds(StateRecorded, st.just(1), NUMBERS, NUMBERS, st.none()),
     st.builds(

@@ -170,9 +170,7 @@ def test_no_memory_for_a_copy_costs_the_copy_and_not_the_learner(assembly, fragm
     assert len(calls) == 2
     assert_same(host(given.arrays), reference(assembly, fragments, given.step))
     [alarm] = [told.sentence for told in worker.told if isinstance(told, Alarm)]
-    assert alarm.startswith(
-        "learner 0: no copy of the inner optimizer state: MemoryError: RESOURCE_EXHAUSTED"
-    )
+    assert alarm.startswith("learner 0: no copy of the inner optimizer state: RESOURCE_EXHAUSTED")
 
 
 def test_a_donation_waits_for_the_versions_asked_for(assembly, fragments):

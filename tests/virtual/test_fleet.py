@@ -152,6 +152,18 @@ def test_a_thin_link_carries_a_welcome_and_an_update_once_however_often_they_are
     assert sum(received for _, _, received in told.of("bytes")) == 100 * (1 + merges)
 
 
+def test_an_offer_that_an_update_overtakes_while_it_waits_for_its_link_is_not_sent():
+    policy = dataclasses.replace(TWO, num_fragments=2)
+    fleet, told = small_fleet(policy, 60, sizes=(100, 100))
+    thin = fleet.places[1].up
+    thin.quality = LinkQuality(bandwidth=20.0)  # 5 s for a fragment, of which one is due every 2 s
+    run(fleet)
+    sent = [sum(up for m, up, _ in told.of("bytes") if m == learner) for learner in (0, 1)]
+    assert sent[0] == 100 * 60 // 2
+    assert sent[1] == 20 * (thin.free_at - 2.0)  # it is never idle from its first offer on
+    assert thin.free_at < fleet.calendar.now + 5.0  # nor does anything queue up
+
+
 def test_what_is_lost_is_sent_again_over_a_thin_link():
     policy = dataclasses.replace(ONE, resend_timeout=2.0)
     fleet, told = small_fleet(policy, 8, quality=LinkQuality(bandwidth=1000.0), sizes=(100,))

@@ -131,6 +131,17 @@ def test_where_slices_fail_every_job_needs_one(algorithm, chips, told, made):
     )
 
 
+@pytest.mark.parametrize(("done_again", "fits"), [(1.0, True), (3.0, True), (0.0, True), (5.0, False)])
+def test_a_step_that_is_done_again_takes_as_long_as_one(done_again, fits, made):
+    failures = {**FAILURES["failures"], "step_seconds": done_again}
+    e = made(virtual={**FAILURES, "failures": failures, "step_seconds": (1.0, 3.0)})
+    told = "config.virtual.failures.step_seconds: is 5, but must be among config.virtual.step_seconds"
+    if fits:
+        check_fleet(e)
+    else:
+        assert refusal(lambda: check_fleet(e)).startswith(told)
+
+
 @pytest.mark.parametrize("lives", ["failures", "spare_capacity"])
 def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, made):
     assert chips_by_learner(made("lone_learner", virtual={"num_chips": 8})) == {0: 4}

@@ -1,4 +1,8 @@
-"""The parts of a snapshot on disk: the arrays and JSON values of one process each, written by Orbax."""
+"""The parts of a snapshot on disk: the arrays and JSON values of the syncer, or of a learner, one each.
+
+A part is a folder with the values and an array file of each host's blocks; most parts have one host. It is
+read by any number of hosts: each reads the files one after the other, and keeps what it needs.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,22 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-import math
+import json
 import os
 import pathlib
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from ddiloco.config import ConfigError, build
-from ddiloco.disk.array_file import make_durable
-from ddiloco.outer.blocks import Blocks
+from ddiloco.disk import array_file
+from ddiloco.observe.records import reason
+from ddiloco.outer.blocks import Blocks, Box, Cut, Gathered, overlap, owned
 
 SYNCER_PART = "syncer"
 STAGING = "staging"
@@ -30,7 +34,13 @@ STAGING = "staging"
 SYNCER_COPIES, LEARNER_COPIES = 3, 5
 """Copies of the parameters in a part, at most: with what optimizers and codecs keep."""
 
+Needs = Callable[[str, tuple[int, ...]], Cut]
+"""Which blocks of an array a host needs, by its name and shape."""
+
+_STATE = "state.json"
+_MAGIC = b"ddiloco blocks of a host 2\n"
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
+_FILE = re.compile(r"state\.json|host_[0-9]{3,6}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST_FILE = 1 << 50
 
@@ -68,7 +78,7 @@ def parts_folder(snapshots: pathlib.Path) -> pathlib.Path:
 class SnapshotPart:
     """What one process contributes; must not change once it is handed to a writer."""
 
-    arrays: Mapping[str, np.ndarray | jax.Array | Blocks]  # Blocks only as one host of several reads them
+    arrays: Mapping[str, np.ndarray | jax.Array | Blocks]  # Blocks: what one host of several has
     state: dict[str, Any]
     """JSON values."""
 
@@ -77,27 +87,25 @@ class SnapshotPart:
 class PartFiles:
     """The files of a part that was written, and their checksums."""
 
-    # Size in bytes and sha256 of each file, by its path in the part's folder
+    # Size in bytes and sha256 of each file, by its name
     files: Mapping[str, tuple[int, str]]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; `from_json` gives an equal one."""
-        return {"files": {path: list(file) for path, file in self.files.items()}}
+        return {"files": {name: list(file) for name, file in self.files.items()}}
 
     @classmethod
     def from_json(cls, values: Any) -> PartFiles:
-        """From what `to_json` gave; raises ValueError for anything else, or paths that lead elsewhere."""
+        """From what `to_json` gave; raises ValueError for anything else."""
         try:
             part = build(cls, values, "part")
         except ConfigError:
             raise ValueError("describes a part otherwise than by its files") from None
         sound = bool(part.files)
-        for path, (size, digest) in part.files.items():
-            names = path.split("/")
-            sound &= not {"", ".", ".."} & set(names) and "\0" not in path and "\\" not in path
-            sound &= 0 <= size <= _LARGEST_FILE and bool(_DIGEST.fullmatch(digest))
+        for name, (size, digest) in part.files.items():
+            sound &= bool(_FILE.fullmatch(name) and _DIGEST.fullmatch(digest) and 0 <= size <= _LARGEST_FILE)
         if not sound:
-            raise ValueError("describes a part by a path, a size or a sha256 that is none")
+            raise ValueError("describes a part by a name, a size or a sha256 that is none")
         return part
 
 
@@ -143,32 +151,44 @@ class PartWriter:
 
 
 def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
-    """Writes a part as a new folder in its snapshot's folder; returns when it is durable.
+    """Writes a part, of several hosts the first one's blocks; returns when it is durable.
 
     Raises:
-      SnapshotError: the disk refuses, or Orbax cannot write what is in the part.
+      SnapshotError: the disk refuses, or the devices.
     """
     if not is_part_name(name):
         raise SnapshotError(f"{name!r} is no name of a part: it must be 1 to 64 of a-z, 0-9 and _")
     folder = snapshot / name
     try:
-        arrays = {key: np.asarray(array) for key, array in sorted(part.arrays.items())}
-        shapes = {key: [array.dtype.name, list(array.shape)] for key, array in arrays.items()}
-        # Orbax returns an array without axes as a number, and refuses empty ones.
-        stored = {key: array.reshape(array.shape or 1) for key, array in arrays.items() if array.size}
-        snapshot.mkdir(parents=True, exist_ok=True)
-        items: dict[str, Any] = {"state": ocp.args.JsonSave({"state": part.state, "arrays": shapes})}
-        if stored:
-            items["arrays"] = ocp.args.PyTreeSave(stored)
-        with ocp.AsyncCheckpointer(_handler()) as checkpointer:
-            checkpointer.save(folder.resolve(), ocp.args.Composite(**items))
-            checkpointer.wait_until_finished()
-        files = {path: digest_of(folder / path, durable=True) for path in files_under(folder)}
-        for below in (*(path for path in folder.rglob("*") if path.is_dir()), folder, snapshot):
-            make_durable(below)
-        return PartFiles(files)
-    except Exception as error:  # Orbax raises many kinds where the disk refuses
+        blocks = write_blocks(folder, 0, part.arrays)
+        array_file.replace(folder / _STATE, [json.dumps(part.state).encode()])
+        array_file.make_durable(snapshot)
+        return joined([blocks, PartFiles({_STATE: digest_of(folder / _STATE)})])
+    except Exception as error:
         raise SnapshotError(f"{folder}: cannot be written: {reason(error)}") from error
+
+
+def write_blocks(
+    folder: pathlib.Path, host: int, arrays: Mapping[str, np.ndarray | jax.Array | Blocks]
+) -> PartFiles:
+    """Writes the blocks that a host alone answers for into the part's folder; raises OSError."""
+    own = {name: owned(array) for name, array in arrays.items()}
+    listed = [(name, one.shape, box) for name, one in own.items() for box in one.blocks]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_of(host)
+    blocks = [block for one in own.values() for block in one.blocks.values()]
+    array_file.save(path, _MAGIC, {"blocks": listed}, blocks)
+    return PartFiles({path.name: digest_of(path)})
+
+
+def file_of(host: int) -> str:
+    """The name of the file with a host's blocks."""
+    return f"host_{host:03d}"
+
+
+def joined(parts: Iterable[PartFiles]) -> PartFiles:
+    """One part of the files of several."""
+    return PartFiles({name: file for part in parts for name, file in part.files.items()})
 
 
 def remove_earlier(snapshot: pathlib.Path, name: str) -> None:
@@ -181,8 +201,7 @@ def remove_earlier(snapshot: pathlib.Path, name: str) -> None:
     with contextlib.suppress(OSError):  # a disk that refuses will be told of by the write
         for earlier in snapshot.parent.iterdir():
             if earlier.name.isdecimal() and int(earlier.name) < int(snapshot.name):
-                for left in (earlier / name, *earlier.glob(f"{name}.*")):  # Orbax begins under a longer name
-                    shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(earlier / name, ignore_errors=True)
                 with contextlib.suppress(OSError):  # others' parts are in it
                     earlier.rmdir()
 
@@ -190,48 +209,78 @@ def remove_earlier(snapshot: pathlib.Path, name: str) -> None:
 def check_listing(folder: pathlib.Path, files: PartFiles) -> None:
     """Raises SnapshotError unless a part's files are there with their sizes, alone; opens none."""
     with as_snapshot_error(folder):
-        there = files_under(folder)
-        if there != sorted(files.files):
-            first = min(set(there) ^ set(files.files))
-            problem = "does not belong there" if first in there else "is missing"
-            raise SnapshotError(f"{folder.name}/{first} {problem}")
-        for path, (size, _) in files.files.items():
-            if (folder / path).stat().st_size != size:
-                raise SnapshotError(f"{folder.name}/{path} is not of the size that it was written with")
+        check_names(folder, files.files)
+        for name, (size, _) in files.files.items():
+            if (folder / name).stat().st_size != size:
+                raise SnapshotError(f"{folder.name}/{name} is not of the size that it was written with")
 
 
-def check_bytes(folder: pathlib.Path, files: PartFiles, below: str = "") -> None:
-    """Raises SnapshotError if a file of a part, of those whose paths begin with `below`, is damaged."""
+def check_names(folder: pathlib.Path, names: Iterable[str]) -> None:
+    """Raises SnapshotError unless files or folders of these names are in a folder, alone; or OSError."""
+    there = set(os.listdir(folder))
+    for name in sorted(there ^ set(names)):
+        problem = "does not belong there" if name in there else "is missing"
+        raise SnapshotError(f"{folder.name}/{name} {problem}")
+
+
+def check_bytes(folder: pathlib.Path, files: PartFiles) -> None:
+    """Raises SnapshotError if a file of a part is damaged."""
     with as_snapshot_error(folder):
         for path, written in files.files.items():
-            if path.startswith(below) and digest_of(folder / path) != written:
+            if digest_of(folder / path) != written:
                 raise SnapshotError(f"{folder.name}/{path} is damaged")
-
-
-def check_read(folder: pathlib.Path, files: PartFiles, path: str, data: bytes) -> None:
-    """Raises SnapshotError if what was read of a file of a part is not what was written."""
-    if (len(data), hashlib.sha256(data).hexdigest()) != files.files[path]:
-        raise SnapshotError(f"{folder.name}/{path} is damaged")
 
 
 def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
     """The state of a part, without its arrays; raises SnapshotError if it is damaged."""
     with as_snapshot_error(folder):
-        check_bytes(folder, files, "state/")
-        return _restore(folder, state=ocp.args.JsonRestore()).state["state"]
+        state: dict[str, Any] = json.loads(_read(folder, files, _STATE))
+        return state
 
 
-def read_part(folder: pathlib.Path, files: PartFiles) -> SnapshotPart:
-    """Reads a part, its arrays on the host; raises SnapshotError if it is damaged."""
+def read_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None = None) -> SnapshotPart:
+    """Reads a part, its arrays on the host: whole, or the blocks that one host of several needs.
+
+    Raises:
+      SnapshotError: what is read is damaged, or has not all that is needed.
+    """
+    state = read_state(folder, files)
     with as_snapshot_error(folder):
-        check_bytes(folder, files)
-        items = {"arrays": ocp.args.PyTreeRestore()} if (folder / "arrays").is_dir() else {}
-        read = _restore(folder, state=ocp.args.JsonRestore(), **items)
-        arrays = {}
-        for name, (dtype, shape) in read.state["arrays"].items():
-            array = read.arrays[name] if math.prod(shape) else np.empty(shape, dtype)
-            arrays[name] = np.asarray(array).reshape(shape)
-        return SnapshotPart(arrays, read.state["state"])
+        gathered: dict[str, Gathered] = {}
+        for path in sorted(files.files.keys() - {_STATE}):
+            if needs is not None and not _has_any(folder / path, needs):
+                continue
+            header, blocks = array_file.parse(_read(folder, files, path), _MAGIC)
+            for (name, shape, box), block in zip(header["blocks"], blocks, strict=True):
+                cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
+                found = Blocks(shape, {_box(box): block})
+                if needs is not None:  # copied, or a part of a block would keep all bytes of the file
+                    found = found.within(cut).map(lambda _, part: np.array(part))
+                gathered.setdefault(name, Gathered(cut, block.dtype)).add(found)
+        arrays = {name: one.blocks() for name, one in gathered.items()}
+        whole = {name: one.all for name, one in arrays.items()} if needs is None else arrays
+        return SnapshotPart(whole, state)
+
+
+def _has_any(path: pathlib.Path, needs: Needs) -> bool:
+    """Whether a host's file has some block of those that another one needs."""
+    return any(
+        overlap(_box(box), needed) is not None
+        for name, shape, box in array_file.load_header(path, _MAGIC)["blocks"]
+        for needed in needs(name, tuple(shape)).boxes
+    )
+
+
+def _box(bounds: Sequence[Sequence[int]]) -> Box:
+    return tuple((start, stop) for start, stop in bounds)
+
+
+def _read(folder: pathlib.Path, files: PartFiles, path: str) -> bytes:
+    """A file of a part; raises SnapshotError if that is not what was written."""
+    data = (folder / path).read_bytes()
+    if (len(data), hashlib.sha256(data).hexdigest()) != files.files[path]:
+        raise SnapshotError(f"{folder.name}/{path} is damaged")
+    return data
 
 
 def is_part_name(name: str) -> bool:
@@ -239,26 +288,9 @@ def is_part_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name))
 
 
-def files_under(folder: pathlib.Path) -> list[str]:
-    """The sorted paths of all files and links in a folder and below, relative to it."""
-    return sorted(
-        os.path.relpath(os.path.join(above, name), folder)
-        for above, folders, names in os.walk(folder, onerror=_raise)
-        for name in (*names, *(name for name in folders if os.path.islink(os.path.join(above, name))))
-    )
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    line = next(iter(str(error).splitlines()), "")
-    return line or type(error).__name__
-
-
 @contextlib.contextmanager
 def as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
-    """Turns every error into a SnapshotError: Orbax raises many kinds for a damaged file."""
+    """Turns every error into a SnapshotError: a damaged file raises many kinds."""
     try:
         yield
     except SnapshotError:
@@ -267,27 +299,7 @@ def as_snapshot_error(folder: pathlib.Path) -> Iterator[None]:
         raise SnapshotError(f"{folder}: cannot be read: {reason(error)}") from error
 
 
-def _restore(folder: pathlib.Path, **items: Any) -> Any:
-    # Alone: Orbax would wait for the learner's other hosts, which read at other times.
-    alone = ocp.options.MultiprocessingOptions(jax.process_index(), {jax.process_index()})
-    with ocp.Checkpointer(_handler(), multiprocessing_options=alone) as checkpointer:
-        return checkpointer.restore(folder.resolve(), ocp.args.Composite(**items))
-
-
-def _handler() -> ocp.CompositeCheckpointHandler:
-    return ocp.CompositeCheckpointHandler(
-        arrays=ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False),
-        state=ocp.JsonCheckpointHandler(),
-    )
-
-
-def digest_of(path: pathlib.Path, durable: bool = False) -> tuple[int, str]:
-    """Size and sha256 of a file, which is flushed to the disk if it is to be durable."""
+def digest_of(path: pathlib.Path) -> tuple[int, str]:
+    """Size and sha256 of a file."""
     with path.open("rb") as file:
-        if durable:
-            os.fsync(file.fileno())
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _raise(error: OSError) -> None:
-    raise error

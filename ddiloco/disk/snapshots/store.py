@@ -1,8 +1,8 @@
 """The snapshots of a run on disk: one is complete once it has its manifest, with the checksums of all files.
 
-Orbax writes the parts, but its CheckpointManager cannot keep the snapshots. It takes every folder named after
-a step for complete, whereas several processes write a snapshot and only the manifest says when it is whole.
-It would also count damaged snapshots among those to keep.
+Orbax's CheckpointManager could not keep them. It takes every folder named after a step for complete, whereas
+several processes write a snapshot and only the manifest says when it is whole. It would also count damaged
+snapshots among those to keep.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 
 from ddiloco.config import build
 from ddiloco.disk import array_file
-from ddiloco.disk.snapshots.host_parts import Needs, is_of_hosts, read_hosts_part, read_hosts_state
 from ddiloco.disk.snapshots.parts import (
+    Needs,
     PartFiles,
     PartWriter,
     SnapshotError,
     SnapshotPart,
     check_bytes,
     check_listing,
-    files_under,
+    check_names,
     is_part_name,
     read_part,
     read_state,
-    reason,
 )
 from ddiloco.disk.tape.header import SnapshotName
+from ddiloco.observe.records import reason
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 
 __all__ = ["FOLDER", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "SnapshotPart", "SnapshotStore"]
@@ -41,7 +41,7 @@ __all__ = ["FOLDER", "PartFiles", "PartWriter", "Snapshot", "SnapshotError", "Sn
 FOLDER = "snapshots"  # of a run, in its workdir
 
 _MANIFEST = "manifest.json"
-_FORMAT = 2
+_FORMAT = 3
 _NUMBERED = re.compile(r"[0-9]{6,15}")
 _OPENING = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 _LONGEST_MANIFEST = 1 << 28
@@ -71,16 +71,11 @@ class Snapshot:
 
     def part(self, name: str, needs: Needs | None = None) -> SnapshotPart:
         """A part with its arrays on the host: whole, or the blocks that one host of several needs."""
-        files = self._file(name)
-        if is_of_hosts(files):
-            return read_hosts_part(self.folder / name, files, needs)
-        return read_part(self.folder / name, files)
+        return read_part(self.folder / name, self._file(name), needs)
 
     def state(self, name: str) -> dict[str, Any]:
         """The JSON values of a part, without reading its arrays; raises as `part` does."""
-        files = self._file(name)
-        read = read_hosts_state if is_of_hosts(files) else read_state
-        return read(self.folder / name, files)
+        return read_state(self.folder / name, self._file(name))
 
     def _file(self, name: str) -> PartFiles:
         if name not in self._files:
@@ -124,18 +119,23 @@ class SnapshotStore:
         folder = self._at(number)
         try:
             check_cut(header)
-            listed = sorted(f"{name}/{path}" for name, part in parts.items() for path in part.files)
-            if not parts or files_under(folder) != listed:
-                raise ValueError("its parts are not, or not alone, in its folder")
+            check_names(folder, parts)
+            for name, part in parts.items():
+                check_listing(folder / name, part)
             array_file.replace(folder / _MANIFEST, [_encoded(number, header, parts)])
             array_file.make_durable(self.folder)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, SnapshotError) as error:
             raise SnapshotError(f"{folder}: cannot be completed: {reason(error)}") from error
         self._retain(number)
 
     def discard(self, number: int) -> None:
-        """Removes a snapshot that was given up; parts that are still being written go later."""
-        _remove(self._at(number))
+        """Removes a snapshot, as far as the disk lets it; parts that are still being written go later."""
+        folder = self._at(number)
+        try:
+            (folder / _MANIFEST).unlink(missing_ok=True)  # first: what a crash leaves counts as incomplete
+        except OSError:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
 
     def newest(
         self, warn: Callable[[str], None], own: Callable[[str], bool] | None = None
@@ -163,10 +163,7 @@ class SnapshotStore:
         try:
             header, parts, sha256 = _manifest(folder)
             check_cut(header)
-            expected = {_MANIFEST, *(f"{name}/{path}" for name, part in parts.items() for path in part.files)}
-            strange = sorted(set(files_under(folder)) - expected)
-            if strange:
-                raise ValueError(f"{strange[0]} does not belong there")
+            check_names(folder, {_MANIFEST, *parts})
             for name, part in parts.items():
                 check_listing(folder / name, part)
                 if own is None or own(name):
@@ -185,13 +182,13 @@ class SnapshotStore:
             try:
                 _manifest(self._at(number))
             except (FileNotFoundError, ValueError):
-                _remove(self._at(number))
+                self.discard(number)
                 continue
             except OSError:  # it may well be complete: a disk that cannot be read now
                 continue
             complete += 1
             if complete > self._keep and number != self._keep_also:
-                _remove(self._at(number))
+                self.discard(number)
 
     def _numbers(self) -> list[int]:
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
@@ -251,12 +248,3 @@ def _manifest(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, PartFiles
     if number != int(folder.name) or len(files) != len(parts):
         raise ValueError(f"{_MANIFEST} is of another snapshot, number {number!r}")
     return header, files, opening[1].decode()
-
-
-def _remove(folder: pathlib.Path) -> None:
-    """Removes the manifest first: what a crash leaves then counts as incomplete."""
-    try:
-        (folder / _MANIFEST).unlink(missing_ok=True)
-    except OSError:
-        return
-    shutil.rmtree(folder, ignore_errors=True)

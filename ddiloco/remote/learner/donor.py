@@ -18,8 +18,8 @@ import grpc
 import jax
 import numpy as np
 
-from ddiloco.disk.snapshots.parts import reason
-from ddiloco.outer.blocks import Blocks, Cut, owned
+from ddiloco.observe.records import reason
+from ddiloco.outer.blocks import Cut, owned
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OfAllHosts, new_number
 from ddiloco.remote.wire import agreement as wire
@@ -166,18 +166,9 @@ def _messages(
     inner: InnerFormat,
 ) -> Iterator[bytes]:
     """The header, and what this host alone answers for of the blocks."""
-    parts = [_own(array).within(cut) for array, cut in zip(arrays, cuts, strict=True)]
+    parts = [owned(array).within(cut) for array, cut in zip(arrays, cuts, strict=True)]
     blocks = [block for part in parts for block in part.blocks.values()]
     header.format, header.size = inner.fingerprint, payload_bytes(blocks)
     header.arrays.extend(cut_message(part.cut) for part in parts)
     yield header.SerializeToString()
     yield from chunks(blocks)
-
-
-def _own(array: np.ndarray | jax.Array | Blocks) -> Blocks:
-    if isinstance(array, Blocks):
-        return array
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return owned(array)
-    [whole] = Cut.whole(array.shape).boxes
-    return Blocks(array.shape, {whole: np.asarray(array)})

@@ -17,9 +17,9 @@ import jax
 from etils import epath
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
-from ddiloco.disk.snapshots.parts import reason
 from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
 from ddiloco.observe.pace import Pace
+from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
@@ -229,10 +229,11 @@ class Follower:
 
     def _taken(self, copy: int) -> Sequence[Blocks] | None:
         """This host's blocks of a copy that was fetched or is on disk; None: there is none."""
-        fetched, self._fetched = self._fetched, {}
-        if not copy:
-            return None
-        return fetched[copy] if copy in fetched else self._copies.load(copy)[1]
+        found, self._fetched = self._fetched, {}
+        if copy and copy not in found:
+            found[copy] = self._copies.load(copy)[1]
+        self._copies.forget()
+        return found.get(copy)
 
     def _fetch(self, order: pb.Order.Fetch) -> None:
         """Fetches this host's blocks of a peer's inner state, which must be like the copy on disk."""
@@ -268,6 +269,7 @@ class Follower:
 
     def _restore(self, number: int) -> None:
         """Loads the learner's state in a snapshot; updates on their way to it are there from then on."""
+        self._copies.forget()
         e, layout = self._assembly.experiment, self._assembly.layout
         snapshot = SnapshotStore(self._workdir / FOLDER, 1).open(number, own=lambda name: False)
         origin = Origin(snapshot, e, layout, needs_of(self._equipment))

@@ -19,7 +19,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.security import Gate, Security, donor_address
-from ddiloco.remote.wire.terms import Terms, difference
+from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
 from ddiloco.schema import codec
 
@@ -216,11 +216,9 @@ class Followers:
     def _check(self, following: pb.FromHost.Following) -> None:
         if not 0 < following.host <= self.count:
             raise WireError("no such host", f"{following.host} of {self.count + 1}")
-        differs = difference(self._terms.rules, following.rules)
+        differs = self._terms.misfit(following.fingerprint, following.rules)
         if following.learner != self._learner:
             differs = f"it is of learner {following.learner}, not {self._learner}"
-        elif following.fingerprint != self._terms.fingerprint:
-            differs = "their layouts differ"
         if differs is not None:
             raise WireError("another learner's host", differs)
 

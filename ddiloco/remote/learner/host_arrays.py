@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 
 from ddiloco.data.host_batches import HostBatch, HostBatches, joined
-from ddiloco.disk.snapshots.host_parts import Needs
+from ddiloco.disk.snapshots.parts import Needs
 from ddiloco.outer.blocks import Cut, needed
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers

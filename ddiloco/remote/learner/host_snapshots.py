@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from ddiloco.disk.array_file import make_durable
-from ddiloco.disk.snapshots.host_parts import joined, write_blocks, write_state
 from ddiloco.disk.snapshots.parts import (
     PartFiles,
     PartWriter,
     SnapshotError,
     SnapshotPart,
+    joined,
     learner_part,
     parts_folder,
-    reason,
     remove_earlier,
+    write_blocks,
 )
 from ddiloco.disk.snapshots.store import FOLDER
+from ddiloco.observe.records import reason
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.own_copies import StateOfAllHosts
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -37,18 +37,16 @@ class HostPartWriter(PartWriter):
         self._followers, self._patience = followers, patience
 
     def _write(self, snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
-        copies, folder = part.arrays, snapshot / name
+        copies = part.arrays
         assert isinstance(copies, StateOfAllHosts)
         order = pb.Order.Write(copy=copies.number, snapshot=int(snapshot.name))
         try:
             with self._followers.doing(copies.number, pb.Order(write=order)):
-                own = [write_state(folder, part.state), write_blocks(folder, 0, copies)]
+                own = super()._write(snapshot, name, part)
                 others = self._followers.done(copies.number, time.monotonic() + self._patience())
-            written = [PartFiles.from_json(json.loads(one.files)) for one in others]
-            make_durable(snapshot)
-        except (OSError, ValueError, WireError) as error:
-            raise SnapshotError(f"{folder}: cannot be written: {reason(error)}") from error
-        return joined([*own, *written])
+            return joined([own, *(PartFiles.from_json(json.loads(one.files)) for one in others)])
+        except (ValueError, WireError) as error:
+            raise SnapshotError(f"{snapshot / name}: cannot be written: {reason(error)}") from error
 
 
 def write_own(

@@ -13,17 +13,18 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddiloco.config import ConfigError
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
+from ddiloco.observe.health import Health
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.followers import Followers, failed_offer
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.host_snapshots import HostPartWriter
-from ddiloco.remote.learner.hosts import REFUSED, HostPlace, StepWatch, end_at_once
+from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -47,13 +48,13 @@ class Lead:
     ) -> None:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
-        self._left = False  # whether the others were told to leave
+        self._left = threading.Event()  # set once the others are told to leave
         self._learner, self._terms, self._stop = learner, terms, stop
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
         )
         self.followers.start(place.leader)
-        self._watch = StepWatch(config.host_timeout, end_at_once)
+        self._health, self._patience = Health(config.host_timeout), config.host_timeout
 
     def connect(self, make_client: Callable[..., SyncerClient], equipment: Equipment) -> SyncerClient | None:
         """The client of all hosts, once these have compiled, too; None: `stop` was set first."""
@@ -72,7 +73,7 @@ class Lead:
 
     def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
         """`record`, with a look on steps that hang."""
-        return self._watch.watching(record)
+        return self._health.watching(record)
 
     def make_arrays(
         self, core: LearnerCore, resume_from: int
@@ -92,17 +93,16 @@ class Lead:
     def begin(self, position: str) -> None:
         """All hosts draw their batches from here; steps that hang end them from now on."""
         self.followers.order(pb.Order(begin=position))
-        self._watch.start()
+        threading.Thread(target=self._watch, name="step-watch", daemon=True).start()
 
     def leave(self, failure: str | None = None) -> None:
         """Has the other hosts end; to be started again if this one was asked to end.
 
         Ends this process at once where there is a failure: all are to be started again.
         """
-        self._watch.stop()
+        self._left.set()
         if failure is not None:
             end_at_once(f"learner {self._learner}: {failure}")
-        self._left = True
         self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
 
@@ -115,12 +115,18 @@ class Lead:
         try:
             yield
         except (ConfigError, DataError) as error:
-            if not self._left:
+            if not self._left.is_set():
                 end_at_once(f"learner {self._learner}: {error}", REFUSED)
             raise
         except Exception as error:
             traceback.print_exc()
             end_at_once(f"learner {self._learner}: {type(error).__name__}: {error}")
+
+    def _watch(self) -> None:
+        while not self._left.wait(self._patience / 20):
+            hangs = self._health.hanging()
+            if hangs is not None:
+                end_at_once(f"learner {self._learner}: a step hangs, for {hangs:.1f} s")
 
     def _leaving(self) -> None:
         self.preempted = True

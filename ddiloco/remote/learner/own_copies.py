@@ -7,6 +7,7 @@ each keeps two, and the learner goes on from the newest copy that all its hosts 
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import secrets
 import time
@@ -18,7 +19,8 @@ from etils import epath
 
 from ddiloco.disk import array_file
 from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.outer.blocks import Blocks, held
+from ddiloco.observe.records import reason
+from ddiloco.outer.blocks import Blocks, held, slices
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import alike, profile
 from ddiloco.roles.exchange import InnerState
@@ -55,12 +57,22 @@ class OwnCopies:
         self.folder = folder
         self._host, self._inner = host, inner
         self._last: int | None = None  # of those saved
+        self._at_hand: dict[int, tuple[dict[str, Any], list[Blocks]]] = {}  # what `load` need not read
         if folder is not None and not array_file.in_bucket(folder):
             array_file.sweep(pathlib.Path(folder), f"inner_state.{host}.")  # which a kill has left
 
     def numbers(self) -> list[int]:
-        """The copies that can be read, newest first."""
-        return [number for number, found in self._read() if not isinstance(found, Exception)]
+        """The copies that can be read, newest first; the first one stays at hand until `forget`."""
+        numbers = []
+        for number, found in self._read():
+            if not isinstance(found, Exception):
+                numbers.append(number)
+                self._at_hand = self._at_hand or {number: found}
+        return numbers
+
+    def forget(self) -> None:
+        """Lets go of the copy that is at hand."""
+        self._at_hand = {}
 
     def newest(self, run: str, among: Collection[int] | None = None) -> InnerState | None:
         """The newest state of this run that can be read, of the copies with these numbers; None: of all.
@@ -108,9 +120,9 @@ class OwnCopies:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         blocks = [Blocks.whole(np.asarray(one)) if self._inner.whole else held(one) for one in arrays]
-        cuts = [[list(one.shape), [list(map(list, box)) for box in one.blocks]] for one in blocks]
-        header = {**(about or {}), "format": self._inner.fingerprint, "number": number, "cuts": cuts}
-        parts = [block for one in blocks for block in one.blocks.values()]
+        needs = self._inner.needs
+        header = {**(about or {}), "format": self._inner.fingerprint, "number": number, "cuts": needs}
+        parts = [one[slices(box)] for one, cut in zip(blocks, needs, strict=True) for box in cut.boxes]
         array_file.save(self._path(number), _MAGIC, header, parts)
         others = [path for path in self._paths() if path.suffix != f".{number}"]
         others.sort(key=lambda path: path.suffix != f".{self._last}")  # else the newest of another process
@@ -120,17 +132,16 @@ class OwnCopies:
 
     def load(self, number: int) -> tuple[dict[str, Any], list[Blocks]]:
         """What was kept with the copy, and this host's blocks; raises ValueError or FileNotFoundError."""
+        if number in self._at_hand:
+            return self._at_hand[number]
         header, parts = array_file.load(self._path(number), _MAGIC)
         if header["format"] != self._inner.fingerprint:
             raise ValueError(f"{self._path(number)}: is of another inner optimizer")
-        left: Iterator[np.ndarray] = iter(parts)
-        found = []
-        for (shape, boxes), needs in zip(header["cuts"], self._inner.needs, strict=True):
-            keys = [tuple((start, stop) for start, stop in box) for box in boxes]
-            if set(keys) != set(needs.boxes):
-                raise ValueError(f"{self._path(number)}: is of another mesh")
-            found.append(Blocks(shape, {key: next(left) for key in keys}))
-        return header, found
+        if header["cuts"] != json.loads(json.dumps(self._inner.needs)):
+            raise ValueError(f"{self._path(number)}: is of another mesh")
+        left = iter(parts)
+        cuts = self._inner.needs
+        return header, [Blocks(cut.shape, {box: next(left) for box in cut.boxes}) for cut in cuts]
 
     def check_like(self, number: int, blocks: Sequence[Blocks]) -> None:
         """Raises ValueError where a peer's blocks are unlike those of this copy; 0: of none."""
@@ -139,7 +150,7 @@ class OwnCopies:
         try:
             known = profile(self.load(number)[1])
         except OSError as error:
-            raise ValueError(f"the own copy cannot be read: {error.strerror}") from None
+            raise ValueError(f"the own copy cannot be read: {reason(error)}") from None
         if not alike(known, profile(blocks)):
             raise ValueError("they are unlike the own copy")
 
@@ -150,7 +161,7 @@ class OwnCopies:
         try:
             paths = self._paths()
         except OSError as error:
-            yield 0, OSError(f"{self.folder}: cannot be listed: {error.strerror or error}")
+            yield 0, OSError(f"{self.folder}: cannot be listed: {reason(error)}")
             return
         for path in paths:
             number = int(path.suffix[1:])

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from ddiloco.disk.snapshots.parts import reason
 from ddiloco.observe import records
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.gift import Gift
@@ -240,7 +239,7 @@ class Checkpointer:
         try:
             self._keep(state)
         except Exception as error:  # of the disk, of a bucket's library, or no memory for the bytes
-            problem = f"{self._copies.folder}: {reason(error)}: the inner optimizer state is not kept"
+            problem = f"{self._copies.folder}: {records.reason(error)}: the inner optimizer state is not kept"
             self._record(records.Alarm(problem, time.time()))
 
     def _keep(self, state: InnerState) -> None:

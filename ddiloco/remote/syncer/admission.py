@@ -12,7 +12,7 @@ from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import OPERATOR, Caller
-from ddiloco.remote.wire.terms import Terms, difference
+from ddiloco.remote.wire.terms import Terms
 
 FURTHEST = 1 << 52
 """The largest number of a process or an incarnation that nothing led to: as microseconds, the year 2112."""
@@ -100,11 +100,9 @@ class Admission:
         terms = self._terms
         if hello.version != wire.VERSION:
             return f"the syncer speaks version {wire.VERSION} of the wire, the learner {hello.version}"
-        differs = difference(terms.rules, hello.rules)
+        differs = terms.misfit(hello.fingerprint, hello.rules)
         if differs is not None:
             return differs
-        if hello.fingerprint != terms.fingerprint:
-            return "the learner's model or fragments are not the syncer's: the layouts' fingerprints differ"
         if hello.learner >= terms.most_learners:
             return f"learner {hello.learner} is none of the {terms.most_learners} of this run"
         if hello.hosts > wire.MOST_HOSTS:

@@ -23,7 +23,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.record_messages import part_record
 from ddiloco.remote.wire.security import PART, Security, host_of
-from ddiloco.remote.wire.terms import Terms, difference
+from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.snapshots.messages import CutBegun, FragmentsWritten
 from ddiloco.schema import codec
 
@@ -182,9 +182,7 @@ class PartLinks:
             return f"the authority speaks version {wire.VERSION} of the wire, the part {hello.version}"
         if (hello.parts, hello.part < hello.parts) != (self.count, True):
             return f"it is part {hello.part} of {hello.parts}, where there are {self.count}"
-        if hello.fingerprint != self._terms.fingerprint:
-            return "its model or fragments are others: the layouts' fingerprints differ"
-        return difference(self._terms.rules, hello.rules)
+        return self._terms.misfit(hello.fingerprint, hello.rules)
 
     def _connected(self, hello: pb.FromPart.Hello, context: grpc.ServicerContext) -> _Link:
         link = _Link(hello.part, hello.process, context.cancel)

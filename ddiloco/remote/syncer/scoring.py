@@ -84,7 +84,7 @@ class Scoring:
                 if finished:  # else the evaluator stays for the run's next syncer
                     self._scores.want(wanted._replace(over=True))
             except OSError as error:  # a full disk, or another's folder
-                problem = f"the evaluator cannot be asked: {error.strerror or error}"
+                problem = f"the evaluator cannot be asked: {records.reason(error)}"
                 self._record(records.Alarm(problem, time.time()))
             if answer is not None:
                 return LastScore(answer.loss, answer.sample, answer.problem)

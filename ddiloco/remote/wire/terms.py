@@ -34,6 +34,13 @@ class Terms:
         """P."""
         return len(self.up)
 
+    def misfit(self, fingerprint: str, rules: str) -> str | None:
+        """In one line, why a process with these is not of this run; None: they are the same."""
+        differs = difference(self.rules, rules)
+        if differs is None and fingerprint != self.fingerprint:
+            return "its model or fragments are others: the layouts' fingerprints differ"
+        return differs
+
 
 def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
     """The terms of an experiment whose number of steps is known."""

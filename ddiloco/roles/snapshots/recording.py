@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, learner_part
-from ddiloco.protocol.clocks import VectorClock
+from ddiloco.observe.records import reason
 from ddiloco.protocol.learner import FragmentWork, LearnerCore
 from ddiloco.protocol.snapshot import Epoch
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
@@ -54,17 +54,18 @@ class LearnerRecording:
           arrays: copies the arrays on the devices; gives them, and JSON values that belong to them.
           state: other JSON values for the part.
         """
-        number = self._epoch.number
-        if not core.recovered or self._writer is None:
-            self._send(StateRecorded(self._learner, core.incarnation, number, None))
+        number, writer = self._epoch.number, self._writer if core.recovered else None
+        clock = None if writer is None else core.vector_clock
+        self._send(StateRecorded(self._learner, core.incarnation, number, clock))
+        if writer is None:
             return
         if self._writing is not None and not self._writing.done():
-            self._give_up(core, "the part before this one is still being written")
+            self._give_up("the part before this one is still being written")
             return
         try:
             copies, of_arrays = arrays()
         except Exception as error:  # such as no memory for a copy; training goes on
-            self._give_up(core, f"the state cannot be copied: {type(error).__name__}: {error}")
+            self._give_up(f"the state cannot be copied: {reason(error)}")
             return
         values = {
             "learner": self._learner,
@@ -74,13 +75,8 @@ class LearnerRecording:
             **of_arrays,
             **state,
         }
-        self._mark(core, core.vector_clock)
-        self._writing = self._writer.write(number, learner_part(self._learner), SnapshotPart(copies, values))
+        self._writing = writer.write(number, learner_part(self._learner), SnapshotPart(copies, values))
         self._writing.add_done_callback(lambda done: self._send(PartWritten.of(self._learner, number, done)))
 
-    def _mark(self, core: LearnerCore, clock: VectorClock | None) -> None:
-        self._send(StateRecorded(self._learner, core.incarnation, self._epoch.number, clock))
-
-    def _give_up(self, core: LearnerCore, problem: str) -> None:
-        self._mark(core, core.vector_clock)
-        self._send(PartWritten(self._learner, self._epoch.number, None, problem.splitlines()[0]))
+    def _give_up(self, problem: str) -> None:
+        self._send(PartWritten(self._learner, self._epoch.number, None, problem))

@@ -148,7 +148,7 @@ class SnapshotTaker:
         try:  # so that a restarted syncer takes another number
             (self.folder / f"{number:06d}").mkdir(parents=True)
         except OSError as error:
-            self._given_up(number, state.step, f"{self.folder}: {error.strerror or error}", alarm=True)
+            self._given_up(number, state.step, f"{self.folder}: {records.reason(error)}", alarm=True)
             return []
         arrays: dict[str, np.ndarray] = {}
         for p, fragment in enumerate(fragments):
@@ -317,8 +317,8 @@ class SnapshotTaker:
         """
         records.write_out(self._record)
         learner, problem = SYNCER, ""
+        staged, folder = parts_folder(self.folder) / f"{number:06d}", self.folder / f"{number:06d}"
         try:
-            staged, folder = parts_folder(self.folder) / f"{number:06d}", self.folder / f"{number:06d}"
             folder.mkdir(parents=True, exist_ok=True)
             for learner, files in parts.items():  # the syncer comes last
                 check_listing(staged / _part(learner), files)
@@ -326,6 +326,8 @@ class SnapshotTaker:
             self._store.complete(number, header, {_part(m): files for m, files in parts.items()})
         except (OSError, SnapshotError) as error:
             problem = str(error)
+            for name in map(_part, parts):  # a full disk needs the room; the folder keeps the number
+                shutil.rmtree(folder / name, ignore_errors=True)
         self._clear(number)
         self._send(Completed(number, problem, learner))
 

@@ -29,13 +29,10 @@ def main(_) -> int:
     from ddiloco.disk import array_file
     from ddiloco.remote.wire.terms import terms_of
     from ddiloco.run.recipes import assembly_of
-    from ddiloco.settings.experiment import parse
     from experiments.studies.chaos.liar import Liar
     from experiments.studies.chaos.stranger import Stranger
 
-    config = _CONFIG.value
-    config.driver = "remote"
-    experiment, learner = parse(config), _LEARNER_ID.value
+    experiment, learner = _CONFIG.experiment(driver="remote"), _LEARNER_ID.value
     roles.name_process("hostile")
     stop, received = ending.stop_on_signals()
     counts: collections.Counter[str] = collections.Counter()

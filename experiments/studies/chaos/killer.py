@@ -24,16 +24,15 @@ class Journal:
     which undoes one, "target": who, ...}
     """
 
-    def __init__(self, path: pathlib.Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: pathlib.Path) -> None:
         """Begins a new file; raises OSError."""
         self._file = path.open("w")
-        self._clock = clock
         self._lock = threading.Lock()
 
     def write(self, event: str, target: str | None = None, **more: Any) -> None:
         """Adds a line, which outlives this process at once."""
         with self._lock:
-            line = {"time": self._clock(), "event": event, "target": target, **more}
+            line = {"time": time.time(), "event": event, "target": target, **more}
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 

@@ -76,7 +76,6 @@ def _problem(stderr: str) -> str:
 def _row(one: Mapping[str, Any]) -> list[str]:
     line = one["roofline"] or {}
     mesh = " ".join(f"{axis} {size}" for axis, size in one["mesh"].items() if size > 1)
-    mfu = line.get("mfu")
     return [
         one["preset"],
         one["topology"],
@@ -88,5 +87,5 @@ def _row(one: Mapping[str, Any]) -> list[str]:
         number(sum(one["collective_bytes"].values()) / 1e9 if line else None, ".2f"),
         number(line.get("step_seconds"), ".3g"),
         line.get("bound_by", "-"),
-        "-" if mfu is None else f"{mfu:.0%}",
+        number(line.get("mfu"), ".0%"),
     ]

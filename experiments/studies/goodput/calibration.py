@@ -10,13 +10,12 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
-from scipy.optimize import OptimizeResult, least_squares
+from scipy.optimize import curve_fit
 from scipy.special import stdtrit
 
 from ddiloco.goodput.failures import FailureModel
-from experiments.studies.goodput.published import CHIPS, GOODPUT_PERCENT
 from experiments.studies.goodput.simulator import Simulation, simulate
-from experiments.studies.goodput.systems import system_of
+from experiments.studies.goodput.systems import CHIPS, GOODPUT_PERCENT, system_of
 
 # Names of `FailureModel`, where the search begins, and the least and largest values.
 FREE = {
@@ -45,8 +44,8 @@ class CellFit:
 
 def calibrate(fixed: FailureModel, without: Iterable[CellFit] = ()) -> FailureModel:
     """The model with the free values that fit the table's cells best, all but those `without`."""
-    found, units = _search(fixed, without)
-    return _with(fixed, found.x * units)
+    values, _ = _search(fixed, without)
+    return _with(fixed, values)
 
 
 def intervals(fixed: FailureModel) -> dict[str, float]:
@@ -54,26 +53,26 @@ def intervals(fixed: FailureModel) -> dict[str, float]:
 
     From the fit's curvature: values that only their sum tells apart from another have wide ones.
     """
-    found, units = _search(fixed)
-    free = found.fun.size - len(FREE)
-    covariance = np.linalg.inv(found.jac.T @ found.jac) * (found.fun @ found.fun) / free
-    return dict(zip(FREE, stdtrit(free, 0.975) * np.sqrt(np.diag(covariance)) * units, strict=True))
+    _, covariance = _search(fixed)
+    free = len(fits(fixed)) - len(FREE)
+    return dict(zip(FREE, stdtrit(free, 0.975) * np.sqrt(np.diag(covariance)), strict=True))
 
 
-def _search(fixed: FailureModel, without: Iterable[CellFit] = ()) -> tuple[OptimizeResult, np.ndarray]:
+def _search(fixed: FailureModel, without: Iterable[CellFit] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """The free values that fit best, and their covariance."""
     left_out = {(cell.system, cell.num_chips) for cell in without}
-    units = np.array([start for start, _, _ in FREE.values()])
+    units, low, high = np.transpose(list(FREE.values()))
 
-    def errors(values: np.ndarray) -> list[float]:
-        cells = fits(_with(fixed, values * units))
-        return [cell.error for cell in cells if (cell.system, cell.num_chips) not in left_out]
+    def kept(cells: Iterable[CellFit]) -> list[CellFit]:
+        return [cell for cell in cells if (cell.system, cell.num_chips) not in left_out]
 
-    found: OptimizeResult = least_squares(
-        errors,
-        np.ones(len(FREE)),
-        bounds=([low for _, low, _ in FREE.values()] / units, [high for _, _, high in FREE.values()] / units),
-    )
-    return found, units
+    def fitted(_: None, *values: float) -> list[float]:
+        return [cell.fitted for cell in kept(fits(_with(fixed, values * units)))]
+
+    published = [cell.published for cell in kept(fits(fixed))]
+    begin, bounds = np.ones(len(FREE)), (low / units, high / units)
+    values, covariance = curve_fit(fitted, None, published, begin, bounds=bounds)
+    return values * units, covariance * np.outer(units, units)
 
 
 def fits(model: FailureModel, chips: Iterable[int] = CHIPS) -> list[CellFit]:

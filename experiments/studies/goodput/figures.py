@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddiloco.observe.figures import colours, dress, figure_at
-from experiments.studies.goodput.published import published
 from experiments.studies.goodput.simulator import Cell
+from experiments.studies.goodput.systems import published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

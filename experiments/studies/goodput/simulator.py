@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -71,11 +70,6 @@ class Cell:
     def label(self) -> str:
         """The system's name in the settings."""
         return System(self.system, self.num_learners).label
-
-    def as_json(self) -> dict[str, Any]:
-        """The cell as JSON values; what was not asked for is not there."""
-        values = dataclasses.asdict(self)
-        return {k: v for k, v in values.items() if v is not None or k not in ("quorum_uptime", "analytic")}
 
 
 def simulate(simulation: Simulation, progress: Callable[[float], None] = lambda share: None) -> list[Cell]:

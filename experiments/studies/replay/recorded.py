@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.settings.experiment import Experiment
-from experiments.front import cli
 from experiments.studies.replay.reading import RunTapes, read_run
 from experiments.studies.replay.run import make_plan, recorded_experiment
 from experiments.studies.replay.works import Plan
@@ -27,16 +26,11 @@ class Recorded:
 
 
 @contextlib.contextmanager
-def recorded(workdir: str | None) -> Iterator[Recorded]:
-    """The run in the folder that --workdir names; warns of what its tapes lack.
+def recorded(workdir: str) -> Iterator[Recorded]:
+    """The run in the folder; warns of what its tapes lack.
 
     Tapes that cannot be read or followed, here or in the `with` block, end the program with exit code 1.
-
-    Raises:
-      UsageError: no folder is named.
     """
-    if not workdir:
-        raise cli.UsageError("workdir: is missing; give --workdir=DIR, the folder of a run")
     folder = pathlib.Path(workdir)
     try:
         experiment = recorded_experiment(folder)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.messages import Contribution, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -56,78 +56,35 @@ class Outcome:
     seconds: float  # from the first event to the last merge
 
 
-@dataclasses.dataclass
-class _Counted:
-    version: int
-    steps: int = 0
-    tokens: int = 0
+class _Learner:
+    """A learner's process under the other policy: its core, which takes the steps that were recorded."""
 
+    def __init__(self, core: LearnerCore) -> None:
+        self.core = core
+        self.updates: list[events.UpdateArrived] = []  # that have come since the last step boundary
+        self._last: Report | None = None  # as recorded
 
-class _Update(NamedTuple):
-    version: int
-    came: float
-    kept: int | None  # the step of the offer since which the learner keeps its work; None: it keeps none
+    def report(self, recorded: Report, kept: Kept) -> list[actions.LearnerAction]:
+        """What it does in place of the recorded report, before it applies the updates that have come."""
+        if not self.core.recovered:  # it rejoins with work from a snapshot, of which this report tells
+            self._last = recorded
+            work = [FragmentWork(c.version, 0, c.steps, c.tokens) for c in recorded.counters]
+            return self.core.resume(recorded.step, work)
+        steps, tokens = work_between(self._last, recorded, kept)
+        self._last = recorded
+        self.core.clock = recorded.step - steps
+        done = [] if steps else self._handle(events.Heartbeat())
+        for left in range(steps, 0, -1):  # more than one where reports in between were lost
+            done += self._handle(events.StepStarted(tokens // left))
+            done += self._handle(events.StepFinished())
+            tokens -= tokens // left
+        for update in self.updates:
+            self._handle(update)
+        self.updates, self.core.clock = [], recorded.step
+        return done
 
-
-class _Shadow:
-    """A learner's process under the other policy: its steps as recorded, its counters as they then are."""
-
-    def __init__(self, versions: Sequence[int], step: int, returned: bool = False) -> None:
-        """`returned`: it holds work already, which its first report tells of."""
-        self.step = step
-        self._returned = returned
-        self.fragments = [_Counted(version) for version in versions]
-        self.waiting: dict[int, _Update] = {}  # by fragment, the newest that has come
-        self.offered: dict[tuple[int, int], _Counted] = {}  # by fragment and step
-        self.asked: dict[int, events.OfferAsked] = {}  # by fragment
-        self.last: Report | None = None  # as recorded
-        self.boundary = -math.inf  # when the last step ended
-
-    def reported(self, recorded: Report, now: float, kept: Kept) -> Report:
-        """The report that it now makes, in place of the recorded one: of a step since the last boundary."""
-        for p, update in list(self.waiting.items()):
-            if update.came <= self.boundary:
-                del self.waiting[p]
-                self.fragments[p] = self._after(p, update)
-        if self._returned:
-            self.fragments = [_Counted(c.version, c.steps, c.tokens) for c in recorded.counters]
-            self._returned, self.last = False, recorded
-        steps, tokens = work_between(self.last, recorded, kept)
-        self.last, self.step, self.boundary = recorded, recorded.step, now
-        for counted in self.fragments:
-            counted.steps += steps
-            counted.tokens += tokens
-        counters = tuple(FragmentCounters(c.version, c.steps, c.tokens) for c in self.fragments)
-        return dataclasses.replace(recorded, counters=counters)
-
-    def _after(self, fragment: int, update: _Update) -> _Counted:
-        """What its fragment stands for under the update: what it did since the offer in it, or nothing."""
-        now, offer = self.fragments[fragment], self.offered.get((fragment, update.kept))
-        self.offered = {key: counted for key, counted in self.offered.items() if key[0] != fragment}
-        if offer is None or offer.version != now.version:
-            return _Counted(update.version)
-        return _Counted(update.version, now.steps - offer.steps, now.tokens - offer.tokens)
-
-    def offers(self) -> list[tuple[RoundId, _Counted]]:
-        """What it was asked for and has to give now; each once."""
-        ready = [
-            asked
-            for p, asked in self.asked.items()
-            if self.step >= asked.clock
-            and self.fragments[p].version == asked.version
-            and self.fragments[p].steps
-        ]
-        given = []
-        for asked in ready:
-            p = asked.round.fragment
-            del self.asked[p]
-            self.offered[p, self.step] = dataclasses.replace(self.fragments[p])
-            given.append((asked.round, self.offered[p, self.step]))
-        return given
-
-    def versions(self) -> tuple[int, ...]:
-        """Those that it has applied."""
-        return tuple(c.version for c in self.fragments)
+    def _handle(self, event: events.LearnerEvent) -> list[actions.LearnerAction]:
+        return self.core.handle(event, 0.0)
 
 
 Kept = Mapping[tuple[int, int, int], Contribution]
@@ -184,16 +141,15 @@ class WhatIf:
         """`entries`: of the syncer's tapes in the run, which began from `state`."""
         if state is not None:  # what is worked out here has one history
             state = dataclasses.replace(state, lineages=())
-        self._core, self._policy = SyncerCore(policy, total_steps, state), policy
+        self._core = SyncerCore(policy, total_steps, state)
+        self._policy = dataclasses.replace(policy, max_run_ahead=None)  # learners step as they did
         self._delays, self._kept = delays, kept
         self._calendar = Calendar()
-        self._shadows: dict[int, tuple[int, _Shadow]] = {}  # by learner, its newest incarnation
+        self._learners: dict[int, _Learner] = {}  # the newest process of each
         self._left_out = _left_out(entries)
-        self._rounds: list[dict[str, Any]] = []
-        self._counts: collections.Counter[str] = collections.Counter()
+        self._told: list[tuple[float, actions.Record]] = []
         self._alarm = Alarm(self._calendar, lambda: self._take(events.Timeout()))
         self._begun = entries[0].now if entries else 0.0
-        self._merged_at = self._begun
         self._calendar.now = self._begun
         for now, content, _ in entries:
             if isinstance(
@@ -205,35 +161,47 @@ class WhatIf:
         """Lets all arrive."""
         while not self._core.finished and self._calendar.advance():
             pass
-        return _outcome(self._rounds, self._counts, self._merged_at - self._begun)
+        return _outcome(self._told, self._begun)
 
     def _recorded(self, event: events.SyncerEvent) -> None:
         match event:
-            case events.LearnerJoined(learner=m, incarnation=incarnation):
-                known = self._shadows.get(m)
-                if event.versions is not None and known is not None:
-                    before, shadow = known
-                    if before < incarnation:  # its syncer was killed; this one has been there all the time
-                        self._take(events.LearnerLost(m, before, "rejoined"))
-                    self._shadows[m] = incarnation, shadow
-                    event = dataclasses.replace(event, versions=shadow.versions(), lineages=())
-                elif event.versions is not None:  # from the snapshot that the run goes on from
-                    self._shadows[m] = incarnation, _Shadow(event.versions, event.step, returned=True)
-                else:
-                    event = events.LearnerJoined(m, incarnation)
-                    self._shadows[m] = incarnation, _Shadow(self._core.versions, self._core.step)
-            case events.LearnerReady(learner=m, incarnation=incarnation):
-                shadow = _Shadow(self._core.versions, event.step)
-                self._shadows[m] = incarnation, shadow
-                event = dataclasses.replace(event, versions=shadow.versions())
+            case events.LearnerJoined():
+                self._joined(event)
+            case events.LearnerReady():
+                self._welcome(event.learner, event.incarnation, event.step)
+                self._take(dataclasses.replace(event, versions=self._core.versions))
             case events.StepReported(report=report):
-                known = self._shadows.get(report.learner)
-                if known is None or known[0] != report.incarnation:
-                    return
-                event = events.StepReported(known[1].reported(report, self._calendar.now, self._kept))
-        self._take(event)
-        if isinstance(event, events.StepReported):
-            self._offer(event.report.learner, event.report.incarnation)
+                known = self._member(report.learner, report.incarnation)
+                if known is not None:
+                    self._act(known.report(report, self._kept))
+            case _:
+                self._take(event)
+
+    def _joined(self, event: events.LearnerJoined) -> None:
+        m, incarnation, known = event.learner, event.incarnation, self._learners.get(event.learner)
+        if event.versions is None:
+            self._welcome(m, incarnation, self._core.step)
+            self._take(event)
+        elif known is None or not known.core.recovered:  # the run goes on from a snapshot
+            self._learners[m] = _Learner(LearnerCore(m, incarnation, self._policy))
+        else:
+            core = known.core  # its syncer was killed; this one has been there all the time
+            if core.incarnation < incarnation:
+                self._take(events.LearnerLost(m, core.incarnation, "rejoined"))
+            while core.incarnation < incarnation:
+                core.handle(events.NotMember(core.incarnation), 0.0)
+            self._take(dataclasses.replace(event, versions=core.versions, lineages=core.lineages))
+
+    def _welcome(self, learner: int, incarnation: int, step: int) -> None:
+        core = LearnerCore(learner, incarnation, self._policy)
+        welcome = events.Welcomed(incarnation, step, self._core.versions, self._core.merged_steps)
+        core.handle(welcome, 0.0)
+        self._learners[learner] = _Learner(core)
+
+    def _member(self, learner: int, incarnation: int) -> _Learner | None:
+        """The learner's process, if this is its incarnation."""
+        known = self._learners.get(learner)
+        return known if known is not None and known.core.incarnation == incarnation else None
 
     def _take(self, event: events.SyncerEvent) -> None:
         for action in self._core.handle(event, self._calendar.now):
@@ -244,42 +212,36 @@ class WhatIf:
         after = self._calendar.after
         match action:
             case actions.Tell(receivers, events.OfferAsked() as asked):
-                for receiver in receivers:
-                    self._ask(receiver, asked)
+                after(0.0, self._tell, receivers, asked)
             case actions.Merge():
                 merges = self._left_out.get(action.round)
                 left_out = merges.pop() if merges else ()
                 after(self._delays.merge, self._take, events.MergeFinished(action.round, left_out))
             case actions.Tell(receivers, events.UpdateArrived() as update):
-                after(self._delays.update, self._updated, receivers, update)
-            case actions.Record(name="round", values=values):
-                self._rounds.append(dict(values))
-                self._merged_at = self._calendar.now
-            case actions.Record(name=name):
-                self._counts[name] += 1
+                after(self._delays.update, self._tell, receivers, update)
+            case actions.Record():
+                self._told.append((self._calendar.now, action))
 
-    def _ask(self, receiver: tuple[int, int], asked: events.OfferAsked) -> None:
-        """Has a learner offer; one that is asked late gives what it had at its last report."""
-        known = self._shadows.get(receiver[0])
-        if known is not None and known[0] == receiver[1]:
-            known[1].asked[asked.round.fragment] = asked
-            self._calendar.after(0.0, self._offer, *receiver)
+    def _tell(
+        self, receivers: Sequence[tuple[int, int]], event: events.OfferAsked | events.UpdateArrived
+    ) -> None:
+        for receiver in receivers:
+            known = self._member(*receiver)
+            if known is None:
+                continue
+            if isinstance(event, events.UpdateArrived):
+                known.updates.append(event)
+            else:  # who is asked late gives what it had at its last report
+                self._act(known.core.handle(event, 0.0))
 
-    def _offer(self, learner: int, incarnation: int) -> None:
-        known = self._shadows.get(learner)
-        if known is None or known[0] != incarnation:
-            return
-        for r, c in known[1].offers():
-            work = Contribution(learner, incarnation, r.fragment, c.version, known[1].step, c.steps, c.tokens)
-            self._calendar.after(self._delays.offer, self._take, events.FragmentArrived(r, work))
-
-    def _updated(self, receivers: Sequence[tuple[int, int]], update: events.UpdateArrived) -> None:
-        for learner, incarnation in receivers:
-            known = self._shadows.get(learner)
-            if known is not None and known[0] == incarnation:
-                kept = next((g.step for g in update.merged if g.learner == learner), None)
-                kept = kept if self._policy.rebase else None
-                known[1].waiting[update.fragment] = _Update(update.version, self._calendar.now, kept)
+    def _act(self, done: Sequence[actions.LearnerAction]) -> None:
+        for action in done:
+            match action:
+                case actions.TellSyncer(event):
+                    self._take(event)
+                case actions.SendOffer(round_id, contribution):
+                    arrived = events.FragmentArrived(round_id, contribution)
+                    self._calendar.after(self._delays.offer, self._take, arrived)
 
 
 def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
@@ -290,18 +252,14 @@ def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
 
 def recorded(plan: Plan) -> Outcome:
     """What the rounds came to in the run."""
-    rounds: list[dict[str, Any]] = []
-    counts: collections.Counter[str] = collections.Counter()
     entries = _entries(plan)
-    merged_at = begun = entries[0].now if entries else 0.0
-    for now, _, decided in entries:
-        for action in decided:
-            if isinstance(action, actions.Record):
-                counts[action.name] += 1
-                if action.name == "round":
-                    rounds.append(dict(action.values))
-                    merged_at = now
-    return _outcome(rounds, counts, merged_at - begun)
+    told = [
+        (now, action)
+        for now, _, decided in entries
+        for action in decided
+        if isinstance(action, actions.Record)
+    ]
+    return _outcome(told, entries[0].now if entries else 0.0)
 
 
 def delays(plan: Plan) -> Delays:
@@ -349,7 +307,12 @@ def _entries(plan: Plan) -> list[Handled]:
     return sorted(found, key=lambda entry: entry.now)
 
 
-def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], seconds: float) -> Outcome:
+def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> Outcome:
+    """What a run comes to whose syncer told this, at these times."""
+    counts = collections.Counter(record.name for _, record in told)
+    rounds = [record.values for _, record in told if record.name == "round"]
+    merged_at = [now for now, record in told if record.name == "round"]
+
     def mean(name: str) -> float:
         return statistics.fmean(r[name] for r in rounds) if rounds else 0.0
 
@@ -362,7 +325,7 @@ def _outcome(rounds: list[dict[str, Any]], counts: collections.Counter[str], sec
         quorum_seconds=mean("quorum_seconds"),
         grace_seconds=mean("grace_seconds"),
         sync_seconds=mean("sync_seconds"),
-        seconds=seconds,
+        seconds=merged_at[-1] - begun if merged_at else 0.0,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -41,16 +41,13 @@ def intervals(
     if all(len(values) < 2 for values in losses.values()):
         raise ScalingError("seeds: every place has one, so that nothing can be said about spread")
     middle = fit(law, losses)
-    return percentiles(lambda: fit(law, redrawn(losses, rng), middle.theta).parameters, draws)
+    return percentiles([fit(law, redrawn(losses, rng), middle.theta).parameters for _ in range(draws)])
 
 
-def percentiles(draw: Callable[[], Mapping[str, float]], draws: int) -> dict[str, Interval]:
-    """The 95% interval of each figure that `draw` gives."""
-    found = [draw() for _ in range(draws)]
+def percentiles(drawn: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+    """The 95% interval of each figure over these draws of all."""
     tails = (100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2)
-    return {
-        name: tuple(np.percentile([figures[name] for figures in found], tails).tolist()) for name in found[0]
-    }
+    return {name: tuple(np.percentile([one[name] for one in drawn], tails).tolist()) for name in drawn[0]}
 
 
 def hold_out_largest(law: Law, losses: Measurements) -> HeldOut:

@@ -129,5 +129,4 @@ def intervals(
             figures.append(fitted.parameters)
     if not figures:
         raise ScalingError(f"{NAMES[name]}: no draw of the seeds makes a law")
-    waiting = iter(figures)
-    return percentiles(lambda: next(waiting), len(figures))
+    return percentiles(figures)

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ddiloco.disk.snapshots.host_parts import (
+from ddiloco.disk.snapshots.parts import (
+    PartFiles,
+    SnapshotError,
+    SnapshotPart,
     file_of,
-    is_of_hosts,
     joined,
-    read_hosts_part,
-    read_hosts_state,
+    read_part,
+    read_state,
     write_blocks,
-    write_state,
+    write_part,
 )
-from ddiloco.disk.snapshots.parts import PartFiles, SnapshotError
 from ddiloco.disk.snapshots.store import SnapshotStore
 from ddiloco.outer.blocks import Blocks, Cut, box_of
 from ddiloco.remote.learner.host_snapshots import HostPartWriter, write_own
@@ -42,61 +43,72 @@ def arrays():
     return {name: jax.device_put(ARRAYS[name], NamedSharding(mesh, spec)) for name, spec in SPECS.items()}
 
 
-def of_host(number):
+def of_host(number, arrays):
     """What one of the hosts answers for."""
+    devices = jax.devices()[2 * number : 2 * number + 2]
 
     def own(array):
-        devices = jax.devices()[2 * number : 2 * number + 2]
         shards = [s for s in array.addressable_shards if s.device in devices and s.replica_id == 0]
         return Blocks(array.shape, {box_of(s.index, array.shape): np.asarray(s.data) for s in shards})
 
-    return own
+    return {name: own(array) for name, array in arrays.items()}
+
+
+def written(folder, *hosts):
+    """The files of a part in a folder, of the arrays that these hosts have."""
+    first = write_part(folder.parent, folder.name, SnapshotPart(hosts[0], STATE))
+    return joined([first, *(write_blocks(folder, i, arrays) for i, arrays in enumerate(hosts[1:], 1))])
 
 
 @pytest.fixture
-def part(tmp_path, arrays):
-    """The files of a part in a folder."""
-    written = [write_blocks(tmp_path, host, arrays, of_host(host)) for host in (0, 1)]
-    return joined([write_state(tmp_path, STATE), *written])
+def folder(tmp_path):
+    """Of a part."""
+    return tmp_path / "learner_000"
 
 
-def test_one_process_reads_the_whole(tmp_path, part):
-    read = read_hosts_part(tmp_path, part, None)
-    assert read.state == STATE == read_hosts_state(tmp_path, part)
+@pytest.fixture
+def part(folder, arrays):
+    """The files of a part in its folder."""
+    return written(folder, of_host(0, arrays), of_host(1, arrays))
+
+
+def test_one_process_reads_the_whole(folder, part):
+    read = read_part(folder, part)
+    assert read.state == STATE == read_state(folder, part)
     assert read.arrays.keys() == ARRAYS.keys()
     for name, array in read.arrays.items():
         assert array.dtype == ARRAYS[name].dtype
         np.testing.assert_array_equal(array, ARRAYS[name])
-    assert is_of_hosts(part)
     assert PartFiles.from_json(json.loads(json.dumps(part.to_json()))) == part
 
 
-def test_hosts_of_another_number_read_what_they_need(tmp_path, part):
-    for first, stop in ((0, 3), (3, 8)):
+def test_hosts_of_another_number_read_what_they_need(folder, part):
+    for first, stop in ((0, 3), (3, 8), (2, 3)):
         needs = {"params/w": Cut((8, 6), (((first, stop), (1, 5)),))}
-        read = read_hosts_part(tmp_path, part, lambda name, shape, n=needs: n.get(name, Cut.whole(shape)))
+        read = read_part(folder, part, lambda name, shape, n=needs: n.get(name, Cut.whole(shape)))
         np.testing.assert_array_equal(read.arrays["params/w"].all, ARRAYS["params/w"][first:stop, 1:5])
         assert read.arrays["inner/0"].all == 5
+    assert read.arrays["params/w"].all.base.size == 4, "nothing else of the file stays"
 
 
-def test_a_host_reads_no_file_that_has_nothing_for_it(tmp_path, part):
-    whole = (tmp_path / file_of(1)).read_bytes()
-    (tmp_path / file_of(1)).write_bytes(whole[:-8])  # which nobody sees who does not read it
+def test_a_host_reads_no_file_that_has_nothing_for_it(folder, part):
+    whole = (folder / file_of(1)).read_bytes()
+    (folder / file_of(1)).write_bytes(whole[:-8])  # which nobody sees who does not read it
 
     def needs(rows, columns):
         cuts = {"params/w": Cut((8, 6), ((rows, (0, 6)),)), "anchor/0/0": Cut((2, 8), (((0, 2), columns),))}
         return lambda name, shape: cuts.get(name, Cut.whole(shape))
 
-    read = read_hosts_part(tmp_path, part, needs((0, 4), (0, 4)))
+    read = read_part(folder, part, needs((0, 4), (0, 4)))
     np.testing.assert_array_equal(read.arrays["params/w"].all, ARRAYS["params/w"][:4])
     with pytest.raises(SnapshotError, match=f"{file_of(1)} is damaged"):
-        read_hosts_part(tmp_path, part, needs((0, 5), (0, 4)))
+        read_part(folder, part, needs((0, 5), (0, 4)))
 
 
 @pytest.mark.parametrize("name", ["state.json", file_of(0), file_of(1)])
 @pytest.mark.parametrize("damage", ["missing", "changed"])
-def test_a_file_that_is_damaged_is_seen(tmp_path, part, name, damage):
-    path = tmp_path / name
+def test_a_file_that_is_damaged_is_seen(folder, part, name, damage):
+    path = folder / name
     if damage == "missing":
         path.unlink()
     else:
@@ -104,15 +116,14 @@ def test_a_file_that_is_damaged_is_seen(tmp_path, part, name, damage):
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
     with pytest.raises(SnapshotError, match=name if damage == "changed" else "cannot be read"):
-        read_hosts_part(tmp_path, part, None)
+        read_part(folder, part)
 
 
-def test_blocks_that_no_host_has_are_missed(tmp_path, arrays):
-    write_blocks(tmp_path, 0, arrays, of_host(0))
-    own = write_blocks(tmp_path, 1, {name: arrays[name] for name in ("params/w", "inner/0")}, of_host(1))
-    part = joined([write_state(tmp_path, STATE), write_blocks(tmp_path, 0, arrays, of_host(0)), own])
+def test_blocks_that_no_host_has_are_missed(folder, arrays):
+    second = of_host(1, {name: arrays[name] for name in ("params/w", "inner/0")})
+    part = written(folder, of_host(0, arrays), second)
     with pytest.raises(SnapshotError, match="missing, or came twice"):
-        read_hosts_part(tmp_path, part, None)
+        read_part(folder, part)
 
 
 class Followers:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.disk.snapshots import parts
+from ddiloco.disk.snapshots import parts, store
 from ddiloco.disk.snapshots.parts import read_part, write_part
 from ddiloco.disk.snapshots.store import (
     Clocks,
@@ -145,7 +145,14 @@ def test_a_snapshot_under_another_number_is_never_used(copied):
     assert "of another snapshot" in skipped(store)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_snapshot_of_an_earlier_format_is_refused_in_a_line(copied, monkeypatch):
+    copied_store, _ = copied
+    with monkeypatch.context() as earlier:
+        earlier.setattr(store, "_FORMAT", 2)
+        copied_store.complete(2, HEADER, written(copied_store.folder, 2))
+    assert "manifest.json is of format 2, but must be of 3; this snapshot is skipped" in skipped(copied_store)
+
+
 def test_what_changes_after_it_was_opened_is_still_never_used(copied):
     store, folder = copied
     snapshot = store.newest(nobody_warns)
@@ -240,7 +247,7 @@ def test_a_crash_at_any_moment_of_writing_leaves_the_last_complete_one(copied, m
     newest = store.folder / "000002"
     for path in reversed(files_of(newest)):  # as if they had not been written yet
         path.unlink()
-        with pytest.raises(SnapshotError, match="are not, or not alone, in its folder"):
+        with pytest.raises(SnapshotError, match=r"cannot be completed: [a-z0-9_/.]+ is missing$"):
             store.complete(2, HEADER, parts)
         warnings = []
         assert store.newest(warnings.append).number == 1
@@ -279,8 +286,8 @@ def test_a_writer_removes_what_it_left_of_earlier_snapshots_and_nothing_of_other
     writer, part = PartWriter(tmp_path), SnapshotPart({}, STATE)
     for number, name in ((1, "learner_000"), (2, "learner_000"), (2, "learner_001"), (9, "learner_000")):
         write_part(tmp_path / f"{number:06d}", name, part)
-    for name in ("learner_000.orbax-checkpoint-tmp", "learner_0001"):  # as a kill leaves it; another's
-        (tmp_path / "000002" / name).mkdir()
+    (tmp_path / "000002" / "learner_000" / ".host_000.ab.new").touch()  # as a kill leaves it
+    (tmp_path / "000002" / "learner_0001").mkdir()  # another's
     writer.write(3, "learner_000", part).result()
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     others = {"000002/learner_001", "000002/learner_0001", "000009/learner_000"}
@@ -319,7 +326,7 @@ def test_files_of_a_part_go_over_the_wire(tmp_path):
     assert PartFiles.from_json(files.to_json()) == files
 
 
-GOOD = {"files": {"state/metadata": [3, "f" * 64]}}
+GOOD = {"files": {"state.json": [3, "f" * 64]}}
 BAD_PATHS = ("../x", "/etc/passwd", "a//b", "a/./b", "", "a\0b", "a\\b")
 
 

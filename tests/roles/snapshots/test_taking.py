@@ -1,6 +1,7 @@
 """The syncer's side of a snapshot: what is awaited, what is in flight, what is left out, what gives it up."""
 
 import concurrent.futures
+import errno
 import pathlib
 import queue
 import time
@@ -8,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from ddiloco.disk import array_file
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder, read_part
 from ddiloco.disk.snapshots.store import PartFiles, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
@@ -107,6 +109,23 @@ def test_it_is_complete_when_every_learner_has_recorded_and_every_part_is_writte
     assert part.state["incarnations"] == [[0, 1], [1, 1]]
     np.testing.assert_array_equal(part.arrays["outer/0/0"], [1, 2, 3])
     assert list(parts_folder(desk.folder).iterdir()) == []
+
+
+def test_of_one_that_a_full_disk_keeps_from_being_completed_nothing_stays_but_its_number(desk, monkeypatch):
+    def refused(path, parts):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    desk.begin()
+    for learner in (0, 1):
+        desk.mark(learner)
+        desk.write(learner)
+    written = desk.inbox.get(timeout=PATIENCE)
+    monkeypatch.setattr(array_file, "replace", refused)
+    desk.taker.take(written)
+    desk.settle()
+    assert desk.noted[0][0] == "snapshot_given_up"
+    assert {path.name for path in desk.folder.rglob("*")} == {"staging", "000001"}
+    assert desk.taker.epoch == 1
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -220,7 +239,7 @@ def of_versions_that_there_never_were(desk, number):
 
 
 def nothing_was_written(desk, number):
-    desk.taker.take(PartWritten(1, number, PartFiles({"state/metadata": (9, "a" * 64)})))
+    desk.taker.take(PartWritten(1, number, PartFiles({"state.json": (9, "a" * 64)})))
 
 
 def of_another_size(desk, number):

@@ -22,7 +22,7 @@ class Desk:
     def __init__(self, path):
         self.path, self.processes, self.gone = path, {"learner 0": 100, "learner 1": 101}, set()
         self.sent, self.cut = [], []
-        self.journal = Journal(path, clock=lambda: 0.0)
+        self.journal = Journal(path)
         self.killer = Killer(
             self.processes.get,
             lambda target, apart: self.cut.append((target, apart)),

@@ -6,7 +6,7 @@ import pytest
 
 from ddiloco.goodput.failures import FailureModel
 from experiments.studies.goodput import calibration
-from experiments.studies.goodput.published import CHIPS, GOODPUT_PERCENT, published
+from experiments.studies.goodput.systems import CHIPS, GOODPUT_PERCENT, published
 
 
 def test_the_committed_values_are_those_that_the_calibration_finds():

@@ -139,7 +139,7 @@ def test_a_step_that_is_done_again_takes_as_long_as_one(done_again, fits, made):
     if fits:
         check_fleet(e)
     else:
-        assert refusal(lambda: check_fleet(e)).startswith(told)
+        assert refused(lambda: check_fleet(e)).startswith(told)
 
 
 @pytest.mark.parametrize("lives", ["failures", "spare_capacity"])

@@ -203,6 +203,7 @@ def test_a_learner_that_was_steady_and_cannot_start_again_is_given_up_alone(run,
     refused = f"sys.exit(2) if os.path.exists({str(tmp_path / 'no.data')!r}) else signal.pause()"
     it = run(ENDS_AT_THE_WORD, STANDS, refused)
     until(lambda: it.supervisor._learners[1].steady)
+    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 60.0)  # a slow start is not steady
     (tmp_path / "no.data").touch()
     it.kill("learner 1")
     until(lambda: it.told and it.told[-1].endswith("is given up"))

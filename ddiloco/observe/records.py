@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.terminal import printable
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol.messages import RoundId
 
@@ -124,11 +125,11 @@ def write_out(record: Callable[[Record], None], seconds: float = 2.0, summary: b
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line, as alarms say it."""
+    """What went wrong, in one line, as alarms say it; libraries tell more, or what a file made them tell."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = next(iter(str(error).splitlines()), "")
-    return line or type(error).__name__
+    return printable(line, 300) or type(error).__name__
 
 
 def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> list[Record]:

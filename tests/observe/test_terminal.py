@@ -6,7 +6,7 @@ import threading
 
 from ddiloco.observe.alarms import MOST_ALARMS, MOST_OF_A_KIND, NO_MORE, Alarms
 from ddiloco.observe.progress import Progress
-from ddiloco.observe.records import LearnerDied, Noted, RunInfo
+from ddiloco.observe.records import LearnerDied, Noted, RunInfo, reason
 from ddiloco.observe.tally import MOST_FAILURES, MOST_REASONS, OTHERS, Tally
 from ddiloco.observe.terminal import printable, tell
 
@@ -22,6 +22,13 @@ def test_control_characters_are_shown_and_not_obeyed():
     assert shown.isprintable() and "\\x1b[2J" in shown and "an alarm " in shown
     assert printable("naïve – 你好") == "naïve – 你好"
     assert len(printable("x" * 10**6)) == 1000
+
+
+def test_what_went_wrong_is_one_short_line_whatever_a_library_says_of_a_file():
+    said = reason(ValueError(f"\x1b[2J{'x' * 1000}\nand more"))
+    assert said.isprintable() and len(said) <= 310
+    assert reason(OSError(28, "No space left on device", "/a/file")) == "No space left on device"
+    assert reason(MemoryError()) == "MemoryError"
 
 
 def test_alarms_and_lines_hold_no_control_characters():

@@ -83,7 +83,7 @@ class Origin:
         self.name = snapshot.name
         self.learners: tuple[int, ...] = tuple(header["learners"])  # those with a part in it
         self._versions: tuple[int, ...] = tuple(header["versions"])
-        self._snapshot, self._needs = snapshot, needs
+        self._snapshot, self._needs, self._band = snapshot, needs, experiment.sync.band
         outer = header["experiment"]["outer"]
         codec = (outer["codec"], outer["error_feedback"])
         self._same_codec = codec == (experiment.outer.codec, experiment.outer.error_feedback)
@@ -154,7 +154,8 @@ class Origin:
                 state = self.start.state
                 merged_step, lineage = state.merged_steps[p], state.lineages[p]
                 fragments[p] = FragmentWork(self._versions[p], merged_step, lineage=lineage)
-                clock = max(clock, merged_step)
+                if merged_step - clock > self._band:
+                    clock = merged_step
                 updates[p] = self.start.fragments[p].pieces
         values = {"position": position, "steps": part.state["steps"]}
         begins_with = ResumedWith(self.name, clock, tuple(fragments))

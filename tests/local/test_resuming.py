@@ -189,10 +189,11 @@ def test_a_learner_reads_its_own_part_alone(codec, interrupted, data_dir, tmp_pa
     )  # it reads the state of all
 
 
+@pytest.mark.parametrize("lag", [0, 1], ids=["within the band", "beyond it"])
 def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
-    interrupted, data_dir, tmp_path, one_device
+    interrupted, data_dir, tmp_path, one_device, lag
 ):
-    """Of a snapshot in which learner 0 lacks the newest version of fragment 1."""
+    """Learner 0 lacks the newest version of fragment 1; only one far ahead sets its clock."""
     taken = newest(interrupted[1])
     old = taken.state("learner_000")["fragments"]
     versions = taken.header["versions"]
@@ -206,13 +207,14 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
         for p in range(assembly.layout.num_fragments)
         for i, shape in enumerate(assembly.layout.piece_shapes(p))
     }
-    store = rewritten(taken, tmp_path / "snapshots", kept, outer, fragments=rows, clock=2)
+    clock = taken.state("syncer")["merged_steps"][1] - e.sync.band - lag
+    store = rewritten(taken, tmp_path / "snapshots", kept, outer, fragments=rows, clock=clock)
     origin = resuming.Origin(store.open(1), e, assembly.layout)
     equipment = assembly.equipment()[0]
     back = origin.learner(0, origin.positions(e)[0], equipment.transfer)
     merged = origin.start.state.merged_steps[1]
     assert back.begins_with.fragments[1] == FragmentWork(versions[1], merged)
-    assert back.begins_with.clock == max(2, merged)
+    assert back.begins_with.clock == (merged if lag else clock)
     arrays = TrainingArrays(equipment)
     back.load(arrays, mixing=0.0)
     held = arrays.state()[0]

@@ -1,5 +1,6 @@
 """The page in a real browser: it lays out, it shows news, and the keyboard reaches everything."""
 
+import dataclasses
 import html
 import importlib.resources
 import json
@@ -30,6 +31,7 @@ addEventListener("load", () => setTimeout(() => {
   const inside = ".scroll, pre, .spoken, svg";
   const wide = [...document.querySelectorAll("main *")].filter(one => !one.closest(inside) &&
     one.getBoundingClientRect().right > innerWidth + 1).map(one => one.tagName + "." + one.className);
+  if (document.documentElement.scrollWidth > innerWidth) wide.push("words");
   const lane = document.querySelector(".lane").getBoundingClientRect();
   const names = [...document.querySelectorAll("a, summary, input, [role=group], [role=img]")]
     .filter(one => !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length));
@@ -54,8 +56,12 @@ def browse(tmp_path):
 
 @pytest.mark.parametrize(("width", "dark"), [(1300, False), (500, True)])
 def test_nothing_is_cut_off_and_everything_has_a_name(browse, view_of, tmp_path, width, dark):
-    page = tmp_path / "page.html"
-    page.write_text(document([view_of("lives")], inline=True).replace("</body>", PROBE))
+    page, sweeps = (
+        tmp_path / "page.html",
+        "config=configs-micro.py-dense,sync.num_learners=4,train.steps=" * 4,
+    )
+    view = dataclasses.replace(view_of("lives"), name=sweeps)
+    page.write_text(document([view], inline=True).replace("</body>", PROBE))
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     dom, _ = browse(page.as_uri(), scheme, width=width).communicate(timeout=60)
     told = json.loads(html.unescape(dom.split("<title>")[1].split("</title>")[0]))

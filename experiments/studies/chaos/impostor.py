@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import itertools
 import queue
@@ -42,9 +43,10 @@ def _away(factor: float) -> Callable[[random.Random, Arrays, Arrays], Arrays]:
     )
 
 
-def _silence() -> Iterator[bytes]:
-    threading.Event().wait()
-    yield b""
+def silence(end: threading.Event, seconds: float = 10.0) -> Iterator[bytes]:
+    """No message, until `end` or for so long."""
+    end.wait(seconds)
+    yield from ()
 
 
 POISONS: dict[str, Callable[[random.Random, Arrays, Arrays], Arrays]] = {  # of a version and the one before
@@ -77,11 +79,11 @@ BROKEN: dict[str, Callable[[bytes, list[bytes]], Iterable[bytes]]] = {  # messag
     "without end": lambda header, body: itertools.chain([header], itertools.repeat(b"x")),
     "garbage": lambda header, body: [b"\xff\xff\xff"],
     "nothing": lambda header, body: [],
-    "silence": lambda header, body: itertools.chain([header], _silence()),
+    "silence": lambda header, body: itertools.chain([header], silence(threading.Event(), 600.0)),
 }
 
 
-class Impostor:
+class Impostor(abc.ABC):
     """Connects under its number for as long as it lives. Subclasses say how it answers a question."""
 
     def __init__(
@@ -114,9 +116,9 @@ class Impostor:
         if self._channel is not None:
             self._channel.close()
 
+    @abc.abstractmethod
     def _answer(self, which: RoundId) -> None:
         """Offers something to a round that asks for it."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _counted(self, deed: str) -> Iterator[None]:

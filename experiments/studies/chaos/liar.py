@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -18,7 +17,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from experiments.studies.chaos.impostor import BROKEN, CLAIMS, POISONS, Count, Impostor
+from experiments.studies.chaos.impostor import BROKEN, CLAIMS, POISONS, Count, Impostor, silence
 from experiments.studies.chaos.lying_donor import LyingDonor
 
 IDLE = 20  # calls of a kind that say nothing, at a time
@@ -106,7 +105,7 @@ class Liar(Impostor):
         """Calls of every kind that never say anything, for a while."""
         never = threading.Event()
         calls = [
-            self._channel.stream_stream(kind)(_silence(never), metadata=self._metadata, timeout=3.0)
+            self._channel.stream_stream(kind)(silence(never), metadata=self._metadata, timeout=3.0)
             for kind in (wire.UPDATES, wire.PEERS, wire.OFFERS, wire.CONTROL)
             for _ in range(IDLE)
         ]
@@ -122,7 +121,7 @@ class Liar(Impostor):
         hellos += [{"version": 1}, {"rules": "{" * 99}, {"run": "00"}, {"fingerprint": _ESCAPES}]
         hellos += [{"process": time.time_ns() // 1000, "session": "x"}]
         never = threading.Event()
-        said = itertools.chain([self._hello(**self._rng.choice(hellos))], _silence(never))
+        said = itertools.chain([self._hello(**self._rng.choice(hellos))], silence(never))
         with self._security.channel(self._address, wire.options(5.0)) as channel:
             call = channel.stream_stream(wire.CONTROL)
             try:
@@ -149,7 +148,7 @@ class Liar(Impostor):
                 ask = channel.stream_stream(wire.DONATE)
                 first = self._rng.choice(([], [b"\xff\xff"], [absurd], [b""]))
                 calls = [
-                    ask(itertools.chain(first, _silence(never)), metadata=shown.metadata, timeout=3.0)
+                    ask(itertools.chain(first, silence(never)), metadata=shown.metadata, timeout=3.0)
                     for _ in range(IDLE)
                 ]
                 never.wait(1.0)
@@ -165,8 +164,3 @@ class Liar(Impostor):
     def _garbage(self) -> None:
         said = (b"\xff\xff\xff", b"", bytes(2 * wire.MAX_MESSAGE_BYTES))
         self._said.put(self._rng.choice((self._rng.randbytes(99), *said)))
-
-
-def _silence(end: threading.Event) -> Iterator[bytes]:
-    end.wait(10.0)
-    yield from ()

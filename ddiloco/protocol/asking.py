@@ -13,8 +13,11 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
 
-MISSED, IN_TIME = 0.5, 0.05
-"""By how many of its steps a learner's margin grows when it misses a round, and shrinks when it has time."""
+MISSED, IN_TIME = 1.0, 0.05
+"""By how many of its steps a learner's margin grows when it misses a round, and shrinks when it has time.
+
+A miss may lose an interval's work, a step of margin makes the offer a step older.
+"""
 
 ROUNDING = 0.25
 """Share of a step by which an offer may come late: steps are not of equal length."""

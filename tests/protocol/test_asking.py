@@ -185,11 +185,11 @@ def test_the_clock_is_never_past_the_due_step_nor_before_what_the_learner_has_re
 # What is learned.
 
 
-def test_a_learner_that_misses_a_round_is_asked_a_step_earlier_and_for_half_a_step_less():
+def test_a_learner_that_misses_a_round_is_asked_a_step_earlier_and_for_a_step_less():
     asking, r, m = asking_at(22, 22.0), Round(RoundId(24, 0), 0), member(step=22, at=22.0)
     asking.ask(r, [m], 22.0)
     asking.merging(r, of(m), 24.0)
-    assert (m.lead, m.margin) == (3.0, 0.5)
+    assert (m.lead, m.margin) == (3.0, 1.0)
 
 
 def test_leads_and_margins_that_grow_stay_within_the_interval():

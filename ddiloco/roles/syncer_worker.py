@@ -390,7 +390,7 @@ class SyncerWorker:
         if self._merging is not None:
             self._merging.arrivals.forget(action)
             if action.name == "round":
-                values |= self._merging.metrics.pop(values["fragment"], {})
+                values |= self._merging.told(values["fragment"])
                 values |= {"inbox": self._inbox.qsize(), "merging": self._merging.under_way}
         if action.name == "learner_ready":
             self._links.begun(values["learner"], values["incarnation"])

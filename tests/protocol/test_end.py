@@ -138,3 +138,25 @@ def test_a_learner_that_is_never_back_keeps_a_restarted_syncer_for_the_silence_t
     assert not records(out, "round_abandoned") and desk.core.next_deadline() == 61.0
     out = desk.tell(events.Timeout(), at=61.0)
     assert records(out, "round_abandoned") and desk.core.finished
+
+
+@pytest.mark.parametrize("offered", [0, 1, 3])
+def test_where_all_must_give_a_run_goes_on_to_its_end_after_all_connections_broke_at_once(offered):
+    policy = {"num_fragments": 1, "interval": 2, "overlap": 1, "quorum": None, "max_run_ahead": 0}
+    desk = Desk(total_steps=4, learners=3, num_learners=3, **policy)
+    for learner in range(3):
+        desk.report(learner, 2, at=2.0, steps=2)
+    for learner in range(offered):
+        desk.offer(learner, (2, 0))
+    for learner in range(3):
+        desk.tell(events.LearnerLost(learner, 1, "connection lost"))
+    desk.settle()
+    for learner in range(3):
+        desk.tell(events.LearnerJoined(learner, 2, 2, (0,), (0,)))
+        desk.report(learner, 2, incarnation=2, steps=2 - desk.core.versions[0])
+        desk.settle()
+    assert (desk.core.live, desk.core.versions) == ((0, 1, 2), (1,))
+    for learner in range(3):
+        desk.report(learner, 4, at=4.0, incarnation=2, steps=2)
+    assert [values["learners"] for values in records(desk.settle(), "round")] == [[0, 1, 2]]
+    assert desk.core.finished

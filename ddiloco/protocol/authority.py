@@ -222,11 +222,11 @@ class Authority:
         return out
 
     def _quietest(self) -> Member | None:
-        """The live learner that has been silent for longest, unless it is done."""
+        """The live learner that has been silent for longest."""
         while self._quiet:
             since, learner, incarnation = self._quiet[0]
             m = self.members.current(learner, incarnation)
-            if m is None or m.state is not State.LIVE or self._done(m):
+            if m is None or m.state is not State.LIVE:
                 heapq.heappop(self._quiet)
             elif m.heard_at > since:
                 heapq.heapreplace(self._quiet, (m.heard_at, learner, incarnation))

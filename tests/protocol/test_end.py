@@ -135,6 +135,7 @@ def test_a_learner_that_is_never_back_keeps_a_restarted_syncer_for_the_silence_t
     desk, out = restarted(quorum), []
     for event in (back(1, 100), has(1, 100, 0, 0)):
         out += desk.tell(event, at=1.0)
+    desk.tell(has(1, 100, 0, 0), at=50.0)  # it says so again, and is not silent
     assert not records(out, "round_abandoned") and desk.core.next_deadline() == 61.0
     out = desk.tell(events.Timeout(), at=61.0)
     assert records(out, "round_abandoned") and desk.core.finished

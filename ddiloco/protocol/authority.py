@@ -49,6 +49,7 @@ class Authority:
         self._patience: float | None = None  # until when to wait for those
         self._speed_limit = SpeedLimit(policy, state)
         self._stuck, self._over = [False] * parts, [False] * parts
+        self._over_since: float | None = None  # when no part had a round left
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
         self._work_from = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
         """By fragment, the step from which work on the newest version may count: with rebase that goes on
@@ -82,7 +83,7 @@ class Authority:
             case news.Stuck():
                 self._stuck[part] = word.stuck
             case news.Over():
-                self._over[part] = True
+                self._over[part], self._over_since = True, None
             case news.Doubted(learner, incarnation):
                 return [self._dismiss(learner, incarnation)]
         return []
@@ -92,9 +93,9 @@ class Authority:
         """Whether learners are waited for that the run begins with, or that were there before a restart."""
         return bool(self._not_yet)
 
-    def conclude(self) -> Said:
+    def conclude(self, now: float) -> Said:
         """Ends the run when it is time."""
-        return [*self._call_the_rest(), *self._finish()]
+        return [*self._call_the_rest(), *self._finish(now)]
 
     def next_deadline(self) -> float | None:
         """When a learner becomes silent unless it reports or joins, in the seconds of `now`."""
@@ -176,11 +177,8 @@ class Authority:
         """Whether a process is there that no other may replace; once dismissed, it may replace itself."""
         itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
         another = m.state is State.JOINING and event.incarnation != m.incarnation
-        return (
-            (m.state is State.LIVE or another)
-            and not itself
-            and now < m.heard_at + 1.5 * self.policy.heartbeat
-        )
+        speaks = now < m.heard_at + 1.5 * self.policy.heartbeat
+        return (m.state is State.LIVE or another) and not itself and speaks
 
     def _ready(self, event: events.LearnerReady, now: float) -> Said:
         """Counts a welcomed learner from now on."""
@@ -352,11 +350,9 @@ class Authority:
         if len(versions) != self.policy.num_fragments:
             return False
         past_the_end = self.total_steps is not None and step > self.total_steps
-        if (
-            step < 0
-            or past_the_end
-            or not self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
-        ):
+        if step < 0 or past_the_end:
+            return False
+        if not self._speed_limit.allows(learner, step, self.members, self.merged.step, now):
             return False
         return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))
 
@@ -379,14 +375,23 @@ class Authority:
         self._called |= set(rest)
         return [actions.Tell(rest, events.ClockSet(self.total_steps))] if rest else []
 
-    def _finish(self) -> Said:
-        """Once all live learners are done and no round is left, the run finishes."""
-        if self.finished or not all(self._over) or self._not_yet or not self.members.count:
+    def _finish(self, now: float) -> Said:
+        """Once all live learners are done and no round is left, the run finishes.
+
+        Who has the last updates is less than two intervals from the end: beyond that nobody is waited for.
+        """
+        if self.finished or not all(self._over) or self._not_yet:
             return []
-        if self.total_steps is None or self.members.come_to(self.total_steps) < self.members.count:
+        since = self._over_since = now if self._over_since is None else self._over_since
+        live = self.members.live()
+        late = [m for m in live if not self._done(m)]
+        longest = max((m.step_time.value or 0.0 for m in live), default=0.0)
+        until = since + self.policy.silence_timeout + 2 * self.policy.interval * longest
+        if (late and now < until) or len(late) == len(live):
             return []
         self.finished = True
-        return [actions.Finish()]
+        dropped = (actions.Drop(m.learner, "it does not come to the last step") for m in late)
+        return [*dropped, actions.Finish()]
 
 
 def _replaced(newest: Member, incarnation: int) -> actions.Tell:

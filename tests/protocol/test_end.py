@@ -141,6 +141,26 @@ def test_a_learner_that_is_never_back_keeps_a_restarted_syncer_for_the_silence_t
     assert records(out, "round_abandoned") and desk.core.finished
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_with_no_round_left_a_slower_learner_is_waited_for_but_none_that_never_comes_to_the_end(comes):
+    """It repeats its report, as in a long step, and lacks the updates, as behind a thin link."""
+    desk = Desk(4, 2, num_fragments=1, interval=2, overlap=1, gamma=0.0, silence_timeout=10.0)
+    for step in (1, 2, 3, 4):
+        desk.report(0, step, at=float(step))
+        desk.settle()
+    assert desk.core.versions == (2,)
+    out = []
+    while not desk.core.finished and desk.now < 100.0:
+        out += desk.report(0, 4, at=desk.now + 3.0, steps=0)
+        if comes and desk.now == 13.0:
+            desk.report(1, 4, steps=1)
+        else:
+            out += desk.tell(events.StepReported(Report(1, 1, 1, (FragmentCounters(0, 1, 10),))))
+    dropped = [(action.learner, action.reason) for action in out if isinstance(action, actions.Drop)]
+    late = (1, "it does not come to the last step")
+    assert (desk.now, dropped) == ((13.0, []) if comes else (19.0, [late]))
+
+
 @pytest.mark.parametrize("offered", [0, 1, 3])
 def test_where_all_must_give_a_run_goes_on_to_its_end_after_all_connections_broke_at_once(offered):
     policy = {"num_fragments": 1, "interval": 2, "overlap": 1, "quorum": None, "max_run_ahead": 0}

@@ -156,9 +156,21 @@ def test_with_no_round_left_a_slower_learner_is_waited_for_but_none_that_never_c
             desk.report(1, 4, steps=1)
         else:
             out += desk.tell(events.StepReported(Report(1, 1, 1, (FragmentCounters(0, 1, 10),))))
-    dropped = [(action.learner, action.reason) for action in out if isinstance(action, actions.Drop)]
-    late = (1, "it does not come to the last step")
-    assert (desk.now, dropped) == ((13.0, []) if comes else (19.0, [late]))
+    lost = [(values["learner"], values["reason"]) for values in records(out, "learner_lost")]
+    assert (desk.now, lost) == ((13.0, []) if comes else (19.0, [(1, "never at the last step")]))
+
+
+def test_where_a_round_waits_for_one_that_is_told_to_end_and_speaks_on_it_is_given_up_and_the_run_ends():
+    desk = overtaken()
+    assert calls(desk.merged(2, 0)) == [(4, ((1, 1), (2, 1)))]
+    desk.tell(idle(1, 4, 1))
+    out = []
+    while not desk.core.finished and desk.now < 1000.0:
+        desk.now += 5.0
+        out += [*desk.tell(idle(0, 4, 1)), *desk.tell(idle(1, 4, 1))]
+        out += desk.tell(events.StepReported(Report(2, 1, 1, (FragmentCounters(0, 1, 10),))))
+    assert [values["learner"] for values in records(out, "learner_lost")] == [2]
+    assert records(out, "round_abandoned") and desk.core.finished
 
 
 @pytest.mark.parametrize("offered", [0, 1, 3])

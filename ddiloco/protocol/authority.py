@@ -49,6 +49,7 @@ class Authority:
         self._patience: float | None = None  # until when to wait for those
         self._speed_limit = SpeedLimit(policy, state)
         self._stuck, self._over = [False] * parts, [False] * parts
+        self._idle_since: float | None = None  # when parts came to have nothing for who is done
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
         self._work_from = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
         """By fragment, the step from which work on the newest version may count: with rebase that goes on
@@ -92,9 +93,15 @@ class Authority:
         """Whether learners are waited for that the run begins with, or that were there before a restart."""
         return bool(self._not_yet)
 
-    def conclude(self) -> Said:
+    def conclude(self, now: float) -> Said:
         """Ends the run when it is time."""
-        return [*self._call_the_rest(), *self._finish()]
+        waiting = (stuck or over for stuck, over in zip(self._stuck, self._over, strict=True))
+        last = self.total_steps
+        if last is None or not all(waiting):
+            self._idle_since = None
+            return []
+        since = self._idle_since = now if self._idle_since is None else self._idle_since
+        return [*self._call_the_rest(last), *self._leave_behind(now - since), *self._finish(last)]
 
     def next_deadline(self) -> float | None:
         """When a learner becomes silent unless it reports or joins, in the seconds of `now`."""
@@ -176,11 +183,8 @@ class Authority:
         """Whether a process is there that no other may replace; once dismissed, it may replace itself."""
         itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
         another = m.state is State.JOINING and event.incarnation != m.incarnation
-        return (
-            (m.state is State.LIVE or another)
-            and not itself
-            and now < m.heard_at + 1.5 * self.policy.heartbeat
-        )
+        speaks = now < m.heard_at + 1.5 * self.policy.heartbeat
+        return (m.state is State.LIVE or another) and not itself and speaks
 
     def _ready(self, event: events.LearnerReady, now: float) -> Said:
         """Counts a welcomed learner from now on."""
@@ -222,11 +226,11 @@ class Authority:
         return out
 
     def _quietest(self) -> Member | None:
-        """The live learner that has been silent for longest, unless it is done."""
+        """The live learner that has been silent for longest."""
         while self._quiet:
             since, learner, incarnation = self._quiet[0]
             m = self.members.current(learner, incarnation)
-            if m is None or m.state is not State.LIVE or self._done(m):
+            if m is None or m.state is not State.LIVE:
                 heapq.heappop(self._quiet)
             elif m.heard_at > since:
                 heapq.heapreplace(self._quiet, (m.heard_at, learner, incarnation))
@@ -293,10 +297,8 @@ class Authority:
         """Counts a learner again that was silent."""
         self.members.move(m, State.LIVE)
         heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
-        return [
-            actions.Record("learner_returned", {"learner": m.learner}),
-            news.Returned(m.learner, m.incarnation),
-        ]
+        record = actions.Record("learner_returned", {"learner": m.learner})
+        return [record, news.Returned(m.learner, m.incarnation)]
 
     def _stranger(self, report: Report, newest: Member | None) -> Said:
         """Rejects one that was replaced; any other may rejoin as a new incarnation."""
@@ -349,14 +351,10 @@ class Authority:
 
     def _can_be(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
         """Whether a learner can have reached this step with these versions."""
-        if len(versions) != self.policy.num_fragments:
-            return False
         past_the_end = self.total_steps is not None and step > self.total_steps
-        if (
-            step < 0
-            or past_the_end
-            or not self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
-        ):
+        if step < 0 or past_the_end or len(versions) != self.policy.num_fragments:
+            return False
+        if not self._speed_limit.allows(learner, step, self.members, self.merged.step, now):
             return False
         return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))
 
@@ -366,24 +364,31 @@ class Authority:
         """Whether the learner has reached the last step."""
         return self.total_steps is not None and m.step >= self.total_steps
 
-    def _call_the_rest(self) -> Said:
+    def _call_the_rest(self, last: int) -> Said:
         """Makes slower learners give what they have once those that are done have nothing for any open round.
 
         Updates have replaced the last work of those; they would wait while the slowest trains on alone.
         """
-        waiting = (stuck or over for stuck, over in zip(self._stuck, self._over, strict=True))
-        if self.total_steps is None or not any(self._stuck) or not all(waiting):
-            return []
         behind = ((m.learner, m.incarnation) for m in self.members.live() if not self._done(m))
-        rest = tuple(who for who in behind if who not in self._called)
+        rest = tuple(who for who in behind if any(self._stuck) and who not in self._called)
         self._called |= set(rest)
-        return [actions.Tell(rest, events.ClockSet(self.total_steps))] if rest else []
+        return [actions.Tell(rest, events.ClockSet(last))] if rest else []
 
-    def _finish(self) -> Said:
-        """Once all live learners are done and no round is left, the run finishes."""
-        if self.finished or not all(self._over) or self._not_yet or not self.members.count:
+    def _leave_behind(self, idle: float) -> Said:
+        """Lets go of who is not done after so many idle seconds: in that time all honest ones have come."""
+        live = self.members.live()
+        longest = max((m.step_time.value or 0.0 for m in live), default=0.0)
+        patience = self.policy.silence_timeout + 2 * self.policy.interval * longest
+        if idle < patience or not any(map(self._done, live)):
             return []
-        if self.total_steps is None or self.members.come_to(self.total_steps) < self.members.count:
+        late = [(m.learner, m.incarnation) for m in live if not self._done(m)]
+        lost = (events.LearnerLost(*who, "never at the last step") for who in late)
+        return [said for one in lost for said in self._lost(one)]
+
+    def _finish(self, last: int) -> Said:
+        """Once all live learners are done and no round is left, the run finishes."""
+        all_done = self.members.come_to(last) == self.members.count > 0
+        if self.finished or not all_done or not all(self._over) or self._not_yet:
             return []
         self.finished = True
         return [actions.Finish()]

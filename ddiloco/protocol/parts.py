@@ -68,7 +68,8 @@ class AuthorityCore(Knowing):
                 pass
             case _:
                 out += _addressed(self._authority.handle(event, now))
-        return [*out, *_addressed(self._authority.mark_silent(now)), *_addressed(self._authority.conclude())]
+        out += _addressed(self._authority.mark_silent(now))
+        return out + _addressed(self._authority.conclude(now))
 
     def next_deadline(self) -> float | None:
         """When to send it a Timeout, in the seconds of `now`; None if only an event can change anything."""

@@ -115,7 +115,7 @@ class SyncerCore(Knowing):
                 out += self._pass_on(self._authority.handle(event, now), now)
         out += self._pass_on(self._authority.mark_silent(now), now)
         out += self._pass_on(self._rounds.advance(now), now)
-        return out + self._pass_on(self._authority.conclude(), now)
+        return out + self._pass_on(self._authority.conclude(now), now)
 
     def next_deadline(self) -> float | None:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""

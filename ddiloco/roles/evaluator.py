@@ -15,6 +15,7 @@ from ddiloco.observe import records
 from ddiloco.roles.assembly import Scorer
 
 Params = Mapping[str, Any]
+_Offer = tuple[int, int, Callable[[], Mapping[str, np.ndarray]]]  # step, tokens, parameters
 
 
 class Evaluations:
@@ -69,9 +70,7 @@ class Evaluator:
     ) -> None:
         self._evaluations = Evaluations(score, every, record)
         self._tokens_so_far = tokens_so_far
-        self._offers: queue.Queue[tuple[int, int, Callable[[], Mapping[str, np.ndarray]]] | None] = (
-            queue.Queue(1)
-        )
+        self._offers: queue.Queue[_Offer | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="evaluator", daemon=True)
         self.failure: str | None = None  # of the latest evaluation that failed
 
@@ -99,9 +98,16 @@ class Evaluator:
         return self._evaluations.evaluate(step, self._tokens_so_far(), params)
 
     def _run(self) -> None:
-        while (offer := self._offers.get()) is not None:
-            step, tokens, params = offer
-            try:
-                self._evaluations.evaluate(step, tokens, params())
-            except Exception as error:  # training goes on; the run reports it at the end
-                self.failure = f"at step {step}: {type(error).__name__}: {error}"
+        while self._evaluated(self._offers.get()):
+            pass  # and until the next offer nothing here keeps the parameters of the last one
+
+    def _evaluated(self, offer: _Offer | None) -> bool:
+        """Whether there was an offer, which it has evaluated."""
+        if offer is None:
+            return False
+        step, tokens, params = offer
+        try:
+            self._evaluations.evaluate(step, tokens, params())
+        except Exception as error:  # training goes on; the run reports it at the end
+            self.failure = f"at step {step}: {type(error).__name__}: {error}"
+        return True

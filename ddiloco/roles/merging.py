@@ -66,7 +66,6 @@ class Merging:
     Attributes:
       under_way: rounds that are being merged; one at a time, others wait or are made durable.
       arrivals: the offers that rounds wait with.
-      metrics: by fragment, of its newest merge, for the record of that round.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Merging:
         """`overlap`: rounds that may merge at a time. `send` puts something into the owner's inbox."""
         self.under_way = 0
         self.arrivals: Arrivals[Pieces] = Arrivals()
-        self.metrics: dict[int, Mapping[str, Any]] = {}
+        self._metrics: dict[int, Mapping[str, Any]] = {}  # by fragment, of its newest merge
         self._model, self._send, self._record = model, send, record
         self._durable, self._tape = durable, tape
         # By fragment, the newest, and the one before: a part's core tells of that until the authority has
@@ -128,10 +127,18 @@ class Merging:
         """Takes a merge that is done; call it before the core handles its event."""
         self.under_way -= 1
         p = merged.event.round.fragment
-        self.metrics[p] = merged.metrics
+        self._metrics[p] = merged.metrics
         if not merged.empty:
             newest = _Committed(merged.version, merged.pieces, merged.difference)
             self._committed[p] = [newest, self._committed[p][0]]
+
+    def told(self, fragment: int) -> Mapping[str, Any]:
+        """What was measured of the newest merge, now that the core has told of it.
+
+        It tells of the version before no more, whose memory the next merge writes into.
+        """
+        self._committed[fragment] = self._committed[fragment][:1]
+        return self._metrics.pop(fragment, {})
 
     def newest(self) -> list[Pieces]:
         """The committed fragments."""

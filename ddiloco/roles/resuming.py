@@ -37,9 +37,9 @@ class ResumedLearner:
 
     begins_with: ResumedWith  # what its core begins with; work that such an update overwrites is not counted
     tokens: int  # how many it had trained on
-    arrays: Mapping[str, np.ndarray | Blocks]
+    arrays: dict[str, np.ndarray | Blocks]  # until they are loaded
     values: Mapping[str, Any]
-    updates: Mapping[int, Pieces]  # by fragment
+    updates: dict[int, Pieces]  # by fragment, likewise
 
     @property
     def steps(self) -> int:
@@ -47,10 +47,15 @@ class ResumedLearner:
         return self.values["steps"]
 
     def load(self, arrays: TrainingArrays, mixing: float) -> None:
-        """Loads the state onto the learner's devices, sets the batches' position and applies the updates."""
+        """Loads the state onto the learner's devices, sets the batches' position and applies the updates.
+
+        Then the host has no copy of them any more, whoever holds this for as long as the learner trains.
+        """
         arrays.restore(self.arrays, self.values)
         for p, pieces in self.updates.items():
             arrays.apply(p, mixing, pieces)
+        self.arrays.clear()
+        self.updates.clear()
 
 
 def run_of(snapshot: Snapshot | None) -> str:

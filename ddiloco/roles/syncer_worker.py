@@ -231,12 +231,12 @@ class SyncerWorker:
 
     def _comes_early(self, arrived: Arrived) -> bool:
         """Whether an offer overtook its learner's report to the authority; then it waits for that report."""
-        learner, fragment = arrived.event.contribution.learner, arrived.event.round.fragment
-        if self._recording is not None and self._recording.holds(learner, fragment, arrived.epoch, arrived):
+        key = arrived.event.contribution.learner, arrived.event.round.fragment
+        if (one := self._recording) is not None and one.holds(*key, arrived.epoch, arrived, time.monotonic()):
             return True
         if not isinstance(self.core, Part) or not self.core.is_early(arrived.event):
             return False
-        self._early[learner, fragment] = arrived
+        self._early[key] = arrived
         return True
 
     def _take_of_another(self, message: FromOthers) -> None:
@@ -390,7 +390,7 @@ class SyncerWorker:
         if self._merging is not None:
             self._merging.arrivals.forget(action)
             if action.name == "round":
-                values |= self._merging.metrics.pop(values["fragment"], {})
+                values |= self._merging.told(values["fragment"])
                 values |= {"inbox": self._inbox.qsize(), "merging": self._merging.under_way}
         if action.name == "learner_ready":
             self._links.begun(values["learner"], values["incarnation"])

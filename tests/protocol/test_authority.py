@@ -73,11 +73,18 @@ def test_a_silent_learner_is_not_taken_for_slow():
     assert desk.core.next_deadline() - desk.now == pytest.approx(0.5)
 
 
-def test_a_done_learner_is_not_silent():
-    desk = Desk(total_steps=4, learners=2, num_fragments=1, interval=4, silence_timeout=5.0)
-    desk.report(0, 4, at=1.0)
-    assert records(desk.tell(events.Timeout(), at=6.0), "learner_silent") == [{"learner": 1}]
-    assert desk.core.live == (0,)
+def test_a_learner_that_is_done_but_says_nothing_more_is_silent_too_and_does_not_keep_the_run_from_its_end():
+    """It says that it has work, and neither gives it nor speaks: a hung process, or one that lies."""
+    desk = Desk(total_steps=4, learners=2, num_fragments=1, interval=4, gamma=0.0, silence_timeout=20.0)
+    desk.report(0, 4, at=1.0, steps=0)
+    desk.report(1, 4, at=1.0, steps=4)
+    assert (1, RoundId(4, 0)) in desk.owed
+    out = []
+    for now in range(6, 200, 5):
+        out += desk.report(0, 4, at=float(now), steps=0) + desk.tell(events.Timeout())
+    assert desk.core.finished
+    assert records(out, "learner_silent") == [{"learner": 1}]
+    assert records(out, "round_abandoned") == [{"step": 4, "fragment": 0}]
 
 
 def test_after_a_pause_of_the_syncers_process_learners_have_time_to_be_heard():

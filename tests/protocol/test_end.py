@@ -135,6 +135,61 @@ def test_a_learner_that_is_never_back_keeps_a_restarted_syncer_for_the_silence_t
     desk, out = restarted(quorum), []
     for event in (back(1, 100), has(1, 100, 0, 0)):
         out += desk.tell(event, at=1.0)
+    desk.tell(has(1, 100, 0, 0), at=50.0)  # it says so again, and is not silent
     assert not records(out, "round_abandoned") and desk.core.next_deadline() == 61.0
     out = desk.tell(events.Timeout(), at=61.0)
     assert records(out, "round_abandoned") and desk.core.finished
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_with_no_round_left_a_slower_learner_is_waited_for_but_none_that_never_comes_to_the_end(comes):
+    """It repeats its report, as in a long step, and lacks the updates, as behind a thin link."""
+    desk = Desk(4, 2, num_fragments=1, interval=2, overlap=1, gamma=0.0, silence_timeout=10.0)
+    for step in (1, 2, 3, 4):
+        desk.report(0, step, at=float(step))
+        desk.settle()
+    assert desk.core.versions == (2,)
+    out = []
+    while not desk.core.finished and desk.now < 100.0:
+        out += desk.report(0, 4, at=desk.now + 3.0, steps=0)
+        if comes and desk.now == 13.0:
+            desk.report(1, 4, steps=1)
+        else:
+            out += desk.tell(events.StepReported(Report(1, 1, 1, (FragmentCounters(0, 1, 10),))))
+    lost = [(values["learner"], values["reason"]) for values in records(out, "learner_lost")]
+    assert (desk.now, lost) == ((13.0, []) if comes else (19.0, [(1, "never at the last step")]))
+
+
+def test_where_a_round_waits_for_one_that_is_told_to_end_and_speaks_on_it_is_given_up_and_the_run_ends():
+    desk = overtaken()
+    assert calls(desk.merged(2, 0)) == [(4, ((1, 1), (2, 1)))]
+    desk.tell(idle(1, 4, 1))
+    out = []
+    while not desk.core.finished and desk.now < 1000.0:
+        desk.now += 5.0
+        out += [*desk.tell(idle(0, 4, 1)), *desk.tell(idle(1, 4, 1))]
+        out += desk.tell(events.StepReported(Report(2, 1, 1, (FragmentCounters(0, 1, 10),))))
+    assert [values["learner"] for values in records(out, "learner_lost")] == [2]
+    assert records(out, "round_abandoned") and desk.core.finished
+
+
+@pytest.mark.parametrize("offered", [0, 1, 3])
+def test_where_all_must_give_a_run_goes_on_to_its_end_after_all_connections_broke_at_once(offered):
+    policy = {"num_fragments": 1, "interval": 2, "overlap": 1, "quorum": None, "max_run_ahead": 0}
+    desk = Desk(total_steps=4, learners=3, num_learners=3, **policy)
+    for learner in range(3):
+        desk.report(learner, 2, at=2.0, steps=2)
+    for learner in range(offered):
+        desk.offer(learner, (2, 0))
+    for learner in range(3):
+        desk.tell(events.LearnerLost(learner, 1, "connection lost"))
+    desk.settle()
+    for learner in range(3):
+        desk.tell(events.LearnerJoined(learner, 2, 2, (0,), (0,)))
+        desk.report(learner, 2, incarnation=2, steps=2 - desk.core.versions[0])
+        desk.settle()
+    assert (desk.core.live, desk.core.versions) == ((0, 1, 2), (1,))
+    for learner in range(3):
+        desk.report(learner, 4, at=4.0, incarnation=2, steps=2)
+    assert [values["learners"] for values in records(desk.settle(), "round")] == [[0, 1, 2]]
+    assert desk.core.finished

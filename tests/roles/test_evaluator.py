@@ -1,12 +1,15 @@
 """The evaluator's thread: what it scores, what it passes over, and that it ends."""
 
 import threading
+import weakref
 
+import numpy as np
 import pytest
 
 from ddiloco.observe.records import Evaluated
 from ddiloco.roles.evaluator import Evaluator
 from ddiloco.training.evaluation import Score
+from tests.remote.ends import until
 
 
 class Scoring:
@@ -68,6 +71,18 @@ def test_the_first_offer_from_each_multiple_on_is_scored(made, every, steps, sco
             assert score.started.acquire(timeout=30)
     assert evaluator.stop(30)
     assert [record.step for record in taken] == scored
+
+
+def test_parameters_that_were_scored_are_not_kept_until_the_next_are_offered(made):
+    score = Scoring()
+    score.go_on.set()
+    evaluator, taken = made(score)
+    theta = np.zeros(3, np.float32)
+    kept = weakref.ref(theta)
+    evaluator.offer(10, lambda theta=theta: {"step": 10, "theta": theta})
+    del theta
+    until(lambda: taken and kept() is None, "the end of the parameters", patience=10.0)
+    assert evaluator.stop(30)
 
 
 def test_stopping_is_bounded_when_an_evaluation_hangs(made):

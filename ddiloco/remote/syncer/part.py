@@ -239,7 +239,8 @@ class PartRun:
             core, self._model, uplink.record, durable=durable, tape=tape, pass_on=uplink.say
         )
         self._writer = PartWriter(parts_folder(workdir / SNAPSHOTS))
-        recording = FragmentsRecording(place.part, self._own, epoch, self._writer, uplink.tell_of_fragments)
+        tell, patience = uplink.tell_of_fragments, e.sync.offer_timeout
+        recording = FragmentsRecording(place.part, self._own, epoch, self._writer, tell, patience)
         worker.take_part_in_snapshots(recording)
         server = PartServer(self._terms, self._security, worker, uplink, e.remote.handshake)
         uplink.mark = mark

@@ -21,7 +21,8 @@ class FragmentsRecording(Generic[T]):
     """Used by the part's thread; only writing is done on another.
 
     An offer that was made after its learner had recorded its state waits until this part has, too: offers and
-    the word of the snapshot come over different connections.
+    the word of the snapshot come over different connections. That word comes within `patience` seconds, or
+    never: a syncer on an older disk knows lower numbers than the learners, and would wait for their offers.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class FragmentsRecording(Generic[T]):
         epoch: int,
         writer: PartWriter,
         send: Callable[[FragmentsWritten], None],
+        patience: float,
     ) -> None:
         """`own`: the part's fragments. `epoch`: the newest snapshot, which is not under way any more.
 
@@ -39,11 +41,18 @@ class FragmentsRecording(Generic[T]):
         self._part, self._own = part, own
         self._recorded = self._begun = epoch
         self._writer, self._send = writer, send
+        self._patience = patience
         self._early: dict[tuple[int, int], tuple[int, T]] = {}  # by learner and fragment
+        self._ahead: dict[int, tuple[int, float]] = {}  # by learner, its snapshot and since when it is known
 
-    def holds(self, learner: int, fragment: int, epoch: int, offer: T) -> bool:
+    def holds(self, learner: int, fragment: int, epoch: int, offer: T, now: float) -> bool:
         """Whether an offer waits, made after snapshot `epoch`; the learner's next one takes its place."""
         if epoch <= self._recorded:
+            return False
+        if self._ahead.get(learner, (0, 0.0))[0] != epoch:
+            self._ahead[learner] = epoch, now
+        if now - self._ahead[learner][1] > self._patience:
+            self._early.pop((learner, fragment), None)  # its round has given it up, and asked for this one
             return False
         self._early[learner, fragment] = (epoch, offer)
         return True

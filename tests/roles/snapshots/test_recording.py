@@ -7,12 +7,15 @@ import pytest
 
 from ddiloco.disk.snapshots.parts import learner_part, read_part
 from ddiloco.disk.snapshots.store import PartWriter
+from ddiloco.disk.tape.header import ResumedWith, SnapshotName
 from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.roles.exchange import EventDelivery, Leave, SnapshotBegun
+from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.roles.resuming import ResumedLearner
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.run.recipes import assembly_of
@@ -97,6 +100,25 @@ def test_counters_position_and_arrays_are_those_of_the_last_step(learner):
     assert part.state["position"]["batches"] == part.state["steps"] == STEPS
     assert [row[2] for row in part.state["fragments"]] == [STEPS] * 3
     assert part.state["tokens"] == worker.tokens
+
+
+def test_a_learner_that_resumes_from_its_part_keeps_no_copy_of_it_in_host_memory(learner, made):
+    worker, told, folder = learner
+    done(told)
+    worker.inbox.put(SnapshotBegun(1, (0, 0, 0)))
+    part = written(told, folder)
+    layout = made[0].layout
+    updates = {1: [np.full(shape, 7.0, np.float32) for shape in layout.piece_shapes(1)]}
+    begins_with = ResumedWith(SnapshotName(1, ""), STEPS, ())
+    resumed = ResumedLearner(begins_with, worker.tokens, dict(part.arrays), part.state, updates)
+    arrays = TrainingArrays(made[0].reassigned(made[1], 0))
+    resumed.load(arrays, mixing=0.0)
+    recorded = {name.removeprefix("params/"): array for name, array in part.arrays.items()}
+    for own, then in zip(take(layout, 0, arrays.params), take(layout, 0, recorded), strict=True):
+        np.testing.assert_array_equal(own, then)
+    assert all((own == 7.0).all() for own in take(layout, 1, arrays.params))
+    assert resumed.steps == STEPS
+    assert not resumed.arrays and not resumed.updates
 
 
 def test_the_word_of_a_snapshot_that_was_recorded_already_changes_nothing(learner):

@@ -285,7 +285,16 @@ def test_a_job_without_arrays_leaves_a_summary_without_losses(made, tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-# Token budgets.
+# Budgets of time and of tokens.
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "diloco", "data_parallel", "lone_learner"])
+@pytest.mark.parametrize(("seconds", "steps"), [(10.0, 10), (10.2, 10), (9.9, 9), (0.5, 1)])
+def test_a_budget_of_time_gives_every_algorithm_the_steps_that_end_within_it(algorithm, seconds, steps, made):
+    e = made(algorithm, virtual={"seconds": seconds})
+    e = with_steps(e, lambda: assembly_of(e))
+    assert e.train.steps == steps
+    assert run_timed(e).records[-1].time == pytest.approx(steps)
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel", "elastic_data_parallel"])

@@ -14,7 +14,7 @@ from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import read_json, read_values
 from ddiloco.observe.records import Evaluated, LearnerDied, Noted, Record, StateChanged, StepDone
 from ddiloco.observe.scalars import as_json
-from ddiloco.observe.tally import COUNTS, Tally
+from ddiloco.observe.tally import COUNTS, SKIPPED, Tally
 
 Key = tuple[Any, ...]
 _LAST = 4096  # lines of a file: what was written, and not confirmed to who sent it before the process died
@@ -40,8 +40,8 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
 
     Steps, tokens, losses, states, rounds and recoveries are complete. Counts without lines of their own, such
     as bytes, the evaluations and the alarms come from the last summary, at most 2 seconds old. Of a learner
-    that the run no longer has only steps and tokens count. Lines that cannot be read, such as a torn last
-    one, are skipped.
+    that the run no longer has only its steps count, with tokens and losses. Lines that cannot be read, such
+    as a torn last one, are passed over.
     """
     known: set[Key | None] = set()
     for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
@@ -49,9 +49,8 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
             last = collections.deque[StepDone](maxlen=_LAST)
             for line in read_values(path):
                 learner = int(path.parent.name)
-                counts = "loss" in line and not line.get("skipped")
-                loss = {"loss": _number(line["loss"])} if counts else {}
-                step = StepDone(learner, line["step"], line["time"], line["tokens"], loss)
+                metrics = {name: _number(line[name]) for name in ("loss", "skipped") if name in line}
+                step = StepDone(learner, line["step"], line["time"], line["tokens"], metrics)
                 tally.step_done(step)
                 last.append(dataclasses.replace(step, time=line.get("own_time", step.time)))
             known.update(map(key_of, last))
@@ -68,7 +67,7 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
             tally.noted(noted[-1])
         known.update(map(key_of, noted))
     summary = read_json(workdir / "summary.json")
-    tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
+    tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS if name != SKIPPED})
     for name in ("sent", "received"):
         counted = summary.get(f"bytes_{name}_by_learner", {})
         getattr(tally, f"{name}_by_learner").update({int(m): count for m, count in counted.items()})
@@ -90,5 +89,5 @@ def _evaluation(score: dict[str, Any], started: float) -> Evaluated:
     return Evaluated(step, tokens, started + seconds, _number(loss), score)
 
 
-def _number(loss: float | None) -> float:
-    return math.nan if loss is None else loss
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -38,7 +38,8 @@ MOST_REASONS = 200  # that are counted each by itself
 MOST_FAILURES = 50  # deaths whose tracebacks are kept
 OTHERS = "others"
 
-COUNTS = ("skipped_steps", "bytes_sent", "bytes_received", *_COUNTED.values())
+SKIPPED = "skipped_steps"
+COUNTS = (SKIPPED, "bytes_sent", "bytes_received", *_COUNTED.values())
 
 
 class Rounds:
@@ -81,6 +82,11 @@ class Rounds:
         """Learners in a merge on average; None before the first."""
         known = self.quorums.total()
         return sum(size * n for size, n in self.quorums.items()) / known if known else None
+
+    def mean_grace_seconds(self) -> float | None:
+        """How long a merge waited in its grace window on average; None before the first."""
+        known = self.quorums.total()
+        return self.grace_seconds / known if known else None
 
 
 class Tally:
@@ -167,7 +173,7 @@ class Tally:
         self.tokens_by_learner[learner] = self.tokens_by_learner.get(learner, 0) + record.tokens
         self.performance.setdefault(learner, Performance()).add(record.metrics)
         if as_float(record.metrics.get("skipped", 0)):
-            self.counts["skipped_steps"] += 1
+            self.counts[SKIPPED] += 1
             return None
         if "loss" not in record.metrics:
             return None
@@ -281,7 +287,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "max_quorum": max(rounds.quorums, default=None),
         "merged_share": tally.merged_share(),
         "merged_share_by_learner": tally.merged_shares(),
-        "mean_grace_seconds": rounds.grace_seconds / rounds.count if rounds.count else None,
+        "mean_grace_seconds": rounds.mean_grace_seconds(),
         "goodput": lines.goodput(now) if window else None,
         "uptime": lines.uptime(now) if window else None,
         "lost": lines.lost(now) if window else {},

@@ -195,8 +195,9 @@ class History:
         learner = self.learners.setdefault(int(line["learner"]), LearnerHistory())
         state = str(line.get("state"))
         self._seen(line["time"])
+        # To a restarted syncer all learners seem to start, also those that step on.
+        learner.starts += state == "starting" and learner.lane.state not in ("stepping", "waiting")
         learner.lane.enter(KIND.get(state, "recovering"), line["time"])
-        learner.starts += state == "starting"
         if state != "stepping":
             learner.stepped_at = None
 

@@ -41,6 +41,21 @@ def test_lanes_tell_the_lives_of_learners(view_of):
     assert last == [1.0, 0.0]
 
 
+def test_a_syncer_that_starts_again_starts_no_learner(run_of, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("lives"), workdir)
+    before = [one.starts for one in read_view(workdir).learners]
+    told = lines(workdir / "states.jsonl")
+    last = told[-1]["time"]
+    here = {line["learner"] for line in told if line["time"] == last and line["state"] == "finished"}
+    for moment in (20.0, 30.0, 40.0):  # before anybody dies
+        told += [{**told[0], "time": moment, "learner": m, "state": "starting"} for m in here]
+        told += [{**told[0], "time": moment, "learner": m, "state": "stepping"} for m in here]
+    told.sort(key=lambda line: line["time"])
+    (workdir / "states.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    assert here and [one.starts for one in read_view(workdir).learners] == before
+
+
 def test_staleness_is_what_a_learner_did_since_its_offer(view_of):
     view = view_of("busy_syncer")
     assert all(one.staleness is None or one.staleness > 2 for one in view.learners)

@@ -142,6 +142,13 @@ def test_a_step_that_is_done_again_takes_as_long_as_one(done_again, fits, made):
         assert refused(lambda: check_fleet(e)).startswith(told)
 
 
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+def test_chips_of_several_speeds_are_for_the_simulator_alone(algorithm, made):
+    failures = {**FAILURES["failures"], "chip_speed_variation": 0.02}
+    told = refused(lambda: check_fleet(made(algorithm, virtual={**FAILURES, "failures": failures})))
+    assert told.startswith("config.virtual.failures.chip_speed_variation: is 0.02, but must be 0: ")
+
+
 @pytest.mark.parametrize("lives", ["failures", "spare_capacity"])
 def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, made):
     assert chips_by_learner(made("lone_learner", virtual={"num_chips": 8})) == {0: 4}

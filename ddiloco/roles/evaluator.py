@@ -66,8 +66,10 @@ class Evaluator:
         every: int | None,
         tokens_so_far: Callable[[], int],
         record: Callable[[Any], None],
+        since: int = 0,
     ) -> None:
-        self._evaluations = Evaluations(score, every, record)
+        """`since`: as of `Evaluations`."""
+        self._evaluations = Evaluations(score, every, record, since=since)
         self._tokens_so_far = tokens_so_far
         self._offers: queue.Queue[tuple[int, int, Callable[[], Mapping[str, np.ndarray]]] | None] = (
             queue.Queue(1)

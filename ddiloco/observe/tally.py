@@ -31,6 +31,7 @@ _COUNTED = {
     "snapshot": "snapshots",
     "snapshot_given_up": "snapshots_given_up",
 }
+LOST, READY = ("learner_lost", "learner_silent"), ("learner_ready", "learner_returned")
 SETTLED = 4
 """Rounds of each fragment before learners are compared by what of their work is merged."""
 
@@ -205,10 +206,8 @@ class Tally:
                 _count(self.drops, record.values.get("reason", "unknown"))
             case "recovered":
                 _count(self.inner_states, record.values.get("inner_state", "unknown"))
-            case "learner_lost" | "learner_silent":
-                self._mark(record.values["learner"], record.time, rejoined=False)
-            case "learner_ready" | "learner_returned":
-                self._mark(record.values["learner"], record.time, rejoined=True)
+            case name if name in LOST + READY:
+                self._mark(record.values["learner"], record.time, rejoined=name in READY)
             case "guard_quarantined":
                 self.quarantined.add(record.values["learner"])
             case "guard_released":

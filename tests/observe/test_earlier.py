@@ -150,6 +150,28 @@ def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
     assert tally.marks == [(2, 1, False)]
 
 
+def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_path):
+    """Learner 1 dies and comes back twice; learner 0 is lost, without a word of its own."""
+    losses = [StepDone(m, n, 100.0 + n, 10, {"loss": 10.0 * m}) for n in range(1, 31) for m in (0, 1)]
+    told = [StateChanged(m, State.STEPPING, 100.0) for m in (0, 1)] + losses
+    for died in (110.5, 120.5):
+        told.append(StateChanged(1, State.FAILED, died))
+        told.append(StateChanged(1, State.STARTING, died + 1))
+        told.append(Noted("learner_ready", {"learner": 1}, died + 2))
+        told.append(StateChanged(1, State.STEPPING, died + 2))
+    told.append(Noted("learner_lost", {"learner": 0, "reason": "its link"}, 125.0))
+    one = Monitor(tmp_path, INFO, log_every=1, clock=None)
+    for record in sorted(told, key=lambda record: record.time):
+        one.queue.put(record)
+    one.stop()
+    seen, recalled = one._tally, Tally(INFO, None)
+    recall(tmp_path, recalled, Alarms(pytest.fail))
+    assert seen.marks == [(10, 1, False), (12, 1, True), (20, 1, False), (22, 1, True), (25, 0, False)]
+    for name in ("marks", "away", "recent_loss"):
+        assert getattr(recalled, name) == getattr(seen, name)
+    assert recalled.timelines.lost(130.0) == seen.timelines.lost(130.0)
+
+
 def test_merges_whose_lines_a_crash_took_count_by_the_durable_versions(tmp_path):
     monitor(tmp_path, *FIRST)
     told = monitor(tmp_path, Resumed((1, 2), 105.0), *THEN, resume=True)

@@ -31,7 +31,8 @@ _COUNTED = {
     "snapshot": "snapshots",
     "snapshot_given_up": "snapshots_given_up",
 }
-LOST, READY = ("learner_lost", "learner_silent"), ("learner_ready", "learner_returned")
+# The events by which a learner is away, and there again.
+LOST, READY = ("learner_lost", "learner_silent", "died"), ("learner_ready", "learner_returned")
 SETTLED = 4
 """Rounds of each fragment before learners are compared by what of their work is merged."""
 

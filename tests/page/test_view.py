@@ -194,3 +194,13 @@ def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_
 def test_a_folder_without_a_run_has_an_empty_view(tmp_path):
     view = read_view(tmp_path)
     assert (view.status, view.learners, view.syncer.rounds) == ("stopped", [], 0)
+
+
+def test_a_learner_that_hung_until_it_was_killed_has_hung_on_its_lane_too(run_of, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("hang"), workdir)
+    with (workdir / "states.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 190.0, "learner": 2, "state": "failed", "chips": 1}) + "\n")
+    lane = read_view(workdir).learners[2].lane
+    told = [(span.state, round(span.start), round(span.end)) for span in lane if span.end > span.start]
+    assert told == [("stepping", 0, 99), ("hung", 99, 190), ("dead", 190, 200)]

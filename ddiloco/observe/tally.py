@@ -229,9 +229,14 @@ class Tally:
         self._mark(record.learner, record.time, rejoined=False)
 
     def train_loss(self) -> float | None:
-        """The mean over learners of the mean loss of the last 5% of their steps; None if there is none."""
-        tails = [curve.tail_mean(0.05) for curve in self.loss_curves.values()]
-        return statistics.fmean(tails) if tails else None
+        """The mean over learners of the mean loss of the last 5% of their steps; None if there is none.
+
+        Without those that are gone and had not come to the last 5% of the run's: they saw an early model.
+        """
+        gone = self.away | self.finished | (self.loss_curves.keys() - self.info.chips_by_learner.keys())
+        curves = self.loss_curves.items()
+        here = [curve for m, curve in curves if m not in gone or self._clocks[m] >= 0.95 * self.step]
+        return statistics.fmean(curve.tail_mean(0.05) for curve in here) if here else None
 
     def _mark(self, learner: int, time: float, rejoined: bool) -> None:
         """Keeps each departure and each rejoining once, though several records may report it."""

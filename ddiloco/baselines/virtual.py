@@ -205,11 +205,11 @@ def _play(
 
 def steps_within(experiment: Experiment, num_params: int, seconds: float) -> int:
     """How many steps the job takes in `seconds` of virtual time."""
-    clock, steps = JobClock(experiment, num_params, lambda record: None), 0
+    clock, steps = JobClock(experiment, num_params, lambda record: None), -1
     with contextlib.suppress(StandsStill):
-        while clock.now < seconds:
-            clock.step()
+        while clock.now <= seconds:
             steps += 1
+            clock.step()
     return max(1, steps)
 
 

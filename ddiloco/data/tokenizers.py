@@ -68,17 +68,17 @@ class SentencePieceTokenizer:
     def __init__(self, model_file: str) -> None:
         import sentencepiece
 
-        path = pathlib.Path(model_file).expanduser()
+        path, field = pathlib.Path(model_file).expanduser(), f"config.data.tokenizer_model: {model_file}"
         try:
             model = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"tokenizer_model: cannot read {model_file}: {error.strerror}") from None
+            raise ConfigError(f"{field}: cannot be read: {error.strerror}") from None
         try:
             if not model:
                 raise RuntimeError("empty file")
             self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
-            raise ConfigError(f"tokenizer_model: {model_file} is not a SentencePiece model") from None
+            raise ConfigError(f"{field} is not a SentencePiece model") from None
         self.fingerprint = f"sentencepiece:{hashlib.blake2b(model, digest_size=8).hexdigest()}"
         self.vocab_size: int = self._processor.vocab_size()
         self.bos = _id_or_none(self._processor.bos_id())

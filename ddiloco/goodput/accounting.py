@@ -91,6 +91,8 @@ class Timelines:
                 f"{fewest} to {track.chips}"
             )
         self._last_change = max(self._last_change, now)
+        if state is State.FAILED:  # nothing is known of what it did since it was last heard
+            now = min(now, track.away_since)
         if state is State.STARTING and track.allocated:
             state = State.RECONFIGURING
         if (state, present) == (track.state, track.present):
@@ -104,7 +106,10 @@ class Timelines:
         track.enter(state, now, present)
 
     def away(self, learner: int, since: float) -> None:
-        """Counts the learner as FAILED from `since` (seconds) until it enters a state; inf: no longer."""
+        """Counts the learner as FAILED from `since` (seconds) until it enters a state; inf: no longer.
+
+        Unless that state is FAILED too, it had been in its last one all the time.
+        """
         track = self._tracks.get(learner)
         if track is not None:
             track.away_since = max(since, track.since)

@@ -89,7 +89,7 @@ class LocalRun:
         self._last_evaluation = Evaluations(score, 0, record)
         self._scoring_learner = assembly.evaluation_learner()
         score = assembly.scorer(assembly.evaluation_mesh(), self._between_steps)
-        self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record)
+        self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record, core.step)
         self._resumed_from = None if snapshot is None else snapshot.name
         tape = self._tapes.syncer(core.state(), self._model, self._resumed_from)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import heapq
 import json
 import math
+import operator
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from ddiloco.goodput.accounting import State
@@ -14,7 +17,7 @@ from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import read_json, read_values
 from ddiloco.observe.records import Evaluated, LearnerDied, Noted, Record, StateChanged, StepDone
 from ddiloco.observe.scalars import as_json
-from ddiloco.observe.tally import COUNTS, Tally
+from ddiloco.observe.tally import COUNTS, LOST, READY, SKIPPED, Tally
 
 Key = tuple[Any, ...]
 _LAST = 4096  # lines of a file: what was written, and not confirmed to who sent it before the process died
@@ -40,27 +43,23 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
 
     Steps, tokens, losses, states, rounds and recoveries are complete. Counts without lines of their own, such
     as bytes, the evaluations and the alarms come from the last summary, at most 2 seconds old. Of a learner
-    that the run no longer has only steps and tokens count. Lines that cannot be read, such as a torn last
-    one, are skipped.
+    that the run no longer has only its steps count, with tokens and losses. Lines that cannot be read, such
+    as a torn last one, are passed over.
     """
     known: set[Key | None] = set()
-    for path in sorted((workdir / "learners").glob("*/steps.jsonl")):
-        if path.parent.name.isdigit():
-            last = collections.deque[StepDone](maxlen=_LAST)
-            for line in read_values(path):
-                learner = int(path.parent.name)
-                counts = "loss" in line and not line.get("skipped")
-                loss = {"loss": _number(line["loss"])} if counts else {}
-                step = StepDone(learner, line["step"], line["time"], line["tokens"], loss)
-                tally.step_done(step)
-                last.append(dataclasses.replace(step, time=line.get("own_time", step.time)))
-            known.update(map(key_of, last))
+    paths = [path for path in (workdir / "learners").glob("*/steps.jsonl") if path.parent.name.isdigit()]
+    told = (*(_steps(path, known) for path in sorted(paths)), _states(workdir), _departures(workdir))
     moments = []
-    for line in read_values(workdir / "states.jsonl"):  # after the steps, at which figures mark them
-        state = StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
-        moments.append(state.time)
-        if state.learner in tally.info.chips_by_learner:
-            tally.state_changed(state)
+    for record in heapq.merge(*told, key=operator.attrgetter("time")):  # figures mark departures at steps
+        match record:
+            case StepDone():
+                tally.step_done(record)
+            case StateChanged():
+                moments.append(record.time)
+                if record.learner in tally.info.chips_by_learner:
+                    tally.state_changed(record)
+            case Noted():
+                tally.noted(record)
     for name, file in (("round", "rounds.jsonl"), ("recovered", "recoveries.jsonl")):
         noted = collections.deque[Noted](maxlen=_LAST)
         for line in read_values(workdir / file):
@@ -68,7 +67,7 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
             tally.noted(noted[-1])
         known.update(map(key_of, noted))
     summary = read_json(workdir / "summary.json")
-    tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS})
+    tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS if name != SKIPPED})
     for name in ("sent", "received"):
         counted = summary.get(f"bytes_{name}_by_learner", {})
         getattr(tally, f"{name}_by_learner").update({int(m): count for m, count in counted.items()})
@@ -85,10 +84,33 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
     return {key for key in known if key is not None}
 
 
+def _steps(path: pathlib.Path, known: set[Key | None]) -> Iterator[Record]:
+    """A learner's steps; then the keys of the last are in `known`."""
+    learner, last = int(path.parent.name), collections.deque[Key | None](maxlen=_LAST)
+    for line in read_values(path):
+        metrics = {name: _number(line[name]) for name in ("loss", "skipped") if name in line}
+        step = StepDone(learner, line["step"], line["time"], line["tokens"], metrics)
+        last.append(key_of(dataclasses.replace(step, time=line.get("own_time", step.time))))
+        yield step
+    known.update(last)
+
+
+def _states(workdir: pathlib.Path) -> Iterator[Record]:
+    for line in read_values(workdir / "states.jsonl"):
+        yield StateChanged(int(line["learner"]), State(line["state"]), line["time"], line["chips"])
+
+
+def _departures(workdir: pathlib.Path) -> Iterator[Record]:
+    """Who was lost, and who came back."""
+    for line in read_values(workdir / "events.jsonl"):
+        if line.get("event") in (*LOST, *READY):
+            yield Noted(line["event"], line, line["time"])
+
+
 def _evaluation(score: dict[str, Any], started: float) -> Evaluated:
     step, tokens, seconds, loss = (score.pop(name) for name in ("step", "tokens", "seconds", "loss"))
     return Evaluated(step, tokens, started + seconds, _number(loss), score)
 
 
-def _number(loss: float | None) -> float:
-    return math.nan if loss is None else loss
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

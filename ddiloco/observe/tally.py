@@ -31,6 +31,8 @@ _COUNTED = {
     "snapshot": "snapshots",
     "snapshot_given_up": "snapshots_given_up",
 }
+# The events by which a learner is away, and there again.
+LOST, READY = ("learner_lost", "learner_silent", "died"), ("learner_ready", "learner_returned")
 SETTLED = 4
 """Rounds of each fragment before learners are compared by what of their work is merged."""
 
@@ -38,7 +40,8 @@ MOST_REASONS = 200  # that are counted each by itself
 MOST_FAILURES = 50  # deaths whose tracebacks are kept
 OTHERS = "others"
 
-COUNTS = ("skipped_steps", "bytes_sent", "bytes_received", *_COUNTED.values())
+SKIPPED = "skipped_steps"
+COUNTS = (SKIPPED, "bytes_sent", "bytes_received", *_COUNTED.values())
 
 
 class Rounds:
@@ -81,6 +84,11 @@ class Rounds:
         """Learners in a merge on average; None before the first."""
         known = self.quorums.total()
         return sum(size * n for size, n in self.quorums.items()) / known if known else None
+
+    def mean_grace_seconds(self) -> float | None:
+        """How long a merge waited in its grace window on average; None before the first."""
+        known = self.quorums.total()
+        return self.grace_seconds / known if known else None
 
 
 class Tally:
@@ -167,7 +175,7 @@ class Tally:
         self.tokens_by_learner[learner] = self.tokens_by_learner.get(learner, 0) + record.tokens
         self.performance.setdefault(learner, Performance()).add(record.metrics)
         if as_float(record.metrics.get("skipped", 0)):
-            self.counts["skipped_steps"] += 1
+            self.counts[SKIPPED] += 1
             return None
         if "loss" not in record.metrics:
             return None
@@ -199,10 +207,8 @@ class Tally:
                 _count(self.drops, record.values.get("reason", "unknown"))
             case "recovered":
                 _count(self.inner_states, record.values.get("inner_state", "unknown"))
-            case "learner_lost" | "learner_silent":
-                self._mark(record.values["learner"], record.time, rejoined=False)
-            case "learner_ready" | "learner_returned":
-                self._mark(record.values["learner"], record.time, rejoined=True)
+            case name if name in LOST + READY:
+                self._mark(record.values["learner"], record.time, rejoined=name in READY)
             case "guard_quarantined":
                 self.quarantined.add(record.values["learner"])
             case "guard_released":
@@ -223,9 +229,14 @@ class Tally:
         self._mark(record.learner, record.time, rejoined=False)
 
     def train_loss(self) -> float | None:
-        """The mean over learners of the mean loss of the last 5% of their steps; None if there is none."""
-        tails = [curve.tail_mean(0.05) for curve in self.loss_curves.values()]
-        return statistics.fmean(tails) if tails else None
+        """The mean over learners of the mean loss of the last 5% of their steps; None if there is none.
+
+        Without those that are gone and had not come to the last 5% of the run's: they saw an early model.
+        """
+        gone = self.away | self.finished | (self.loss_curves.keys() - self.info.chips_by_learner.keys())
+        curves = self.loss_curves.items()
+        here = [curve for m, curve in curves if m not in gone or self._clocks[m] >= 0.95 * self.step]
+        return statistics.fmean(curve.tail_mean(0.05) for curve in here) if here else None
 
     def _mark(self, learner: int, time: float, rejoined: bool) -> None:
         """Keeps each departure and each rejoining once, though several records may report it."""
@@ -281,7 +292,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "max_quorum": max(rounds.quorums, default=None),
         "merged_share": tally.merged_share(),
         "merged_share_by_learner": tally.merged_shares(),
-        "mean_grace_seconds": rounds.grace_seconds / rounds.count if rounds.count else None,
+        "mean_grace_seconds": rounds.mean_grace_seconds(),
         "goodput": lines.goodput(now) if window else None,
         "uptime": lines.uptime(now) if window else None,
         "lost": lines.lost(now) if window else {},

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-BLOCK = 128  # neighbours, in row-major order, that share a scale
-SMALLEST_SCALE = 2.0**-120  # a block that would need a smaller one is sent as zeros
+GROUP = 128  # neighbours, in row-major order, that share a scale
+SMALLEST_SCALE = 2.0**-120  # a group that would need a smaller one is sent as zeros
 
 Shape = tuple[int, ...]
 
@@ -38,7 +38,7 @@ class ArrayFormat(NamedTuple):
 class Codec:
     """One way to write a float32 array x in fewer bytes, and to read it back as y.
 
-    The error of each element is bounded by the largest magnitude L in its block:
+    The error of each element is bounded by the largest magnitude L in its group:
 
       |y - x| <= relative_error * L + absolute_error,  for |x| <= 1e38.
 
@@ -47,7 +47,7 @@ class Codec:
     Attributes:
       encode: x, float32 of any shape -> the arrays that travel.
       decode: (those arrays, the shape of x) -> y, float32.
-      block: consecutive elements that share L; the last block of an array may be shorter. 1: no sharing.
+      group: consecutive elements that share L; the last group of an array may be shorter. 1: no sharing.
       relative_error: the share of L in the bound.
       absolute_error: the bound where L is close to zero.
       of_parameters: whether the parameters themselves are written instead of their outer gradient.
@@ -67,7 +67,7 @@ class Codec:
 
     encode: Callable[[jax.Array], tuple[jax.Array, ...]]
     decode: Callable[[Sequence[jax.Array], Shape], jax.Array]
-    block: int = 1
+    group: int = 1
     relative_error: float = 0.0
     absolute_error: float = 0.0
     of_parameters: bool = False
@@ -95,21 +95,21 @@ def _bf16_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
 
 
 def _quantised(x: jax.Array, largest_code: int, powers: bool) -> tuple[jax.Array, jax.Array]:
-    """Scales (blocks,) float32 and codes (blocks, BLOCK) int8: each element as the nearest multiple.
+    """Scales (groups,) float32 and codes (groups, GROUP) int8: each element as the nearest multiple.
 
-    A block with an element that is not finite has the scale NaN. `powers`: scales are powers of two, the
+    A group with an element that is not finite has the scale NaN. `powers`: scales are powers of two, the
     next ones above.
     """
     flat = x.reshape(-1)
-    blocks = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK)
-    finite = jnp.isfinite(blocks).all(axis=1)
-    scales = jnp.abs(blocks).max(axis=1) / largest_code
+    groups = jnp.pad(flat, (0, -flat.size % GROUP)).reshape(-1, GROUP)
+    finite = jnp.isfinite(groups).all(axis=1)
+    scales = jnp.abs(groups).max(axis=1) / largest_code
     used = finite & (scales >= SMALLEST_SCALE)
     if powers:
         mantissas, exponents = jnp.frexp(jnp.where(used, scales, 1.0))
         scales = jnp.ldexp(jnp.where(mantissas > 0.5, 1.0, 0.5), exponents)
     scales = jnp.where(used, scales, 0.0)
-    multiples = jnp.round(blocks / jnp.where(used, scales, 1.0)[:, None])
+    multiples = jnp.round(groups / jnp.where(used, scales, 1.0)[:, None])
     codes = jnp.where(used[:, None], jnp.clip(multiples, -largest_code, largest_code), 0.0)
     return jnp.where(finite, scales, jnp.nan), codes.astype(jnp.int8)
 
@@ -126,26 +126,26 @@ def _int8_encode(x: jax.Array, powers: bool) -> tuple[jax.Array, ...]:
 
 def _int8_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
     scales, codes = arrays
-    codes = jnp.pad(codes, (0, -codes.size % BLOCK)).reshape(-1, BLOCK)
+    codes = jnp.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP)
     return _scaled(scales, codes, shape)
 
 
 def _packed(codes: jax.Array, bits: int, size: int) -> jax.Array:
-    """Bytes with the lowest `bits` of each code (blocks, BLOCK), of which the first `size` count.
+    """Bytes with the lowest `bits` of each code (groups, GROUP), of which the first `size` count.
 
-    A byte has elements of a block that lie a whole row of its bytes apart, which vector units like.
+    A byte has elements of a group that lie a whole row of its bytes apart, which vector units like.
     """
-    row = BLOCK * bits // 8
+    row = GROUP * bits // 8
     parts = jnp.split(codes.astype(jnp.uint8) & (2**bits - 1), 8 // bits, axis=1)
     packed = functools.reduce(jnp.bitwise_or, (part << (bits * i) for i, part in enumerate(parts)))
-    # Of a last block shorter than a row, a byte for each element.
-    whole, rest = divmod(size, BLOCK)
+    # Of a last group shorter than a row, a byte for each element.
+    whole, rest = divmod(size, GROUP)
     return packed.reshape(-1)[: whole * row + min(rest, row)]
 
 
 def _unpacked(packed: jax.Array, bits: int) -> jax.Array:
-    """What `_packed` has of each code, (blocks, BLOCK) uint8."""
-    row = BLOCK * bits // 8
+    """What `_packed` has of each code, (groups, GROUP) uint8."""
+    row = GROUP * bits // 8
     rows = jnp.pad(packed, (0, -packed.size % row)).reshape(-1, row)
     return jnp.concatenate([(rows >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)], axis=1)
 
@@ -162,17 +162,17 @@ def _few_bits_decode(arrays: Sequence[jax.Array], shape: Shape, bits: int) -> ja
 
 
 def _signs_encode(x: jax.Array) -> tuple[jax.Array, ...]:
-    """Each element as its sign, which an element that is not finite takes from its block."""
+    """Each element as its sign, which an element that is not finite takes from its group."""
     flat = x.reshape(-1)
-    rest = -flat.size % BLOCK
-    blocks = jnp.pad(flat, (0, rest)).reshape(-1, BLOCK)
-    lengths = jnp.full(len(blocks), BLOCK).at[-1:].add(-rest)
-    sums = jnp.abs(blocks) / lengths[:, None]
+    rest = -flat.size % GROUP
+    groups = jnp.pad(flat, (0, rest)).reshape(-1, GROUP)
+    lengths = jnp.full(len(groups), GROUP).at[-1:].add(-rest)
+    sums = jnp.abs(groups) / lengths[:, None]
     while sums.shape[1] > 1:  # in one order, so that shards of an array have the bits of the whole
         left, right = jnp.split(sums, 2, axis=1)
         sums = left + right
     scales = sums[:, 0]  # NaN or infinite where an element is
-    return scales, _packed(blocks < 0, 1, x.size)
+    return scales, _packed(groups < 0, 1, x.size)
 
 
 def _signs_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
@@ -185,12 +185,12 @@ _FLOAT32_SHARE = 2.0**-20
 
 
 def _integers(bits: int, powers: bool = False) -> Codec:
-    """Each element as a multiple of its block's scale, in so many bits; `powers` as in `_quantised`."""
+    """Each element as a multiple of its group's scale, in so many bits; `powers` as in `_quantised`."""
     largest = 2 ** (bits - 1) - 1
     encode = _int8_encode if bits == 8 else functools.partial(_few_bits_encode, bits=bits)
     decode = _int8_decode if bits == 8 else functools.partial(_few_bits_decode, bits=bits)
     relative = 1 / largest if powers else 0.5 / largest + _FLOAT32_SHARE
-    return Codec(functools.partial(encode, powers=powers), decode, BLOCK, relative, largest * SMALLEST_SCALE)
+    return Codec(functools.partial(encode, powers=powers), decode, GROUP, relative, largest * SMALLEST_SCALE)
 
 
 CODECS: dict[str, Codec] = {
@@ -199,7 +199,7 @@ CODECS: dict[str, Codec] = {
     "int8": _integers(8),
     "int4": _integers(4),
     "int2": _integers(2),
-    "sign": Codec(_signs_encode, _signs_decode, BLOCK, 1.0 + _FLOAT32_SHARE, 2.0**-126),
+    "sign": Codec(_signs_encode, _signs_decode, GROUP, 1.0 + _FLOAT32_SHARE, 2.0**-126),
 }
 
 

@@ -1,6 +1,6 @@
 """Encodes a tensor where its shards lie, so that no device ever holds more of it than its share.
 
-A codec works on blocks of neighbours in row-major order. Shards that cut through blocks first change places:
+A codec works on groups of neighbours in row-major order. Shards that cut through groups first change places:
 a mesh axis then divides another axis of the tensor, by an all-to-all, never a gather.
 """
 
@@ -29,12 +29,12 @@ class Encoded(NamedTuple):
 
 def encode_sharded(codec: Codec, value: jax.Array, sharding: NamedSharding | None) -> Encoded:
     """Encodes a tensor that lies as `sharding` says; None: on one device. Pure, for use under jit."""
-    rows = _axes_before_blocks(value.shape, codec.block)
+    rows = _axes_before_groups(value.shape, codec.group)
     if sharding is None or sharding.is_fully_replicated or rows is None:
         return _encoded(codec, value, 0, flat=True)
     mesh = sharding.mesh
     assert isinstance(mesh, Mesh)
-    parts = _without_cut_blocks(mesh, value.shape, mesh_axes(sharding, value.ndim), rows, codec.block)
+    parts = _without_cut_groups(mesh, value.shape, mesh_axes(sharding, value.ndim), rows, codec.group)
     laid, outside = spec_of(parts), spec_of(parts[: rows + 1])
     count = len(codec.formats(value.shape))
     value = jax.lax.with_sharding_constraint(value, NamedSharding(mesh, laid))
@@ -54,25 +54,25 @@ def _encoded(codec: Codec, value: jax.Array, rows: int, flat: bool = False) -> E
     return Encoded(shaped, codec.decode(arrays, value.shape))
 
 
-def _axes_before_blocks(shape: tuple[int, ...], block: int) -> int | None:
-    """How many axes can be cut anywhere: those before the shortest tail of whole blocks; None: no tail is.
+def _axes_before_groups(shape: tuple[int, ...], group: int) -> int | None:
+    """How many axes can be cut anywhere: those before the shortest tail of whole groups; None: no tail is.
 
-    >>> _axes_before_blocks((8, 4, 64), block=64), _axes_before_blocks((8, 4, 64), block=128)
+    >>> _axes_before_groups((8, 4, 64), group=64), _axes_before_groups((8, 4, 64), group=128)
     (2, 1)
-    >>> _axes_before_blocks((3, 5), block=64) is None
+    >>> _axes_before_groups((3, 5), group=64) is None
     True
     """
-    tails = [n for n in range(len(shape)) if math.prod(shape[n:]) % block == 0]
+    tails = [n for n in range(len(shape)) if math.prod(shape[n:]) % group == 0]
     return max(tails, default=None)
 
 
-def _without_cut_blocks(mesh: Mesh, shape: tuple[int, ...], parts: Parts, rows: int, block: int) -> Parts:
-    """Moves the mesh axes that cut blocks to the first axis that can take them; drops those of no place."""
+def _without_cut_groups(mesh: Mesh, shape: tuple[int, ...], parts: Parts, rows: int, group: int) -> Parts:
+    """Moves the mesh axes that cut groups to the first axis that can take them; drops those of no place."""
 
     def fits(axis: int, names: tuple[str, ...]) -> bool:
         ways = math.prod(mesh.shape[name] for name in names)
         shard = shape[axis] // ways * math.prod(shape[axis + 1 :])
-        return shape[axis] % ways == 0 and (axis < rows or (axis == rows and shard % block == 0))
+        return shape[axis] % ways == 0 and (axis < rows or (axis == rows and shard % group == 0))
 
     found = [part if fits(axis, part) or not part else () for axis, part in enumerate(parts)]
     for name in (name for part, kept in zip(parts, found, strict=True) if part and not kept for name in part):

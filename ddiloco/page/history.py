@@ -69,6 +69,11 @@ class LearnerHistory:
         """Seconds without a step after which it has hung."""
         return max(LEAST_STANDSTILL, STANDSTILL * (self.step_seconds or math.inf))
 
+    def stood_still(self, moment: float) -> None:
+        """It has taken no step until then: if that is too long, it had hung."""
+        if self.stepped_at is not None and moment - self.stepped_at > self.standstill():
+            self.lane.hung(self.stepped_at, moment)
+
 
 class History:
     """A run's past, as its files tell it.
@@ -148,7 +153,13 @@ class History:
         """Takes in states and steps up to this moment."""
         states = self._lines["states"]
         while states.time <= moment and states.time < math.inf:
+            self._all_steps_until(states.time, ends)
+            if time.monotonic() > ends:
+                return
             self._states_line(states.take())
+        self._all_steps_until(moment, ends)
+
+    def _all_steps_until(self, moment: float, ends: float) -> None:
         for number, tail in self._steps.items():
             if tail.time <= moment:
                 self._steps_until(number, tail, moment, ends)
@@ -195,8 +206,11 @@ class History:
         learner = self.learners.setdefault(int(line["learner"]), LearnerHistory())
         state = str(line.get("state"))
         self._seen(line["time"])
+        if state == "failed":
+            learner.stood_still(line["time"])
+        # To a restarted syncer all learners seem to start, also those that step on.
+        learner.starts += state == "starting" and learner.lane.state not in ("stepping", "waiting")
         learner.lane.enter(KIND.get(state, "recovering"), line["time"])
-        learner.starts += state == "starting"
         if state != "stepping":
             learner.stepped_at = None
 
@@ -204,10 +218,8 @@ class History:
         moment, tokens = line["time"], line.get("tokens", 0)
         slots = self._seen(moment)
         if learner.stepped_at is not None:
-            gap = moment - learner.stepped_at
-            if gap > learner.standstill():
-                learner.lane.hung(learner.stepped_at, moment)
-            learner.gaps.append(gap)
+            learner.stood_still(moment)
+            learner.gaps.append(moment - learner.stepped_at)
         learner.stepped_at = moment
         learner.steps += 1
         learner.clock, learner.tokens = max(learner.clock, line.get("step", 0)), learner.tokens + tokens

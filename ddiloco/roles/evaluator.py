@@ -67,8 +67,10 @@ class Evaluator:
         every: int | None,
         tokens_so_far: Callable[[], int],
         record: Callable[[Any], None],
+        since: int = 0,
     ) -> None:
-        self._evaluations = Evaluations(score, every, record)
+        """`since`: as of `Evaluations`."""
+        self._evaluations = Evaluations(score, every, record, since=since)
         self._tokens_so_far = tokens_so_far
         self._offers: queue.Queue[_Offer | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="evaluator", daemon=True)

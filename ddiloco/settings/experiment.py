@@ -67,7 +67,7 @@ class EvalConfig:
     """How the global model is scored on held-out rows."""
 
     every: int | None = setting(
-        48, "global steps between two evaluations; 0: only at the end; None: not even then", at_least=0
+        48, "global steps between two evaluations; 0: only first and last ones; None: none", at_least=0
     )
     num_batches: int = setting(8, "held-out batches of one evaluation", at_least=1)
     batch_size: int = setting(16, "rows in a held-out batch", at_least=1)

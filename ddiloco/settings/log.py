@@ -14,7 +14,7 @@ class LogConfig:
 
     every: int = setting(4, "steps between two points of a learner's curves", at_least=1)
     writers: tuple[str, ...] = setting(
-        ("tensorboard",), "where curves go; the page draws losses from TensorBoard's", choices=tuple(NEEDS)
+        ("tensorboard",), "where curves go; the page draws its own", choices=tuple(NEEDS)
     )
     json: bool = setting(False, "whether processes print JSON, a line an object, with what it is about")
     peak_flops: float | None = setting(

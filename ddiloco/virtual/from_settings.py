@@ -134,6 +134,11 @@ def check_fleet(experiment: Experiment) -> None:
             f"config.virtual.failures.step_seconds: is {again:g}, but must be among "
             f"config.virtual.step_seconds, {v.step_seconds}, or 0: nothing is done again"
         )
+    if varies := v.failures.chip_speed_variation:
+        raise ConfigError(
+            f"config.virtual.failures.chip_speed_variation: is {varies:g}, but must be 0: learners differ by "
+            "config.virtual.speed_variation and step_variation"
+        )
     if experiment.algorithm not in BASELINES:
         lives(experiment)
 

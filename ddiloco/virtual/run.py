@@ -259,6 +259,8 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     tokens, seconds = experiment.train.tokens, experiment.virtual.seconds
     patience = patience_for_merges(experiment, traffic)
     spent = math.inf if tokens is None else tokens
+    if seconds is not None:  # time stops there first, and no later step counts
+        fleet.calendar.at(math.nextafter(seconds, math.inf), lambda: None)
 
     def over() -> bool:
         return observer.tokens >= spent or fleet.calendar.now > (seconds or observer.stepped_at + patience)

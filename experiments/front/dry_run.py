@@ -62,29 +62,32 @@ def describe(experiment: Experiment) -> str:
     """
     if isinstance(experiment.model, LoopConfig):
         raise ConfigError("config.model.name: is loop, about which nothing is known before it is made")
-    assembly = assembly_of(experiment)
-    layout = assembly.layout
-    meshes, recipe = assembly.learner_meshes(), ModelRecipe(experiment)
-    task, rows = task_of(experiment), experiment.batch_size(0)
-    for learner, mesh in enumerate(meshes):
-        recipe.check_fit(mesh, experiment.batch_size(learner))
-    state = abstract_state(experiment.model, experiment.inner, meshes[0])
-    step = make_train_step(experiment.model, experiment.inner, meshes[0], task.loss)
-    jax.eval_shape(step, state, abstract_batch(meshes[0], rows, task.row), np.float32(0.0))
-    anchors = _anchors(experiment, layout, meshes[0])
+    assembly, recipe, task = assembly_of(experiment), ModelRecipe(experiment), task_of(experiment)
+    baseline, jobs = experiment.algorithm in BASELINES, assembly.jobs()
+    for mesh, shards in jobs:
+        recipe.check_fit(mesh, recipe.kind(shards))
+    mesh, rows = jobs[0][0], recipe.kind(jobs[0][1])
+    state = abstract_state(experiment.model, experiment.inner, mesh)
+    step = make_train_step(experiment.model, experiment.inner, mesh, task.loss)
+    jax.eval_shape(step, state, abstract_batch(mesh, rows, task.row), np.float32(0.0))
+    anchors = "" if baseline else _anchors(experiment, assembly.layout, mesh)
     params = num_parameters(experiment.model)
     length = task.row_tokens
-    drawing = 1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners
-    tokens = sum(experiment.batch_size(m) for m in range(drawing)) * length
-    flops = task.step_flops(rows)
-    shape = " ".join(f"{axis}={size}" for axis, size in meshes[0].shape.items())
+    tokens = sum(recipe.kind(shards) for _, shards in jobs) * length
+    shape = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    whose = "one job" if baseline else f"{len(jobs)} learners"
+    each = "the job" if baseline else "each learner"
     head = [
-        f"algorithm    {experiment.algorithm}, {experiment.sync.num_learners} learners",
+        f"algorithm    {experiment.algorithm}, {whose}",
         f"parameters   {params:,} ({_size(4 * params)} in float32){_activated(experiment, params)}",
-        f"mesh         {shape} for each learner, {len(jax.devices())} devices in all",
+        f"mesh         {shape} for {each}, {len(jax.devices())} devices in all",
         f"memory       {_size(shard_bytes(state))} of parameters and optimizer state on each device{anchors}",
-        f"step         {rows} x {length} tokens and {flops:.3g} FLOP a learner, {tokens:,} tokens in all",
+        f"step         {rows} x {length} tokens and {task.step_flops(rows):.3g} FLOP for {each}, "
+        f"{tokens:,} tokens in all",
     ]
+    if baseline:
+        return "\n".join(head)
+    layout = assembly.layout
     return "\n".join(
         [*head, *_hosts(experiment, layout), *_fragments(layout), *_bandwidth(experiment, layout)]
     )
@@ -92,8 +95,6 @@ def describe(experiment: Experiment) -> str:
 
 def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     """What each process needs of its host's memory."""
-    if experiment.algorithm in BASELINES:
-        return []
     syncer, parts = needs.syncer_needs(experiment, layout), experiment.remote.parts
     learner = needs.learner_needs(experiment, layout, experiment.hosts(0))
     largest = max(needs.part_needs(experiment, layout, part) for part in range(parts))
@@ -104,10 +105,15 @@ def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     slack, every = experiment.sync.overlap, range(layout.num_fragments)
     arriving = needs.round_bytes(layout, experiment.outer, experiment.most_learners, every)
     leaving = needs.offer_bytes(layout, experiment.outer) // experiment.hosts(0)
+    scoring = []
+    if experiment.driver == "remote" and experiment.eval.every is not None:
+        evaluator = _size(needs.evaluator_needs(experiment, layout).most)
+        scoring = [f"             evaluator {evaluator} where its device is the CPU;"]
     return [
         f"host memory  {of_syncer},",
         f"             learner {_size(learner.most)} a host beside its devices, of it {giving} to give its "
         "inner state to a peer;",
+        *scoring,
         f"             each round more that links slower than {slack} steps keep on its way: "
         f"syncer {_size(arriving)}, learner {_size(leaving)};",
         f"             this host has {_size(needs.host_memory())}",

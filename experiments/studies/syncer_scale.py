@@ -17,7 +17,7 @@ from experiments.front import cli
 from experiments.front.tables import markdown
 
 BITS = {"f32": 32.0, "int8": 8.25, "int4": 4.25}
-"""Of an element as it travels; blocks of 128 share a float32 scale."""
+"""Of an element as it travels; groups of 128 share a float32 scale."""
 OVERLAP = 2
 """tau: steps that a round may overlap."""
 

@@ -92,7 +92,7 @@ def test_a_missing_or_corrupt_model_file_is_told_in_one_line(content, tmp_path):
     path = tmp_path / "broken.model"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"tokenizer_model: .*broken\.model") as error:
+    with pytest.raises(ConfigError, match=r"^config\.data\.tokenizer_model: .*broken\.model") as error:
         make_tokenizer(DataConfig(tokenizer="sentencepiece", tokenizer_model=str(path)))
     assert "\n" not in str(error.value)
 

@@ -5,7 +5,9 @@ import re
 import jax
 import pytest
 
+from ddiloco.config import ConfigError
 from ddiloco.models import model_of
+from ddiloco.run import needs
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.training.parameters import num_parameters
@@ -56,7 +58,34 @@ def test_a_dry_run_tells_the_activated_parameters():
 def test_a_learner_alone_draws_the_rows_of_one():
     config = cli.load_config("configs/dense.py:tiny,lone_learner")
     config.mesh.update(data=-1, fsdp=1)
-    assert "FLOP a learner, 1,024 tokens in all\n" in describe(parse(config))
+    assert describe(parse(config)).endswith("FLOP for the job, 1,024 tokens in all")
+
+
+def test_a_baseline_is_told_as_the_one_job_that_it_is_on_all_devices():
+    """Its mesh would not fit a learner's two devices, nor its fragments the model: it has none."""
+    config = cli.load_config("configs/dense.py:tiny,data_parallel")
+    config.mesh.update(data=1, fsdp=8)
+    config.sync.num_fragments = 10_000
+    text = describe(parse(config))
+    assert re.search(
+        r"^mesh +data=1 stage=1 fsdp=8 tensor=1 expert=1 for the job, 8 devices in all$", text, re.M
+    )
+    assert re.search(r"^step +32 x 128 tokens and \S+ FLOP for the job, 4,096 tokens in all$", text, re.M)
+    config.train.batch_size = 1
+    with pytest.raises(
+        ConfigError, match=r"config\.train\.batch_size: gives 4 rows, but must give a multiple of 8"
+    ):
+        describe(parse(config))
+
+
+def test_processes_are_told_with_the_evaluator_if_there_is_one():
+    config = cli.load_config("configs/dense.py:tiny")
+    config.update(driver="remote")
+    experiment = parse(config)
+    needed = needs.evaluator_needs(experiment, assembly_of(experiment).layout).most / 2**20
+    assert f"\n             evaluator {needed:.1f} MiB where its device is the CPU;\n" in describe(experiment)
+    config.eval.every = None
+    assert "evaluator" not in describe(parse(config))
 
 
 def test_a_decoupled_run_moves_every_fragment_once_an_interval():

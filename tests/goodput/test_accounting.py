@@ -159,6 +159,16 @@ def test_who_is_away_counts_as_dead_until_it_says_what_it_did():
     assert figures(lines, 10.0) == ((0.0, 10.0), 0.85, shares(waiting_for_peers=0.15), 1.0, 3.0)
 
 
+def test_who_hangs_until_it_is_killed_was_dead_since_it_fell_silent():
+    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0)])
+    lines.away(1, 4.0)
+    before = figures(lines, 10.0)
+    lines.enter(1, FAILED, 9.0)
+    assert figures(lines, 10.0) == before == ((0.0, 10.0), 0.7, shares(failed=0.3), 1.0, 0.0)
+    lines.enter(1, RECONFIGURING, 10.0)
+    assert figures(lines, 10.0) == before
+
+
 def test_a_learner_beyond_those_that_the_run_begins_with_counts_once_it_has_come():
     lines = Timelines(dict.fromkeys(range(4), 1))
     assert lines.alive(2) == (2, 2)

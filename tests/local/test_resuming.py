@@ -10,6 +10,7 @@ import pytest
 from ddiloco.disk.snapshots.array_names import of_kind
 from ddiloco.disk.snapshots.parts import is_syncers
 from ddiloco.disk.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
+from ddiloco.observe import records
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.roles import learner_worker as learner_module
 from ddiloco.roles import resuming
@@ -38,7 +39,8 @@ def resumed(interrupted, data_dir, tmp_path_factory):
     """What follows from the interrupted run's newest snapshot, that one, and the batches that were drawn."""
     folder = shutil.copytree(interrupted[1], tmp_path_factory.mktemp("resumed") / "run")
     snapshot, drawn = newest(folder), {0: [], 1: []}
-    e = settings(data_dir, train={"steps": snapshot.header["step"] + 32}, snapshot={"keep": 99})
+    more = {"train": {"steps": snapshot.header["step"] + 32}, "eval": {"every": 16}}
+    e = settings(data_dir, **more, snapshot={"keep": 99})
     return run(e, folder, snapshot, around=lambda m, b: Watched(b, drawn[m])), snapshot, drawn, folder
 
 
@@ -64,6 +66,13 @@ def test_a_resumed_run_goes_on_with_the_counters_of_the_snapshot_and_merges_no_w
     merged = [c for c in before.contributions if c[3] < versions[c[0]]] + after.contributions
     bases = [(p, m, version) for p, m, _, version, *_ in merged]
     assert len(set(bases)) == len(bases)
+
+
+def test_a_resumed_run_is_scored_when_the_next_score_is_due(resumed):
+    ran, snapshot, *_ = resumed
+    scored = [r.step for r in ran.records if isinstance(r, records.Evaluated)]
+    assert scored[-1] == snapshot.header["step"] + 32
+    assert min(scored) >= 16 * (snapshot.header["step"] // 16 + 1)
 
 
 def test_a_resumed_learner_draws_the_rows_that_follow_those_of_the_snapshot(resumed, data_dir):

@@ -50,8 +50,8 @@ MUTANTS = (
     ),
     Mutant(
         "codecs: codes are cut, not rounded",
-        "multiples = jnp.round(blocks / jnp.where(used, scales, 1.0)[:, None])",
-        "multiples = jnp.trunc(blocks / jnp.where(used, scales, 1.0)[:, None])",
+        "multiples = jnp.round(groups / jnp.where(used, scales, 1.0)[:, None])",
+        "multiples = jnp.trunc(groups / jnp.where(used, scales, 1.0)[:, None])",
         CODECS,
     ),
     Mutant(
@@ -61,7 +61,7 @@ MUTANTS = (
         CODECS,
     ),
     Mutant(
-        "codecs: a block that is not finite becomes numbers",
+        "codecs: a group that is not finite becomes numbers",
         "return jnp.where(finite, scales, jnp.nan), codes.astype(jnp.int8)",
         "return jnp.where(finite, scales, 0.0), codes.astype(jnp.int8)",
         CODECS,

@@ -75,7 +75,7 @@ SUMMARY = {
     "step_seconds_p50_by_learner": {"0": pytest.approx(2.5, rel=0.01), "1": None},
     "step_seconds_p99_by_learner": {"0": pytest.approx(2.5, rel=0.01), "1": None},
     "peak_memory_bytes": {"0": {"0": 7}},
-    "train_loss": 3.0,
+    "train_loss": 1.0,
     "eval_loss": 1.25,
     "eval_accuracy": 0.5,
     "eval_history": [

@@ -133,6 +133,16 @@ def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path)
     assert told["inner_steps"] == {"0": 4, "1": 2}
 
 
+def test_of_the_skipped_steps_only_those_count_whose_lines_are_left(tmp_path):
+    """As after a cut back to a snapshot: the steps that are taken again may be skipped again."""
+    skipped = [StepDone(0, step, 101.0 + step, 10, {"loss": math.nan, "skipped": 1}) for step in (4, 5)]
+    monitor(tmp_path, *FIRST, *skipped)
+    path = tmp_path / "learners" / "0" / "steps.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    told = monitor(tmp_path, dataclasses.replace(skipped[1], time=120.0), resume=True)
+    assert (told["skipped_steps"], told["inner_steps"]["0"]) == (2, 5)
+
+
 def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
     monitor(tmp_path, *FIRST)
     tally = Tally(INFO, None)
@@ -140,11 +150,33 @@ def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
     assert tally.marks == [(2, 1, False)]
 
 
+def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_path):
+    """Learner 1 dies and comes back twice; learner 0 is lost, without a word of its own."""
+    losses = [StepDone(m, n, 100.0 + n, 10, {"loss": 10.0 * m}) for n in range(1, 31) for m in (0, 1)]
+    told = [StateChanged(m, State.STEPPING, 100.0) for m in (0, 1)] + losses
+    for died in (110.5, 120.5):
+        told.append(StateChanged(1, State.FAILED, died))
+        told.append(StateChanged(1, State.STARTING, died + 1))
+        told.append(Noted("learner_ready", {"learner": 1}, died + 2))
+        told.append(StateChanged(1, State.STEPPING, died + 2))
+    told.append(Noted("learner_lost", {"learner": 0, "reason": "its link"}, 125.0))
+    one = Monitor(tmp_path, INFO, log_every=1, clock=None)
+    for record in sorted(told, key=lambda record: record.time):
+        one.queue.put(record)
+    one.stop()
+    seen, recalled = one._tally, Tally(INFO, None)
+    recall(tmp_path, recalled, Alarms(pytest.fail))
+    assert seen.marks == [(10, 1, False), (12, 1, True), (20, 1, False), (22, 1, True), (25, 0, False)]
+    for name in ("marks", "away", "recent_loss"):
+        assert getattr(recalled, name) == getattr(seen, name)
+    assert recalled.timelines.lost(130.0) == seen.timelines.lost(130.0)
+
+
 def test_merges_whose_lines_a_crash_took_count_by_the_durable_versions(tmp_path):
     monitor(tmp_path, *FIRST)
     told = monitor(tmp_path, Resumed((1, 2), 105.0), *THEN, resume=True)
     assert (told["outer_steps"], told["rounds"]) == ({"0": 1, "1": 3}, 4)
-    assert told["mean_quorum"] == 1.5
+    assert (told["mean_quorum"], told["mean_grace_seconds"]) == (1.5, 0.5)
 
 
 def test_a_merge_that_was_durable_as_the_run_resumed_counts_once_though_its_line_comes_later(tmp_path):

@@ -85,6 +85,25 @@ def test_the_training_loss_is_the_mean_over_learners_of_the_end_of_each(tally):
     assert tally.train_loss() == ((96 + 97 + 98 + 99 + 100) / 5 + 8.0) / 2
 
 
+@pytest.mark.parametrize("goes", ["dies", "is lost", "leaves"])
+def test_a_learner_that_went_early_has_no_part_in_the_training_loss_until_it_is_back(tally, goes):
+    for learner, loss in ((0, 2.0), (1, 9.0)):
+        enter(tally, learner, State.STEPPING)
+        tally.step_done(step(learner, 2, loss=loss))
+    assert tally.train_loss() == 5.5
+    match goes:
+        case "is lost":
+            note(tally, "learner_lost", learner=1)
+        case _:
+            enter(tally, 1, State.FAILED if goes == "dies" else State.FINISHED)
+    assert tally.train_loss() == 5.5
+    tally.step_done(step(0, 4, loss=3.0))
+    assert tally.train_loss() == 3.0
+    enter(tally, 1, State.STEPPING)
+    note(tally, "learner_ready", learner=1)
+    assert tally.train_loss() == 6.0
+
+
 def test_the_recent_loss_is_the_mean_of_ten_steps_of_each_learner_and_says_when_it_is_lost(tally):
     assert tally.recent_loss is None
     for number in range(50):

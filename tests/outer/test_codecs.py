@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ddiloco.config import ConfigError, build
-from ddiloco.outer.codecs import BLOCK, CODECS
+from ddiloco.outer.codecs import CODECS, GROUP
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution, encode, encoded_bytes, wire_format
 from ddiloco.outer.fragments import fragment, take
 from ddiloco.outer.global_model import GlobalModel
@@ -19,7 +19,7 @@ from tests.long import times
 LARGEST = {"int8": 127, "int4": 7, "int2": 1}
 LOSSY = [name for name, codec in CODECS.items() if not codec.of_parameters]
 BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
-LENGTHS = (0, 1, 2, 63, 64, 65, 127, 128, 129, 300)  # about a half and a whole block, and odd ones
+LENGTHS = (0, 1, 2, 63, 64, 65, 127, 128, 129, 300)  # about a half and a whole group, and odd ones
 
 # Few lengths, so that few programs are compiled; magnitudes over the whole range of the promise.
 VECTORS = st.sampled_from(LENGTHS).flatmap(
@@ -37,11 +37,11 @@ def there_and_back(name, x):
     return [np.asarray(a) for a in arrays], np.asarray(decode(arrays, x.shape))
 
 
-def largest_of_block(x, block):
-    """For each element the largest magnitude of its block, float64."""
+def largest_of_group(x, group):
+    """For each element the largest magnitude of its group, float64."""
     flat = np.abs(x.astype(np.float64)).ravel()
-    padded = np.pad(flat, (0, -flat.size % block)).reshape(-1, block)
-    return np.repeat(padded.max(axis=1, initial=0), block)[: flat.size].reshape(x.shape)
+    padded = np.pad(flat, (0, -flat.size % group)).reshape(-1, group)
+    return np.repeat(padded.max(axis=1, initial=0), group)[: flat.size].reshape(x.shape)
 
 
 def normal(*shape, seed=0):
@@ -54,7 +54,7 @@ def normal(*shape, seed=0):
 def test_the_error_is_within_the_bound_and_zeros_stay_zeros(name, x):
     codec = CODECS[name]
     _, y = there_and_back(name, x)
-    bound = codec.relative_error * largest_of_block(x, codec.block) + codec.absolute_error
+    bound = codec.relative_error * largest_of_group(x, codec.group) + codec.absolute_error
     assert np.all(np.abs(y.astype(np.float64) - x) <= bound)
     assert name == "sign" or np.all(y[x == 0] == 0)
 
@@ -84,9 +84,9 @@ def test_an_array_of_any_shape_comes_back_in_it_and_takes_the_bytes_that_are_tol
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_a_large_array_takes_the_bits_of_its_codec_and_a_scale_of_32_bits_a_block(name):
+def test_a_large_array_takes_the_bits_of_its_codec_and_a_scale_of_32_bits_a_group(name):
     size = 1 << 20
-    bits = BITS[name] + (32 / BLOCK if CODECS[name].block > 1 else 0)
+    bits = BITS[name] + (32 / GROUP if CODECS[name].group > 1 else 0)
     assert sum(p.nbytes for p in CODECS[name].formats((1 << 10, 1 << 10))) == size * bits / 8
 
 
@@ -100,47 +100,47 @@ def test_bf16_is_the_nearest_bfloat16():
 
 @pytest.mark.parametrize("name", LARGEST)
 @pytest.mark.parametrize("n", [1, 64, 127, 128, 129, 1000])
-def test_integers_are_the_nearest_multiples_of_their_blocks_scale(name, n):
+def test_integers_are_the_nearest_multiples_of_their_groups_scale(name, n):
     x = normal(n)
     (scales, _), y = there_and_back(name, x)
-    scale = largest_of_block(x, BLOCK) / LARGEST[name]
-    np.testing.assert_allclose(np.repeat(scales, BLOCK)[:n], scale, rtol=1e-6)
+    scale = largest_of_group(x, GROUP) / LARGEST[name]
+    np.testing.assert_allclose(np.repeat(scales, GROUP)[:n], scale, rtol=1e-6)
     multiples = x / scale
     sure = np.abs(np.abs(multiples % 1) - 0.5) > 1e-4  # away from the middle, where float32 decides
     np.testing.assert_allclose(y[sure], (np.round(multiples) * scale)[sure], rtol=1e-6)
     assert sure.mean() > 0.9
 
 
-def test_signs_come_back_with_the_mean_magnitude_of_their_block():
-    x = normal(BLOCK + 44)
+def test_signs_come_back_with_the_mean_magnitude_of_their_group():
+    x = normal(GROUP + 44)
     (scales, packed), y = there_and_back("sign", x)
-    for block, start in enumerate((0, BLOCK)):
-        part = x[start : start + BLOCK]
-        np.testing.assert_allclose(scales[block], np.abs(part).mean(), rtol=1e-6)
-        np.testing.assert_allclose(y[start : start + BLOCK], np.sign(part) * scales[block], rtol=1e-6)
-    assert packed.nbytes == 2 * BLOCK // 8
+    for group, start in enumerate((0, GROUP)):
+        part = x[start : start + GROUP]
+        np.testing.assert_allclose(scales[group], np.abs(part).mean(), rtol=1e-6)
+        np.testing.assert_allclose(y[start : start + GROUP], np.sign(part) * scales[group], rtol=1e-6)
+    assert packed.nbytes == 2 * GROUP // 8
 
 
-def test_int4_packs_an_element_with_the_one_half_a_block_after_it():
-    codes = np.resize(np.arange(-7, 8), BLOCK + 70)
+def test_int4_packs_an_element_with_the_one_half_a_group_after_it():
+    codes = np.resize(np.arange(-7, 8), GROUP + 70)
     (scales, packed), y = there_and_back("int4", codes.astype(np.float32))
-    half = BLOCK // 2
-    for start, end in ((0, BLOCK), (BLOCK, BLOCK + 70)):
-        block = np.pad(codes[start:end], (0, BLOCK - (end - start)))
-        expected = (block[:half] & 15) | ((block[half:] & 15) << 4)
+    half = GROUP // 2
+    for start, end in ((0, GROUP), (GROUP, GROUP + 70)):
+        group = np.pad(codes[start:end], (0, GROUP - (end - start)))
+        expected = (group[:half] & 15) | ((group[half:] & 15) << 4)
         np.testing.assert_array_equal(packed[start // 2 : start // 2 + half], expected)
     np.testing.assert_array_equal(scales, [1, 1])
     np.testing.assert_array_equal(y, codes)
 
 
 @pytest.mark.parametrize("name", LARGEST)
-def test_a_block_without_a_number_spoils_no_other(name):
-    x = normal(3 * BLOCK)
-    x[BLOCK + 5] = np.nan
+def test_a_group_without_a_number_spoils_no_other(name):
+    x = normal(3 * GROUP)
+    x[GROUP + 5] = np.nan
     _, y = there_and_back(name, x)
-    assert np.isnan(y[BLOCK : 2 * BLOCK]).all()
-    assert np.isfinite(y[:BLOCK]).all()
-    assert np.isfinite(y[2 * BLOCK :]).all()
+    assert np.isnan(y[GROUP : 2 * GROUP]).all()
+    assert np.isfinite(y[:GROUP]).all()
+    assert np.isfinite(y[2 * GROUP :]).all()
 
 
 # Fragments.
@@ -175,7 +175,7 @@ def test_the_syncer_reads_the_parameters_up_to_the_error_of_their_way_from_the_a
     assert sum(a.nbytes for a in arrays) == encoded_bytes(LAYOUT, name)[p]
     for read, a, t in zip(DECODERS[name](p, arrays, anchor), anchor, theta, strict=True):
         delta = a.astype(np.float64) - t
-        bound = codec.relative_error * largest_of_block(delta, codec.block) + 2.0**-23 * np.abs(a)
+        bound = codec.relative_error * largest_of_group(delta, codec.group) + 2.0**-23 * np.abs(a)
         assert np.all(np.abs(read - t.astype(np.float64)) <= bound + codec.absolute_error)
 
 
@@ -258,7 +258,7 @@ def test_what_is_sent_and_what_is_left_add_up_to_what_was_to_be_sent(name):
         np.testing.assert_allclose(-got.astype(np.float64) + rest, -t.astype(np.float64) + r, atol=2e-6)
 
 
-# Signs move a large element by the mean of its block at a time, and so bring it up more slowly.
+# Signs move a large element by the mean of its group at a time, and so bring it up more slowly.
 @pytest.mark.parametrize("name", [name for name in LOSSY if name != "sign"])
 def test_with_error_feedback_the_sum_of_many_rounds_stays_within_one_error_without_it_drifts(name):
     codec, rounds = CODECS[name], 40

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ddiloco.outer.codecs import BLOCK, UPDATE_CODECS
+from ddiloco.outer.codecs import GROUP, UPDATE_CODECS
 from ddiloco.outer.differences import DifferenceEncoder
 from ddiloco.outer.encoding import FragmentDecoder, traffic
 from ddiloco.outer.fragments import fragment
@@ -34,10 +34,10 @@ def read_by_hand(name, arrays, last):
         else:
             scales, codes = next(arrays), next(arrays)
             if name == "int4":
-                rows = np.pad(codes, (0, -codes.size % (BLOCK // 2))).reshape(-1, BLOCK // 2)
+                rows = np.pad(codes, (0, -codes.size % (GROUP // 2))).reshape(-1, GROUP // 2)
                 nibbles = np.concatenate([rows & 15, rows >> 4], axis=1).astype(np.int8)
                 codes = np.where(nibbles > 7, nibbles - 16, nibbles).reshape(-1)
-            codes = np.pad(codes, (0, -codes.size % BLOCK)).reshape(-1, BLOCK).astype(np.float32)
+            codes = np.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP).astype(np.float32)
             step = (codes * scales[:, None]).reshape(-1)
         pieces.append(old - step.reshape(-1)[: old.size].reshape(old.shape))
     return pieces
@@ -76,8 +76,8 @@ def test_scales_are_powers_of_two_and_errors_within_the_bound(name, x):
     scales = np.asarray(arrays[0])
     assert set(np.frexp(scales[scales > 0])[0]) <= {0.5}
     y = np.asarray(codec.decode(arrays, x.shape)).astype(np.float64)
-    blocks = np.pad(np.abs(x.astype(np.float64)), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
-    largest = np.repeat(blocks.max(axis=1), BLOCK)[: x.size]
+    groups = np.pad(np.abs(x.astype(np.float64)), (0, -x.size % GROUP)).reshape(-1, GROUP)
+    largest = np.repeat(groups.max(axis=1), GROUP)[: x.size]
     assert np.all(np.abs(y - x) <= codec.relative_error * largest + codec.absolute_error)
 
 

@@ -17,11 +17,11 @@ CODED = [name for name, codec in CODECS.items() if not codec.of_parameters]
 LAID = [
     ((64, 256), ("fsdp", None)),
     ((64, 256), ("fsdp", "tensor")),
-    ((64, 256), (None, ("fsdp", "tensor"))),  # cuts blocks of 128
+    ((64, 256), (None, ("fsdp", "tensor"))),  # cuts groups of 128
     ((8, 4, 128), (None, "tensor", "fsdp")),
-    ((2, 8, 6, 64), (None, "fsdp", None, "tensor")),  # blocks of two rows
-    ((16, 24), ("fsdp", None)),  # blocks that lie across rows
-    ((256,), ("fsdp",)),  # fewer blocks than shards
+    ((2, 8, 6, 64), (None, "fsdp", None, "tensor")),  # groups of two rows
+    ((16, 24), ("fsdp", None)),  # groups that lie across rows
+    ((256,), ("fsdp",)),  # fewer groups than shards
 ]
 
 

@@ -41,6 +41,21 @@ def test_lanes_tell_the_lives_of_learners(view_of):
     assert last == [1.0, 0.0]
 
 
+def test_a_syncer_that_starts_again_starts_no_learner(run_of, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("lives"), workdir)
+    before = [one.starts for one in read_view(workdir).learners]
+    told = lines(workdir / "states.jsonl")
+    last = told[-1]["time"]
+    here = {line["learner"] for line in told if line["time"] == last and line["state"] == "finished"}
+    for moment in (20.0, 30.0, 40.0):  # before anybody dies
+        told += [{**told[0], "time": moment, "learner": m, "state": "starting"} for m in here]
+        told += [{**told[0], "time": moment, "learner": m, "state": "stepping"} for m in here]
+    told.sort(key=lambda line: line["time"])
+    (workdir / "states.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    assert here and [one.starts for one in read_view(workdir).learners] == before
+
+
 def test_staleness_is_what_a_learner_did_since_its_offer(view_of):
     view = view_of("busy_syncer")
     assert all(one.staleness is None or one.staleness > 2 for one in view.learners)
@@ -179,3 +194,13 @@ def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_
 def test_a_folder_without_a_run_has_an_empty_view(tmp_path):
     view = read_view(tmp_path)
     assert (view.status, view.learners, view.syncer.rounds) == ("stopped", [], 0)
+
+
+def test_a_learner_that_hung_until_it_was_killed_has_hung_on_its_lane_too(run_of, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("hang"), workdir)
+    with (workdir / "states.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 190.0, "learner": 2, "state": "failed", "chips": 1}) + "\n")
+    lane = read_view(workdir).learners[2].lane
+    told = [(span.state, round(span.start), round(span.end)) for span in lane if span.end > span.start]
+    assert told == [("stepping", 0, 99), ("hung", 99, 190), ("dead", 190, 200)]

@@ -142,6 +142,13 @@ def test_a_step_that_is_done_again_takes_as_long_as_one(done_again, fits, made):
         assert refused(lambda: check_fleet(e)).startswith(told)
 
 
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+def test_chips_of_several_speeds_are_for_the_simulator_alone(algorithm, made):
+    failures = {**FAILURES["failures"], "chip_speed_variation": 0.02}
+    told = refused(lambda: check_fleet(made(algorithm, virtual={**FAILURES, "failures": failures})))
+    assert told.startswith("config.virtual.failures.chip_speed_variation: is 0.02, but must be 0: ")
+
+
 @pytest.mark.parametrize("lives", ["failures", "spare_capacity"])
 def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, made):
     assert chips_by_learner(made("lone_learner", virtual={"num_chips": 8})) == {0: 4}
@@ -285,7 +292,16 @@ def test_a_job_without_arrays_leaves_a_summary_without_losses(made, tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-# Token budgets.
+# Budgets of time and of tokens.
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "diloco", "data_parallel", "lone_learner"])
+@pytest.mark.parametrize(("seconds", "steps"), [(10.0, 10), (10.2, 10), (9.9, 9), (0.5, 1)])
+def test_a_budget_of_time_gives_every_algorithm_the_steps_that_end_within_it(algorithm, seconds, steps, made):
+    e = made(algorithm, virtual={"seconds": seconds})
+    e = with_steps(e, lambda: assembly_of(e))
+    assert e.train.steps == steps
+    assert run_timed(e).records[-1].time == pytest.approx(steps)
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel", "elastic_data_parallel"])

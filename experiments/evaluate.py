@@ -19,6 +19,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Also write the result to this JSO
 
 def main(_) -> int:
     from ddiloco.disk.checkpoints import CheckpointError, restore
+    from ddiloco.observe.scalars import as_json
     from ddiloco.run.recipes import assembly_of
     from ddiloco.training import platform
 
@@ -48,7 +49,7 @@ def main(_) -> int:
             **{f"eval_{name}": value for name, value in found.statistics.items()},
             "eval_loss_in_training": checkpoint.eval_loss,
         }
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps(result, indent=2) + "\n")
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps(as_json(result), indent=2) + "\n")
     return 0
 
 

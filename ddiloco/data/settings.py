@@ -13,6 +13,9 @@ class RecordsConfig:
 
     name: str
     train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
+    eval_split: str = setting(
+        "validation", "TFDS split that held-out batches come from", may_change="process"
+    )
     data_dir: str | None = setting(
         None, "folder of prepared data sets; None: $TFDS_DATA_DIR or TFDS' default", may_change="process"
     )
@@ -27,6 +30,12 @@ class RecordsConfig:
         0, "batches that a thread prepares ahead; 0: none, no thread", at_least=0, may_change="process"
     )
 
+    def __post_init__(self) -> None:
+        train, held_out = self.train_split, self.eval_split
+        whole = train.partition("[")[0]
+        if held_out == train or (held_out.partition("[")[0] == whole and whole in (train, held_out)):
+            raise ValueError(f"eval_split: is {held_out}, but must have nothing of train_split, {train}")
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(RecordsConfig):
@@ -34,9 +43,6 @@ class DataConfig(RecordsConfig):
 
     name: str = setting("stdlib_text", "TFDS data set: stdlib_text (built here) or any name such as c4/en")
     text_feature: str = setting("text", "feature of the data set that holds a document's text")
-    eval_split: str = setting(
-        "validation", "TFDS split that held-out batches come from", may_change="process"
-    )
     # A position in text is one in a document, whatever the rows.
     sequence_length: int = setting(128, "tokens in a row, L", at_least=1, may_change="resume")
     tokenizer: str = setting("byte", "how text becomes tokens", choices=("byte", "sentencepiece"))
@@ -57,6 +63,7 @@ class DataConfig(RecordsConfig):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tokenizer == "sentencepiece" and not self.tokenizer_model:
             raise ValueError("tokenizer_model: is missing, but tokenizer=sentencepiece needs a model file")
         if self.tokenizer != "sentencepiece" and self.tokenizer_model:
@@ -105,6 +112,7 @@ class CanvasConfig(ImagesConfig):
     most_digits: int = setting(3, "on a canvas", at_least=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.fewest_digits > self.most_digits:
             raise ValueError(
                 f"fewest_digits: is {self.fewest_digits}, but must be at most most_digits, {self.most_digits}"

@@ -259,7 +259,8 @@ def test_held_out_rows_are_spread_over_the_whole_split(config):
 
 
 def test_a_small_held_out_split_gives_what_it_has_once_and_then_padding(config, train_texts):
-    small = dataclasses.replace(config, eval_split="train[:2]", sequence_length=512)
+    few = {"train_split": "train[2:]", "eval_split": "train[:2]"}
+    small = dataclasses.replace(config, **few, sequence_length=512)
     got = held_out_text(small, TOKENIZER, 8, 1000)
     tokens = sum(len(text) + 2 for text in train_texts[:2])
     assert len(got) == -(-tokens // (8 * 512))
@@ -288,3 +289,23 @@ def test_settings_survive_a_round_trip_and_each_has_a_meaning():
     assert all(field.metadata["meaning"] for field in dataclasses.fields(DataConfig))
     with pytest.raises(ConfigError, match=r"config\.sequence_length"):
         build(DataConfig, {"sequence_length": 0})
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "apart"),
+    [
+        ("train", "validation", True),
+        ("train[:90%]", "train[90%:]", True),
+        ("train", "train", False),
+        ("train", "train[90%:]", False),
+        ("train[:90%]", "train", False),
+        ("train[:90%]", "train[:90%]", False),
+    ],
+)
+def test_what_is_trained_on_is_not_held_out(train, held_out, apart):
+    splits = {"train_split": train, "eval_split": held_out}
+    if apart:
+        assert build(DataConfig, splits, "data").eval_split == held_out
+    else:
+        with pytest.raises(ConfigError, match=r"^data\.eval_split: is .*, but must have nothing of train_split"):
+            build(DataConfig, splits, "data")

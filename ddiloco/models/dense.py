@@ -257,7 +257,9 @@ class Decoder(nnx.Module):
             return self.call(angles, attend, constrain, segments_BxL > 0)
 
         rows = positions_BxL, segments_BxL
-        x_BxLxD = constrain(self.embed(inputs_BxL), ("batch", None, None))
+        # As the table lies, for the rows of one copy of the model: each device would else have those of all.
+        x_BxLxD = constrain(self.embed(inputs_BxL), ("copy", None, "embed"))
+        x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
         return stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
 
     def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:

@@ -239,8 +239,9 @@ class LoopRecipe:
         del kind
 
     def batches(self, shards: Sequence[int]) -> LoopBatches:
-        """The batches of the learner's loop."""
-        place = self._place(shards[0], self._one_device)
+        """The batches of the learner's loop, which may lie on the mesh that its program is for."""
+        meshes = (mesh for mesh, kind in list(self._programs) if kind == shards[0])
+        place = self._place(shards[0], next(meshes, self._one_device))
         return LoopBatches(self._loop(place), place)
 
     def host_batches(self, learner: int, mesh: Mesh) -> Never:

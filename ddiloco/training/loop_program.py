@@ -47,8 +47,7 @@ class LoopProgram:
         batch = next(iter(self.loop.batches()), None)
         if batch is None:
             raise ConfigError("loop.batches: gave no batch, but must give an endless iterator of them")
-        if not isinstance(self.tokens(batch), int | np.integer):
-            raise ConfigError("loop.tokens: must give a whole number, the tokens of a batch")
+        self.tokens(batch)
         # In the structure of the first `init`, as all states are: those of two NNX modules are never equal.
         state = self._whole(self._parted(jax.tree.leaves(self._begun())))
         with jax.default_device(self._device):
@@ -85,10 +84,13 @@ class LoopProgram:
 
     def tokens(self, batch: Any) -> int:
         """The batch's tokens, as the loop counts them, or its rows."""
-        if self.loop.tokens is not None:
-            return self.loop.tokens(batch)
-        first = jax.tree.leaves(batch)[0]
-        return len(first) if np.ndim(first) else 1
+        if self.loop.tokens is None:
+            first = jax.tree.leaves(batch)[0]
+            return len(first) if np.ndim(first) else 1
+        counted = self.loop.tokens(batch)
+        if not isinstance(counted, int | np.integer):
+            raise ConfigError("loop.tokens: must give a whole number, the tokens of a batch")
+        return int(counted)  # files of JSON have it, which take no number of NumPy's
 
     def step(self, state: TrainState, batch: Any, clock: int) -> tuple[TrainState, Metrics]:
         """Takes the loop's own step; a loop counts its steps itself, so `clock` is not used."""

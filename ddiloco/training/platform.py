@@ -78,7 +78,8 @@ def _keep_only_whole_programs() -> None:
         in_place = LRUCache.put
 
         def put(cache: LRUCache, key: str, value: bytes) -> None:
-            if cache.eviction_enabled:  # under a lock
+            # Under a lock, or in a bucket, where an object is there once it is whole.
+            if cache.eviction_enabled or "://" in str(cache.path):
                 in_place(cache, key, value)
                 return
             with tempfile.TemporaryDirectory(prefix=".new-", dir=cache.path) as folder:

@@ -23,6 +23,7 @@ from ddiloco.training.parameters import abstract_parameters, logical_axes
 
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert", "stage"),
+    "copy": ("data",),
     "embed": ("fsdp", "expert", "stage"),
     "vocab": ("tensor",),
     "heads": ("tensor",),

@@ -3,13 +3,11 @@
 import errno
 import time
 
-import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from fsspec.implementations.memory import MemoryFileSystem
 
 from ddiloco.disk import array_file
 from ddiloco.outer.blocks import Cut
@@ -17,6 +15,7 @@ from ddiloco.remote.learner import own_copies
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import KEPT, OfAllHosts, OwnCopies, new_number
 from ddiloco.roles.exchange import InnerState
+from tests.bucket import Bucket, in_memory
 
 LEAVES = (jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((5, 7), jnp.bfloat16))
 FORMAT = InnerFormat(LEAVES)
@@ -24,38 +23,12 @@ HALF = Cut((5, 7), (((0, 5), (0, 3)),))
 OF_A_HOST = InnerFormat(LEAVES, FORMAT.needs)  # of several, which happens to need all
 
 
-class Bucket(MemoryFileSystem):
-    """What `gs://` is in these tests; it may refuse."""
-
-    protocol, store, pseudo_dirs, refuses = ("gs", "gcs"), {}, [""], False
-
-    def __init__(self, finalize_on_close=False):
-        super().__init__()
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return MemoryFileSystem._strip_protocol("memory://" + str(path).removeprefix("gs://"))
-
-    def glob(self, path, **more):
-        return [found.removeprefix("/") for found in super().glob(path, **more)]
-
-    def open(self, path, mode="rb", **more):
-        if Bucket.refuses:
-            raise RuntimeError("403, no such luck\nmore")
-        return super().open(path, mode, **more)
-
-
 @pytest.fixture(params=["disk", "bucket"])
 def folder(request, tmp_path, monkeypatch):
     """Where copies go."""
     if request.param == "disk":
         return tmp_path / "copies"
-    for name in ("gs", "gcs"):
-        fsspec.register_implementation(name, Bucket, clobber=True)
-    epath.backend.fsspec_backend._get_filesystem.cache_clear()
-    monkeypatch.setattr(Bucket, "store", {})
-    monkeypatch.setattr(Bucket, "refuses", False)
-    return epath.Path("gs://bucket/run/0")
+    return in_memory(monkeypatch) / "run/0"
 
 
 def arrays(value):

@@ -4,8 +4,10 @@ import dataclasses
 import functools
 import itertools
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
@@ -41,6 +43,24 @@ def test_every_learner_has_a_loop_of_its_own_and_all_begin_with_the_same_paramet
     np.testing.assert_array_equal(next(assembly.batches((1,)))["x"], second)  # from their beginning
     initial, own = assembly.initial_parameters(), one.program.initial_parameters()
     assert all(np.array_equal(initial[name], own[name]) for name in initial)
+
+
+def test_a_loop_may_lay_its_batches_on_the_learners_own_devices(monkeypatch):
+    def make_loop(place, width):
+        loop, rows = plain_loop.make_loop(place, width), NamedSharding(place.mesh, PartitionSpec("data"))
+        whole = NamedSharding(place.mesh, PartitionSpec())
+        return dataclasses.replace(
+            loop,
+            init=lambda: jax.device_put(loop.init(), whole),
+            batches=lambda: (jax.device_put(batch, rows) for batch in loop.batches()),
+        )
+
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:4])
+    for parts in assembly_of(experiment(), make_loop).equipment():
+        batch, program = next(parts.batches), parts.program
+        assert batch["x"].devices() == set(program.mesh.devices.flat)
+        _, metrics = program.step(program.state_from(program.initial_parameters()), batch, 0)
+        assert np.isfinite(metrics["loss"])
 
 
 def test_learners_whose_parameters_differ_from_the_syncers_are_told():

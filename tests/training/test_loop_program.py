@@ -168,6 +168,11 @@ def test_tokens_are_rows_unless_the_loop_counts_them():
     assert LoopProgram(counting, place()).tokens(batch) == 8
 
 
+def test_tokens_that_numpy_has_added_up_can_be_kept_as_json():
+    adding = dataclasses.replace(LOOP, tokens=lambda batch: np.ones_like(batch["x"], np.int64).sum())
+    assert json.dumps(LoopProgram(adding, place()).tokens(next(batches()))) == "4"
+
+
 class Counter:
     """An iterator with a state of its own."""
 

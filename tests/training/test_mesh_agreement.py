@@ -10,8 +10,8 @@ from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
 from ddiloco.training.loss import next_token_loss
-from ddiloco.training.parameters import init_parameters
-from ddiloco.training.sharding import OnMesh
+from ddiloco.training.parameters import abstract_parameters, init_parameters
+from ddiloco.training.sharding import OnMesh, parameter_shardings
 from ddiloco.training.step import make_train_step, shard_batch
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch
 
@@ -63,6 +63,23 @@ def test_the_kernel_of_attention_runs_inside_of_stages():
         strict=True,
     ):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_no_device_looks_up_the_tokens_of_another_copy_of_the_model():
+    config, mesh = dataclasses.replace(CONFIG, num_layers=1, vocab_size=400), mesh_of(8, data=2, fsdp=4)
+    shardings = parameter_shardings(config, mesh)
+    params = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
+        for name, leaf in abstract_parameters(config).items()
+    }
+
+    def loss(params, batch):
+        return next_token_loss(config, params, batch, constrain=OnMesh(mesh)).objective
+
+    gradient = jax.jit(jax.grad(loss), out_shardings=shardings)
+    text = gradient.lower(params, shard_batch(BATCHES[0], mesh)).compile().as_text()
+    assert "f32[8,12,4]" in text  # of the rows of one copy a quarter of the width
+    assert "f32[16,12," not in text
 
 
 def adam_of(state):

@@ -307,5 +307,5 @@ def test_what_is_trained_on_is_not_held_out(train, held_out, apart):
     if apart:
         assert build(DataConfig, splits, "data").eval_split == held_out
     else:
-        with pytest.raises(ConfigError, match=r"^data\.eval_split: is .*, but must have nothing of train_split"):
+        with pytest.raises(ConfigError, match=r"^data\.eval_split: is .*, but must have nothing of train_"):
             build(DataConfig, splits, "data")

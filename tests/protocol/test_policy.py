@@ -1,6 +1,5 @@
 """Settings of the policy that may not be joined, and the sentences that say so."""
 
-
 import pytest
 
 from ddiloco.config import ConfigError, build

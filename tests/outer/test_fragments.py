@@ -124,11 +124,6 @@ def test_more_fragments_than_pieces_is_refused(strategy):
         fragment({"a": (4,), "b": (4,)}, 3, strategy, split_large=False)
 
 
-def test_an_unknown_strategy_is_refused():
-    with pytest.raises(ValueError, match="strategy is 'random', but must be one of layer, tensor, balanced"):
-        fragment({"a": (4,)}, 1, "random")
-
-
 @settings(max_examples=30, deadline=None)
 @given(SHAPES, st.integers(1, 6), st.randoms(use_true_random=False))
 def test_layout_and_fingerprint_do_not_depend_on_the_order_of_the_dict(shapes, num_fragments, random):

@@ -107,11 +107,6 @@ def test_layer_fragments_are_contiguous_from_embedding_to_head():
     assert {"head/kernel", "final_norm/scale"} <= set(layout.names(4))
 
 
-def test_layer_ten_comes_after_layer_nine():
-    layout = fragment({f"layers/{n}/w": (4,) for n in range(12)}, 12, "layer")
-    assert [layout.names(p) for p in range(12)] == [(f"layers/{n}/w",) for n in range(12)]
-
-
 def test_more_fragments_than_layers_are_cut_between_tensors():
     shapes = {f"layers/{n}/{part}": (8, 8) for n in range(2) for part in "abc"}
     layout = fragment(shapes, 6, "layer")

@@ -23,8 +23,7 @@ class CloudTpu:
     accelerator: str  # such as v5p-16
     runtime: str  # such as v2-alpha-tpuv5
     syncer: str  # HOST:PORT of the syncer, which runs elsewhere
-    folder: str = "/opt/ddiloco"  # of the code on the machines
-    setup: str = ":"  # a shell command that puts the code there, with its environment in .venv
+    setup: str = ":"  # a shell command that puts the code into /opt/ddiloco, its environment in .venv there
     project: str = ""  # empty: gcloud's own
     spot: bool = False  # whether it may be preempted
 

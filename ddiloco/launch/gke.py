@@ -34,7 +34,6 @@ class Gke:
     part_memory: int = 16 * GIB  # bytes, of each part of the syncer
     evaluator_memory: int = 16 * GIB  # bytes
     syncer_disk: int = 100 * GIB  # bytes
-    syncer_cpus: int = 8  # cores
     evaluator: bool = True  # whether one runs beside the syncer, on its CPUs
     queue: str = ""  # Kueue's local queue that the learners wait in; empty: they do not
 

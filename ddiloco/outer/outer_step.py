@@ -96,18 +96,12 @@ class OuterStep:
           norms: what `norms` returned for these contributions, so that they are not read for it again.
 
         Raises:
-          ValueError: there are more contributions than M, or not as many weights.
+          ValueError: there are more contributions than M.
         """
-        absent = self._num_learners - len(contributions)
-        if absent < 0 or len(weights) != len(contributions):
-            raise ValueError(
-                f"there are {len(contributions)} contributions with {len(weights)} weights, "
-                f"but there must be one weight for each, and at most {self._num_learners}"
-            )
         anchor, slots = self._slots(pieces, contributions)
         if norms is None:
             norms = self._measure(p)(anchor, slots)
-        shares = normalised([*weights, *[0.0] * absent])
+        shares = normalised([*weights, *[0.0] * (self._num_learners - len(contributions))])
         spare = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
         results = self._executable(p)(spare, opt_state, anchor, slots, shares, norms)

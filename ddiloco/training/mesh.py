@@ -72,10 +72,6 @@ def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) 
     Raises:
       ConfigError: the mesh does not fit the devices that a learner has.
     """
-    if num_learners < 1:
-        raise ConfigError(f"num_learners: is {num_learners}, but must be at least 1")
-    if not devices:
-        raise ConfigError("mesh: there are no devices")
     each = len(devices) // num_learners
     groups: list[Sequence[jax.Device]]
     if each == 0:

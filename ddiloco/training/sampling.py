@@ -37,13 +37,11 @@ def sample(
     `new_cache` and `extend`, as `ddiloco.models.dense` has them, runs over the whole window for each token.
 
     Raises:
-      ValueError: the prompt is empty, or the temperature is negative.
+      ValueError: the prompt is empty.
     """
     known = np.asarray(prompt_tokens, np.int32)[-window:]
     if known.size == 0:
         raise ValueError("the prompt is empty, but must have at least one token")
-    if temperature < 0:
-        raise ValueError(f"the temperature is {temperature}, but must be at least 0")
     fill = functools.partial(_fill, model_of(config).sampling(config), _constrain(params), params)
     keys = jax.random.split(jax.random.key(seed), num_tokens)
     drawn = np.zeros(0, np.int32)

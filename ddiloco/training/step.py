@@ -24,7 +24,6 @@ from ddiloco.training.sharding import (
     batch_sharding,
     parameter_shardings,
     replicated,
-    rows_divisor,
 )
 
 Metrics = dict[str, jax.Array]
@@ -83,9 +82,6 @@ def make_train_step(
     scalars: `loss` (nats per token), `grad_norm` (before clipping), `learning_rate`, `tokens`, `skipped` (1
     if loss or gradient was not finite and the state was left as it was), and the model's statistics. Up to
     rounding, the step does not depend on `accumulation`.
-
-    Raises:
-      ValueError: on tracing, where the rows of the batch are not a multiple of `accumulation`.
     """
     axes, at = logical_axes(model_config), parameter_shardings(model_config, mesh)
     optimizer = make_inner_optimizer(inner, axes, at)
@@ -138,9 +134,6 @@ def _accumulated(
     gradient_of = jax.grad(objective, has_aux=True)
     if accumulation == 1:
         return gradient_of(params, batch)
-    rows = len(batch["weights"])
-    if rows % accumulation:
-        raise ValueError(f"a batch has {rows} rows, but accumulation needs a multiple of {accumulation}")
 
     def split(rows: jax.Array) -> jax.Array:
         # Rows i, i + k, ...: each device keeps its own rows, where contiguous blocks would move.
@@ -161,7 +154,6 @@ def abstract_batch(
     mesh: Mesh, rows: int, row: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape, dtype and sharding of the arrays of a batch with `rows` rows; `row` describes one."""
-    _check_rows(rows, mesh)
     sharding = batch_sharding(mesh)
     return {
         name: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype, sharding=sharding)
@@ -170,14 +162,6 @@ def abstract_batch(
 
 
 def shard_batch(batch: Mapping[str, np.ndarray | Blocks], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts a batch, or its devices' rows of it, on the mesh; raises ValueError if rows do not divide."""
-    _check_rows(next(iter(batch.values())).shape[0], mesh)
+    """Puts a batch, or its devices' rows of it, on the mesh."""
     laid = [batch_sharding(mesh)] * len(batch)
     return dict(zip(batch, placed(tuple(batch.values()), laid), strict=True))
-
-
-def _check_rows(rows: int, mesh: Mesh) -> None:
-    if rows % rows_divisor(mesh):
-        raise ValueError(
-            f"a batch has {rows} rows, but must have a multiple of {rows_divisor(mesh)} on this mesh"
-        )

@@ -15,6 +15,7 @@ from ddiloco.models import model_of
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
+from ddiloco.protocol.schedule import Schedule
 from ddiloco.roles.transfer import placement
 from ddiloco.run import needs
 from ddiloco.run.recipes import ModelRecipe, assembly_of
@@ -42,11 +43,8 @@ def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32"
     `codec`: of what the learner sends, or of what it receives.
     """
     sync, sizes = experiment.sync, encoded_bytes(layout, codec)
-    offsets = [p * sync.interval // sync.num_fragments for p in range(sync.num_fragments)]
-    due = [
-        sum(size for size, o in zip(sizes, offsets, strict=True) if o == offset)
-        for offset in dict.fromkeys(offsets)
-    ]
+    schedule = Schedule(sync.num_fragments, sync.interval)
+    due = [sum(sizes[p] for p in schedule.due(step)) for step in range(1, sync.interval + 1)]
     return Bandwidth(
         mean=sum(sizes) / sync.interval,
         peak=float(max(due)),

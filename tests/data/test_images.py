@@ -78,14 +78,6 @@ def test_images_keep_their_labels(config, digits_dir):
         assert [label[row.tobytes()] for row in batch["image"]] == batch["label"].tolist()
 
 
-def test_data_parallel_draws_the_very_rows_of_the_learners(config):
-    learners = [batches(config, shards=(shard,), batch_size=3) for shard in range(4)]
-    together = batches(config, shards=(0, 1, 2, 3), batch_size=12)
-    for _ in range(8):
-        parts = [next(learner) for learner in learners]
-        assert_equal(next(together), {name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
-
-
 @pytest.mark.parametrize(("prefetch", "threads"), [(0, 0), (3, 2)])
 @pytest.mark.parametrize("steps", [0, 1, 9])
 def test_a_restored_iterator_continues_exactly(config, prefetch, threads, steps):

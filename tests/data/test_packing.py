@@ -65,16 +65,6 @@ def test_a_stream_set_to_a_position_continues_as_the_one_that_reached_it(documen
     assert first.position == second.position
 
 
-@given(documents_strategy, st.integers(1, 9))
-def test_inputs_tile_the_stream_and_each_token_but_a_first_is_scored_once(documents, length):
-    epoch = sum(map(len, documents))
-    batch = stream_of(documents, length).take(epoch)  # `length` whole epochs
-    flat = [token for document in documents for token in document] * length
-    assert batch["inputs"].reshape(-1).tolist() == flat
-    scored = sum(len(document) - 1 for document in documents if document)
-    assert batch["weights"].sum() == scored * length
-
-
 def test_a_document_longer_than_a_row_goes_on_in_the_next_row_with_positions_from_zero():
     batch = stream_of([[10, 11, 12, 13, 14, 15], [20, 21]], 4).take(2)
     assert batch["inputs"].tolist() == [[10, 11, 12, 13], [14, 15, 20, 21]]

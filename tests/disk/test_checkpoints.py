@@ -1,6 +1,5 @@
 """The global model on disk: what is read is what was saved, and damage is told in one line."""
 
-import json
 import logging
 import shutil
 
@@ -105,14 +104,6 @@ def test_a_missing_part_is_told(copied, part, caplog):
     assert told(copied).startswith(f"{copied / '12'}: cannot be read: ")
 
 
-def test_parameters_that_are_not_those_that_were_saved_are_told(copied):
-    [path] = (copied / "12" / "metadata").rglob("metadata")
-    metadata = json.loads(path.read_text())
-    metadata["params_sha256"] = "0" * 64
-    path.write_text(json.dumps(metadata))
-    assert told(copied) == ("checkpoint 12: its parameters are not the ones that were saved (sha256 differs)")
-
-
 def test_one_altered_number_is_told(copied):
     changed = parameters(12)
     changed["head/kernel"] = changed["head/kernel"].copy()
@@ -121,7 +112,7 @@ def test_one_altered_number_is_told(copied):
     save(other, 12, EXPERIMENT, changed, None)
     shutil.rmtree(copied / "12" / "params")
     shutil.copytree(other / "12" / "params", copied / "12" / "params")
-    assert "sha256 differs" in told(copied)
+    assert told(copied) == "checkpoint 12: its parameters are not the ones that were saved (sha256 differs)"
 
 
 def test_what_a_killed_process_has_left_of_a_checkpoint_goes_with_the_next(tmp_path):

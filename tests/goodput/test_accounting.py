@@ -53,13 +53,6 @@ def test_the_example_of_the_documentation():
     assert figures(lines, 500.0) == ((0.0, 100.0), 0.85, shares(failed=0.1, reconfiguring=0.05), 1.0, 0.0)
 
 
-def test_chips_weigh_goodput_but_not_uptime_and_not_blocked_seconds():
-    lines = timelines(
-        [(0, STEPPING, 0.0), (1, STEPPING, 0.0), (1, WAITING, 2.0), (1, STEPPING, 8.0)], {0: 1, 1: 3}
-    )
-    assert figures(lines, 10.0) == ((0.0, 10.0), 22 / 40, shares(waiting_for_peers=18 / 40), 1.0, 6.0)
-
-
 def test_before_the_first_step_nothing_is_allocated_and_nothing_lost():
     lines = timelines([(0, STARTING, 0.0), (1, RECONFIGURING, 5.0)])
     assert figures(lines, 50.0) == (None, 1.0, shares(), 1.0, 0.0)
@@ -67,24 +60,9 @@ def test_before_the_first_step_nothing_is_allocated_and_nothing_lost():
     assert figures(lines, 60.0) == ((60.0, 60.0), 1.0, shares(), 1.0, 0.0)
 
 
-def test_compilation_before_a_learners_first_step_costs_nothing():
-    lines = timelines([(0, STARTING, 0.0), (0, STEPPING, 30.0), (1, STARTING, 0.0), (1, STEPPING, 50.0)])
-    assert figures(lines, 70.0) == ((30.0, 70.0), 1.0, shares(), 1.0, 0.0)
-
-
-def test_a_start_after_a_death_costs_what_reconfiguring_costs():
-    lines = timelines([(0, STEPPING, 0.0), (0, FAILED, 4.0), (0, STARTING, 6.0), (0, STEPPING, 8.0)])
-    assert figures(lines, 10.0) == ((0.0, 10.0), 0.6, shares(failed=0.2, reconfiguring=0.2), 0.6, 0.0)
-
-
 def test_reconfiguring_before_the_window_opens_is_cut_at_its_opening():
     lines = timelines([(0, RECONFIGURING, 0.0), (1, STEPPING, 10.0), (0, STEPPING, 15.0)])
     assert figures(lines, 20.0) == ((10.0, 20.0), 0.75, shares(reconfiguring=0.25), 1.0, 0.0)
-
-
-def test_a_learner_that_died_before_it_ever_stepped_is_not_allocated():
-    lines = timelines([(0, STEPPING, 0.0), (1, STARTING, 0.0), (1, FAILED, 3.0)])
-    assert figures(lines, 10.0) == ((0.0, 10.0), 1.0, shares(), 1.0, 0.0)
 
 
 def test_a_dead_learner_costs_until_the_last_of_the_others_leaves():
@@ -99,17 +77,6 @@ def test_the_window_stays_open_while_all_are_dead_and_none_has_finished():
     assert figures(lines, 20.0) == ((0.0, 20.0), 0.25, shares(failed=0.75), 0.25, 0.0)
 
 
-def test_a_learner_that_left_early_is_given_back():
-    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (0, FINISHED, 5.0), (1, WAITING, 9.0)])
-    assert figures(lines, 10.0) == ((0.0, 10.0), 14 / 15, shares(waiting_for_peers=1 / 15), 0.9, 1.0)
-
-
-def test_a_closed_window_opens_again_when_a_dead_learner_comes_back():
-    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (1, FAILED, 5.0), (0, FINISHED, 10.0)])
-    lines.enter(1, RECONFIGURING, 15.0)
-    assert figures(lines, 20.0) == ((0.0, 20.0), 0.5, shares(failed=1 / 3, reconfiguring=1 / 6), 0.5, 0.0)
-
-
 def test_uptime_is_exactly_one_when_stepping_intervals_abut():
     times = [1.7e9 + third / 3 for third in range(8)]
     changes = []
@@ -121,16 +88,6 @@ def test_uptime_is_exactly_one_when_stepping_intervals_abut():
     assert lines.window(math.inf) == (times[0], times[-1])
     assert lines.uptime(times[-1]) == 1.0
     assert lines.goodput(times[-1]) < 1.0
-
-
-def test_uptime_misses_the_gap_between_two_intervals():
-    lines = timelines([(0, STEPPING, 0.0), (0, FAILED, 4.0), (1, STEPPING, 5.0)])
-    assert lines.uptime(10.0) == 0.9
-
-
-def test_a_question_about_the_past_is_answered_as_of_the_last_change():
-    lines = timelines([(0, STEPPING, 0.0), (0, WAITING, 6.0), (0, STEPPING, 8.0)])
-    assert figures(lines, 1.0) == figures(lines, 8.0)
 
 
 def test_a_learner_is_alive_unless_it_is_dead():
@@ -200,12 +157,6 @@ def test_spare_chips_are_paid_for_from_the_opening_of_the_window():
     assert figures(lines, 99.0) == ((10.0, 20.0), 0.75, shares(standby=0.25), 1.0, 0.0)
     lines.enter(1, FINISHED, 50.0)
     assert figures(lines, 99.0) == ((10.0, 20.0), 0.75, shares(standby=0.25), 1.0, 0.0)
-
-
-def test_waiting_for_the_network_is_waiting_too():
-    lines = timelines([(0, STEPPING, 0.0), (0, State.WAITING_FOR_NETWORK, 6.0), (0, WAITING, 7.0)], {0: 3})
-    lost = shares(waiting_for_network=0.1, waiting_for_peers=0.3)
-    assert figures(lines, 10.0) == ((0.0, 10.0), 0.6, lost, 0.6, 4.0)
 
 
 def test_a_learner_that_never_steps_and_changes_without_end_takes_no_more_memory():

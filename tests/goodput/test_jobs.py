@@ -51,26 +51,6 @@ def test_a_job_that_loses_a_slice_goes_on_without_and_takes_it_in_a_minute_after
     ]
 
 
-def test_what_is_struck_in_a_pause_is_handled_by_it_and_what_is_back_is_taken_in_at_its_end():
-    assert told([(100.0, 0, 114.0), (104.0, 1, 400.0)]) == [
-        (0.0, STEPPING, 12),
-        (100.0, DETECTING, 8),
-        (104.0, DETECTING, 4),
-        (110.0, RECONFIGURING, 4),
-        (115.0, STEPPING, 8),
-        (460.0, RECONFIGURING, 8),
-        (480.0, STEPPING, 12),
-    ]
-
-
-def test_the_pause_of_another_interruption_saves_the_upscale():
-    assert told([(100.0, 0, 300.0), (330.0, 1, 2000.0)])[4:] == [
-        (330.0, DETECTING, 4),
-        (340.0, RECONFIGURING, 4),
-        (345.0, STEPPING, 8),
-    ]
-
-
 def test_an_upscale_that_came_due_in_a_pause_after_its_reconfiguration_begins_at_once():
     model = dataclasses.replace(ROUND, step_seconds=1e-9, upscale_wait_seconds=0.0)
     changes = told([(100.0, 0, 115.0 + 1e-12), (200.0, 1, 2000.0)], model=model)
@@ -86,14 +66,6 @@ def test_a_job_that_lost_its_last_slice_waits_for_one_and_starts_again():
         (100.0, FAILED, 0),
         (300.0, RECONFIGURING, 4),
         (330.0, STEPPING, 4),
-    ]
-
-
-def test_a_slice_that_is_back_but_not_in_yet_stops_nobody_when_it_is_struck():
-    assert told([(100.0, 0, 300.0), (320.0, 0, 500.0)])[3:] == [
-        (115.0, STEPPING, 8),
-        (560.0, RECONFIGURING, 8),
-        (580.0, STEPPING, 12),
     ]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 
 from ddiloco.disk import array_file
 from ddiloco.disk.run_mark import FRAGMENT
@@ -35,6 +36,13 @@ UNENDING = (
 )
 TRANSFORMER = ("--config=configs/dense.py", *SMALLEST, *UNENDING)  # for what a loop cannot have
 AFFLICTED = "tests.integration.afflicted"
+
+
+def free_port():
+    """One of this machine's loopback on which nothing listens yet."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]
 
 
 class Job:

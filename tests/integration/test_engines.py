@@ -1,7 +1,6 @@
 """What engines need of a process: told all by the environment, probed over HTTP, ended by SIGTERM."""
 
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -10,7 +9,7 @@ import urllib.request
 import httpx
 import pytest
 
-from tests.integration.hand import TOKEN, TRANSFORMER
+from tests.integration.hand import TOKEN, TRANSFORMER, free_port
 from tests.integration.programs import ROOT
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
@@ -25,12 +24,6 @@ stop.wait()
 print("told", flush=True)
 threading.Event().wait()
 """
-
-
-def free_port():
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return asked.getsockname()[1]
 
 
 def ready(port):

@@ -6,15 +6,9 @@ import socket
 from ddiloco.disk import array_file
 from ddiloco.disk.durable import RETRY_SECONDS
 from ddiloco.disk.run_mark import FRAGMENT, begun
-from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice
+from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice, free_port
 
 CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
-
-
-def free_address():
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{asked.getsockname()[1]}"
 
 
 def more_merges(job, alive):
@@ -74,7 +68,7 @@ def test_one_command_serves_every_start_and_a_second_syncer_is_refused_and_chang
     # A new run; one that would go on with the run at another port; one that decides by itself.
     others = [
         job.syncer(),
-        *(job.syncer(f"--listen={free_address()}", how) for how in ("--resume", "--resume=auto")),
+        *(job.syncer(f"--listen=127.0.0.1:{free_port()}", how) for how in ("--resume", "--resume=auto")),
     ]
     for other in others:
         code, _, told = job.left(other)

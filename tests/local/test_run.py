@@ -13,7 +13,6 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.local import run as local
 from ddiloco.observe import records
-from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol import events
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.run.recipes import assembly_of
@@ -298,13 +297,6 @@ def test_evaluation_can_be_off(data_dir, one_device):
     run = run_local(assembly)
     assert run.outcome.finished and run.outcome.eval_loss is None
     assert run.of(records.Evaluated) == []
-
-
-def test_where_all_are_waited_for_a_run_repeats_bit_for_bit(data_dir, one_device):
-    sync, outer = {"interval": 2}, {"optimizer": "direct"}
-    assembly = assembly_of(experiment(data_dir, "diloco", sync=sync, outer=outer, train={"steps": 6}))
-    hashes = {parameters_sha256(run_local(assembly).outcome.params) for _ in range(2)}
-    assert len(hashes) == 1
 
 
 def test_initial_parameters_are_a_function_of_the_seed(data_dir):

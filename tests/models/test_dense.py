@@ -74,18 +74,6 @@ def test_a_document_reads_the_same_wherever_it_stands_in_its_row():
     np.testing.assert_allclose(logits[0, :6], logits[1, 7:13], rtol=1e-5, atol=1e-5)
 
 
-def test_grouped_heads_equal_full_heads_with_repeated_keys_and_values():
-    params, batch = random_parameters(TINY), packed_batch(4, 3, 16, TINY.vocab_size)
-    full = dataclasses.replace(TINY, num_kv_heads=TINY.num_heads)
-    repeated = {
-        name: jnp.repeat(leaf, 2, axis=1) if "/key/" in name or "/value/" in name else leaf
-        for name, leaf in params.items()
-    }
-    np.testing.assert_allclose(
-        logits_of(TINY, params, batch), logits_of(full, repeated, batch), rtol=1e-5, atol=1e-5
-    )
-
-
 def test_a_tied_head_has_no_parameters_and_is_the_transposed_embedding():
     tied = dataclasses.replace(TINY, tie_embeddings=True)
     params, batch = random_parameters(tied), packed_batch(5, 3, 16, TINY.vocab_size)

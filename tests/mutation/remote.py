@@ -149,6 +149,6 @@ MUTANTS = (
         "disk: a file whose checksum does not fit is read",
         "if not data.startswith(begin) or check != data[-_CRC_BYTES:]:",
         "if not data.startswith(begin):",
-        ("test_durable.py", "remote/test_checkpointer.py"),
+        ("test_array_file.py",),
     ),
 )

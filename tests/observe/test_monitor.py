@@ -215,18 +215,6 @@ def test_a_workdir_that_cannot_be_written_ends_nothing(make, tmp_path, capsys):
     assert sorted(capsys.readouterr().err.splitlines()) == sorted(f"ddiloco: {a}" for a in summary["alarms"])
 
 
-def test_a_full_device_is_one_alarm_and_spares_the_other_files(make, tmp_path):
-    traceback = tmp_path / "run/learners/1/traceback.txt"
-    traceback.parent.mkdir(parents=True)
-    traceback.symlink_to("/dev/full")
-    monitor = make()
-    put(monitor, *scripted())
-    summary = monitor.stop()
-    told = f"{tmp_path / 'run'}: OSError: [Errno 28] No space left on device"
-    assert summary["alarms"] == [*SUMMARY["alarms"], told]
-    assert len(lines(tmp_path / "run", 1)) == 2
-
-
 def test_steps_are_complete_once_a_full_disk_has_room_again(make, tmp_path, monkeypatch):
     monkeypatch.setattr(monitor_module, "FLUSH_EVERY", 0.01)
     folder = tmp_path / "run/learners/0"

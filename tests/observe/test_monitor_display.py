@@ -23,14 +23,6 @@ def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(make, t
     assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 2.0)]
 
 
-def test_a_dead_learner_is_not_alive(make, tmp_path, capsys):
-    monitor = make()
-    put(monitor, *scripted())
-    monitor.stop()
-    assert "  alive 1/2  " in capsys.readouterr().out.splitlines()[-1]
-    assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 1.0)]
-
-
 def test_a_terminal_shows_one_live_line_below_evaluations_and_problems(make, terminal):
     screen = terminal()
     monitor = make()
@@ -62,15 +54,14 @@ def test_comings_and_goings_are_told_unless_a_learner_had_finished(make, capsys)
     ]
 
 
-def test_ci_is_quiet_but_for_evaluations_and_problems(make, monkeypatch, capsys):
+def test_ci_is_quiet_but_for_evaluations_and_problems(make, monkeypatch, terminal, capsys):
     monkeypatch.setenv("CI", "true")
-    monitor = make()
+    screen, monitor = terminal(), make()
     put(monitor, *scripted(), Noted("learner_ready", {"learner": 1}, 20.0))
     monitor.stop()
-    captured = capsys.readouterr()
-    starts = [line.split(":")[0] for line in captured.out.splitlines()]
+    starts = [line.split(":")[0] for line in screen.getvalue().splitlines()]
     assert starts == ["step 0", "learner 1 died", "step 4"]
-    assert captured.err == f"ddiloco: {SUMMARY['alarms'][0]}\n"
+    assert capsys.readouterr().err == f"ddiloco: {SUMMARY['alarms'][0]}\n"
 
 
 def test_a_stdout_that_was_closed_ends_nothing(make, terminal):

@@ -124,16 +124,3 @@ def test_without_a_terminal_every_line_is_plain(monkeypatch):
     progress.say("an evaluation")
     progress.end()
     assert out.getvalue() == f"{fitted(KNOWN, 120)}\na return\nan evaluation\n"
-
-
-def test_in_ci_only_evaluations_and_problems_are_shown(monkeypatch, terminal):
-    monkeypatch.setenv("CI", "true")
-    screen, err = terminal(), io.StringIO()
-    progress = Progress(err=err)
-    progress.show(KNOWN)
-    progress.news("a return")
-    progress.say("an evaluation")
-    progress.warn("a problem")
-    progress.end()
-    assert screen.getvalue() == "an evaluation\n"
-    assert err.getvalue() == "ddiloco: a problem\n"

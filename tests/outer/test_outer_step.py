@@ -127,12 +127,11 @@ def test_what_the_learners_sent_and_theta_stay_as_they_are():
         np.testing.assert_array_equal(now, then)
 
 
-@pytest.mark.parametrize("contributions, weights", [(3, 3), (2, 1), (1, 2)])
-def test_too_many_contributions_or_unmatched_weights_are_refused(contributions, weights):
+def test_more_contributions_than_learners_are_refused():
     step = OuterStep(LAYOUT, OuterConfig(), 2)
     theta = take(LAYOUT, 0, parameters(0))
-    with pytest.raises(ValueError, match=f"{contributions} contributions with {weights} weights.*at most 2"):
-        step(0, theta, step.init(theta), [theta] * contributions, [1.0] * weights)
+    with pytest.raises(ValueError, match="3 contributions, more than 2"):
+        step(0, theta, step.init(theta), [theta] * 3, [1.0] * 3)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (5, 7)])

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.protocol import asking, events
 from ddiloco.protocol.asking import Asking, Front
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Contribution, FragmentCounters, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
-from tests.protocol.desk import clocks, questions
+from tests.protocol.desk import clocks
 
 
 def member(learner=0, *, step, at, step_time=1.0, delivery=None, steps=None, **known):
@@ -91,24 +90,6 @@ def test_where_all_are_waited_for_each_is_asked_by_its_own_clock():
     asking = asking_at(12, 22.0, quorum=None)
     assert asking.furthest(of(ahead, behind)) == 24
     assert ask(asking, [ahead, behind]) == {0: 24}
-
-
-def test_a_learner_whose_offer_failed_is_asked_again_only_after_a_report():
-    asking, m, r = asking_at(22, 22.0), member(step=22, at=22.0), Round(RoundId(24, 0), 0, unasked={0})
-    assert questions(asking.ask(r, [m], 22.0))
-    assert not r.unasked, "it is asked once"
-    del r.owed[0]
-    r.failed[0] = (m.incarnation, m.reports)
-    assert not asking.ask(r, [m], 22.5)
-    m.reports += 1
-    assert questions(asking.ask(r, [m], 23.0))
-
-
-def test_learners_that_are_asked_for_the_same_clock_hear_it_in_one_message():
-    live = [member(learner, step=22, at=22.0) for learner in range(3)]
-    (tell,) = asking_at(22, 22.0).ask(Round(RoundId(24, 0), 7), live, 22.0)
-    assert tell.receivers == ((0, 1), (1, 1), (2, 1))
-    assert tell.event == events.OfferAsked(RoundId(24, 0), 7, 24)
 
 
 # For which clock.
@@ -242,7 +223,3 @@ def test_a_question_that_came_after_the_step_that_it_was_about_is_asked_earlier_
     assert m.lead == 2.0
     asking.arrived(m, Contribution(0, 1, 0, 0, step=27, steps=27, tokens=270), 27.0)
     assert m.lead == 5.0
-
-
-def test_no_lead_is_shorter_than_what_a_new_learner_has():
-    assert Member(0, 1, 0.0).lead == asking.SHORTEST_LEAD

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.protocol.estimates import MovingAverage, grace, slack
+from ddiloco.protocol.estimates import MovingAverage, grace
 
 seconds = st.floats(0, 1e6)
 
@@ -29,20 +29,8 @@ def test_an_average_weights_samples_geometrically(samples, rate):
     assert average.value == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-@given(st.integers(0, 10), seconds, seconds, seconds)
-def test_slack_falls_by_each_second_that_a_round_takes(overlap, step_time, quorum_time, sync_time):
-    full = slack(overlap, step_time, 0.0, 0.0)
-    assert full == overlap * step_time
-    assert slack(overlap, step_time, quorum_time, sync_time) == full - (quorum_time + sync_time)
-
-
 @given(st.floats(0, 0.999), st.floats(-1e6, 1e6), seconds)
 def test_grace_stays_between_nothing_and_its_cap_and_below_the_slack(gamma, spare, longest):
     window = grace(gamma, spare, longest)
     assert 0.0 <= window <= longest
     assert window == 0.0 if spare <= 0 else window <= spare
-
-
-def test_grace_uses_its_share_of_the_slack_up_to_the_cap():
-    assert grace(0.5, 3.0, longest=2.0) == 1.5
-    assert grace(0.5, 6.0, longest=2.0) == 2.0

@@ -25,13 +25,6 @@ def test_a_step_past_the_last_one_is_the_drivers_mistake():
         start(core)
 
 
-def test_a_step_while_blocked_is_the_drivers_mistake():
-    core = welcomed(num_fragments=1, interval=1, quorum=None, max_run_ahead=0)
-    start(core)
-    with pytest.raises(LocalProtocolError, match="while blocked"):
-        start(core)
-
-
 def test_the_end_of_a_step_that_never_started_is_the_drivers_mistake():
     core = welcomed()
     with pytest.raises(LocalProtocolError, match="finished that was never started"):
@@ -171,21 +164,6 @@ def test_the_bound_is_the_number_of_steps_past_a_missing_update(bound):
     assert core.clock == 4 + bound
 
 
-def test_a_due_step_that_the_clock_jumped_over_binds_from_the_next_step_on():
-    core = welcomed(num_fragments=2, interval=2, quorum=None, max_run_ahead=0)
-    core.handle(events.UpdateArrived(0, 1, 2), 0.0)
-    assert not core.blocked
-    start(core)
-    assert core.blocked
-
-
-def test_an_unbounded_learner_is_never_blocked():
-    core = welcomed(num_fragments=3, interval=2)
-    for _ in range(50):
-        start(core)
-        assert not core.blocked
-
-
 def test_a_heartbeat_in_mid_step_repeats_the_last_report():
     """The step that is under way is not done: a long one must not look like two."""
     core = welcomed(num_fragments=1)
@@ -246,24 +224,6 @@ def test_a_learner_called_to_the_end_offers_nothing_of_a_fragment_without_new_st
     core = welcomed(total_steps=4, num_fragments=1, interval=4)
     ask(core, 4)
     assert made(core.handle(events.ClockSet(4), 0.0)) == []
-
-
-@pytest.mark.parametrize(("merged_at", "clock"), [(9, 3), (10, 10), (2, 3)])
-def test_an_update_moves_a_clock_only_if_that_lags_by_more_than_the_band(merged_at, clock):
-    core = welcomed(num_fragments=1, interval=12, quorum=1)
-    for _ in range(3):
-        start(core)
-    core.handle(events.UpdateArrived(0, 1, merged_at), 0.0)
-    assert (core.policy.band, core.clock) == (6, clock)
-
-
-@pytest.mark.parametrize(("merged_at", "clock"), [(4, 4), (3, 3), (2, 3)])
-def test_where_all_are_waited_for_every_update_moves_a_clock_that_lags(merged_at, clock):
-    core = welcomed(num_fragments=1, interval=12, quorum=None)
-    for _ in range(3):
-        start(core)
-    core.handle(events.UpdateArrived(0, 1, merged_at), 0.0)
-    assert (core.policy.band, core.clock) == (0, clock)
 
 
 def offered_then_stepped(**policy):

@@ -1,7 +1,5 @@
 """Settings of the policy that may not be joined, and the sentences that say so."""
 
-import dataclasses
-
 import pytest
 
 from ddiloco.config import ConfigError, build
@@ -53,23 +51,6 @@ def test_settings_that_contradict_each_other_are_refused_by_name(values, message
 def test_a_value_out_of_bounds_is_refused_when_built_from_a_config(name, wrong, bound):
     with pytest.raises(ConfigError, match=f"config.{name}: is {wrong}, but must be {bound}"):
         build(SyncPolicy, {name: wrong})
-
-
-def test_every_setting_says_what_it_means():
-    assert all(field.metadata["meaning"] for field in dataclasses.fields(SyncPolicy))
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        {"num_fragments": 1, "quorum": None, "max_run_ahead": 0},
-        {"num_fragments": 4, "interval": 8, "overlap": 2, "quorum": None, "max_run_ahead": 2},
-        {"num_fragments": 24, "quorum": 1},
-        {"interval": 1, "quorum": None, "max_run_ahead": 0},
-    ],
-)
-def test_the_presets_are_settings_of_the_one_policy(preset):
-    assert build(SyncPolicy, preset) == SyncPolicy(**preset)
 
 
 def test_a_blocked_learner_speaks_well_before_it_would_be_taken_for_silent():

@@ -5,25 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import BEYOND_REJOINING, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from tests.protocol.learner_desk import ask, finish, made, sent, start, welcomed
-
-
-def test_a_learner_that_was_not_welcomed_asks_again_at_each_heartbeat():
-    core = LearnerCore(3, 1, SyncPolicy())
-    for _ in range(2):
-        assert core.handle(events.Heartbeat(), 0.0) == [actions.TellSyncer(events.LearnerJoined(3, 1))]
-
-
-def test_a_learner_that_is_no_member_comes_back_with_what_it_holds_and_loses_no_step():
-    core = welcomed(num_fragments=2, interval=2)
-    start(core)
-    back = actions.TellSyncer(events.LearnerJoined(0, 2, 0, (0, 0), (0, 0)))
-    assert core.handle(events.NotMember(1), 0.0) == [back]
-    (report,) = finish(core)
-    assert report.event.report.incarnation == 2
-    assert (report.event.report.step, report.event.report.counters[0].steps) == (1, 1)
 
 
 @pytest.mark.parametrize("incarnation", [0, 2])
@@ -32,19 +16,6 @@ def test_word_of_another_incarnation_changes_nothing(incarnation):
     assert core.handle(events.NotMember(incarnation), 0.0) == []
     assert core.handle(events.Rejected(incarnation, "a newer one is known"), 0.0) == []
     assert core.incarnation == 1
-
-
-def test_a_learner_whose_place_was_taken_leaves():
-    core = welcomed()
-    out = core.handle(events.Rejected(1, "a newer one is known"), 0.0)
-    assert out == [actions.Leave("a newer one is known")]
-
-
-def test_one_that_only_begins_takes_a_number_above_the_newest():
-    """A process that has nothing to lose need not leave because its number was guessed too low."""
-    core = LearnerCore(0, 1, SyncPolicy())
-    out = core.handle(events.Rejected(1, "a newer one is known", 1000), 0.0)
-    assert out == [actions.TellSyncer(events.LearnerJoined(0, 1 + BEYOND_REJOINING))]
 
 
 @given(st.sets(st.integers(1, 1000), min_size=2, max_size=5), st.integers(0, 2**60))

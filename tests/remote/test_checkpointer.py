@@ -2,27 +2,10 @@
 
 import queue
 
-import numpy as np
-import pytest
-
-from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import Checkpointer
-from ddiloco.roles.exchange import InnerState
-from tests.remote.donors import FORMAT, LEAVES, assert_same, state
+from tests.remote.donors import FORMAT, assert_same, state
 from tests.remote.ends import PATIENCE, until
-
-
-def test_any_single_byte_that_changes_is_noticed(tmp_path):
-    small = InnerFormat(LEAVES[:1])
-    copies = OwnCopies(tmp_path, small)
-    copies.keep(InnerState(1, (0,), [np.int32(5)]), "run")
-    (path,) = tmp_path.glob("inner_state*")
-    whole = path.read_bytes()
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match="no own copy"):
-            copies.newest("run")
 
 
 def test_the_checkpointer_asks_the_worker_and_writes_what_it_gets(tmp_path):

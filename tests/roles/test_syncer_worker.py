@@ -248,18 +248,6 @@ def test_an_incarnation_that_departed_is_told_so(desk):
     assert it.peers[0].next(EventDelivery).event == events.NotMember(1)
 
 
-def test_an_incarnation_older_than_one_that_is_known_is_refused(desk):
-    it = desk(1)
-    newer = Peer(0, it.worker)
-    it.worker.connect(0, 2, newer)
-    it.worker.send(events.LearnerLost(0, 1, "its host died"))
-    it.worker.send(events.LearnerJoined(0, 2))
-    newer.next(events.Welcomed)
-    it.worker.send(events.LearnerJoined(0, 1))
-    it.peers[0].is_asked()
-    assert isinstance(it.peers[0].next(EventDelivery).event, events.Rejected)
-
-
 def test_stopping_waits_for_no_learner(desk):
     it = desk(2)
     it.offers(full(1.0), None)

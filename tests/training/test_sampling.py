@@ -106,8 +106,6 @@ def test_a_prompt_longer_than_the_window_counts_by_its_end(params):
     np.testing.assert_array_equal(*same)
 
 
-def test_an_empty_prompt_and_a_negative_temperature_are_refused(params):
+def test_an_empty_prompt_is_refused(params):
     with pytest.raises(ValueError, match="the prompt is empty"):
         sample(ONE_LAYER, params, [], 1, 1.0, 0)
-    with pytest.raises(ValueError, match="the temperature is -1, but must be at least 0"):
-        sample(ONE_LAYER, params, [1], 1, -1, 0)

@@ -90,15 +90,6 @@ def test_accumulated_micro_batches_equal_one_batch(mesh, step):
     assert_same(split.params, whole.params, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_that_do_not_split_evenly_are_refused(mesh):
-    inner = dataclasses.replace(INNER, accumulation=3)
-    uneven = make_train_step(ONE_LAYER, inner, mesh)
-    with pytest.raises(ValueError, match="a batch has 8 rows, but accumulation needs a multiple of 3"):
-        uneven.lower(abstract_state(ONE_LAYER, inner, mesh), abstract_batch(mesh, 8, text_row(12)), RATE)
-    with pytest.raises(ValueError, match="a batch has 6 rows, but must have a multiple of 4 on this mesh"):
-        shard_batch(packed_batch(0, 6, 8, 32), mesh_of(4))
-
-
 def test_the_old_state_is_donated_and_given_parameters_are_not(mesh, step):
     given = init_parameters(ONE_LAYER, 0)
     numbers = host(given)

@@ -304,15 +304,6 @@ def test_a_trace_that_would_be_set_aside_is_refused_before_anything_is(data_dir,
     assert [path.name for path in tmp_path.iterdir()] == ["lives.csv"]
 
 
-def test_a_fleet_in_which_everybody_dies_has_failed_and_says_so(data_dir, tmp_path):
-    write_trace(tmp_path / "lives.csv", [Change(3.5, 0, "fail"), Change(6.25, 1, "fail")])
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
-    result = run_job(virtual(data_dir, virtual=trace), tmp_path / "run")
-    assert result.failure == "every learner has died or left, and none returns"
-    assert result.summary["finished"] is False
-    assert result.summary["inner_steps"] == {"0": 3, "1": 6}
-
-
 @pytest.mark.parametrize("seconds", [1.0, 0.01])  # of a step; to start takes 30
 @pytest.mark.parametrize("train", [{}, {"tokens": 12 * 2 * 2 * 32}], ids=["steps", "tokens"])
 @pytest.mark.parametrize(("go", "come"), [("leave", "join"), ("fail", "recover")])

@@ -36,8 +36,8 @@ END
 cat > /etc/systemd/system/ddiloco.service <<END
 [Service]
 EnvironmentFile=/var/lib/ddiloco/environment
-WorkingDirectory={{ tpu.folder }}
-ExecStart={{ tpu.folder }}/.venv/bin/python -m experiments.learner {{ fleet.config | words }} --config.remote.donor_host=$(hostname -I | cut -d" " -f1)
+WorkingDirectory=/opt/ddiloco
+ExecStart=/opt/ddiloco/.venv/bin/python -m experiments.learner {{ fleet.config | words }} --config.remote.donor_host=$(hostname -I | cut -d" " -f1)
 Restart=on-failure
 RestartSec=2
 RestartPreventExitStatus={{ REFUSED }}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import grpc
@@ -110,8 +109,3 @@ class Admission:
         if hello.run and hello.run != self._run:
             return f"the learner is of run {hello.run[:8]}, the syncer of run {self._run[:8]}"
         return None
-
-
-def present_session(sessions: Iterable[Session], learner: int) -> Session | None:
-    """The learner's open session; there is one at most."""
-    return next((session for session in sessions if session.learner == learner), None)

@@ -11,7 +11,7 @@ import grpc
 
 from ddiloco.observe import records
 from ddiloco.protocol import events
-from ddiloco.remote.syncer.admission import LEAP, Admission, present_session
+from ddiloco.remote.syncer.admission import LEAP, Admission
 from ddiloco.remote.syncer.allowances import Allowances
 from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
@@ -229,7 +229,7 @@ class SyncerServer:
         caller = self._security.caller(context)
         with self._lock:
             known = self._newest_incarnation.get(hello.learner, 0)
-            present = present_session(self._sessions.values(), hello.learner)
+            present = next((s for s in self._sessions.values() if s.learner == hello.learner), None)
         refusal = self._admission.refusal(hello, caller, present, known, time.monotonic())
         if refusal is not None:
             self._record(drop(None, f"wire: {refusal.reason}"))
@@ -254,7 +254,9 @@ class SyncerServer:
         accepted = pb.Accepted(
             session=session.name,
             newest_incarnation=known,
-            position=self.positions.get(hello.learner) or self._beside(hello.learner),
+            # One beyond the first ones begins beside the learner whose shard it reads too.
+            position=self.positions.get(hello.learner)
+            or self.positions.beside(hello.learner - self._terms.num_learners),
             resume_from=0 if origin is None else origin.number_for(hello.learner, known),
             run=self._run,
             peers_token=self._peers_token,
@@ -266,10 +268,6 @@ class SyncerServer:
         if self._over or self._management.drained(hello.learner):  # it was away when it was told
             session.deliver(Leave())
         return session
-
-    def _beside(self, learner: int) -> str:
-        """Where a learner beyond the first ones begins: beside the one whose shard it reads too."""
-        return self.positions.beside(learner - self._terms.num_learners)
 
     def _read(self, session: Session, requests: Iterator[bytes]) -> None:
         reason = "connection lost"

@@ -47,10 +47,6 @@ class Clocks:
         self._after: dict[tuple[int, int], VectorClock] = {}
         perform(plan, self._do)
 
-    def after_work(self, actor: Actor, work: Work) -> VectorClock:
-        """The clock after a work of an actor; it must have been possible."""
-        return self._after[id(actor), work.entry]
-
     def after(self, actor: Actor) -> Iterator[VectorClock | None]:
         """The clocks after each entry of an actor's tape; None once it is not known."""
         works = {w.entry for w in actor.works}

@@ -115,21 +115,18 @@ def redrawn(losses: Measurements, rng: np.random.Generator) -> dict[Place, BySee
     Runs of one seed have their start and their order of the data in common, as far as sizes and shards are
     alike, so that what a seed does is not drawn for each place anew. A place that has none of the seeds drawn
     keeps its own.
+
+    Raises:
+      ScalingError: no place has a second seed.
     """
+    if all(len(values) < 2 for values in losses.values()):
+        raise ScalingError("seeds: every place has one, so that nothing can be said about spread")
     seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
     drawn = [seeds[i] for i in rng.integers(len(seeds), size=len(seeds))]
     return {
         place: {k: by_seed[seed] for k, seed in enumerate(drawn) if seed in by_seed} or by_seed
         for place, by_seed in losses.items()
     }
-
-
-def largest(losses: Measurements) -> int:
-    """The largest N; raises ScalingError if there are fewer than two sizes."""
-    sizes = {place.params for place in losses}
-    if len(sizes) < 2:
-        raise ScalingError(f"sizes: there is {len(sizes)} size of a model, but holding one out needs two")
-    return max(sizes)
 
 
 def _levels(ascending: Sequence[int]) -> dict[int, int]:

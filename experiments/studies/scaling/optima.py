@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.studies.scaling.confidence import Interval, percentiles
-from experiments.studies.scaling.laws import LAWS, SINGLE, Fit, Law, fit
+from experiments.studies.scaling.laws import LAWS, SINGLE, Fit, Interval, Law, fit, percentiles
 from experiments.studies.scaling.measurements import Measurements, Place, ScalingError, mean, redrawn
 
 NAMES = {
@@ -113,8 +112,6 @@ def intervals(
         for place, values in losses.items()
         if getattr(place, name) is not None and dataclasses.replace(place, **{name: None}) in kept
     }
-    if all(len(values) < 2 for values in losses.values()):
-        raise ScalingError("seeds: every place has one, so that nothing can be said about spread")
     form = fit_optima(
         {place: value for place, value in find(losses, name).values.items() if place in kept}
     ).law

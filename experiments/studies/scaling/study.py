@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.scaling import confidence, laws, measurements, optima
+from experiments.studies.scaling import laws, measurements, optima
 from experiments.studies.scaling.measurements import Measurements, Place, ScalingError
 
 
@@ -115,15 +115,14 @@ def _fit_law(name: str, law: laws.Law, losses: Measurements, seed: int, draws: i
         fitted = laws.fit(law, losses)
     except ScalingError as error:
         return {**entry, "problem": str(error)}
-    held = _or_none(lambda: confidence.hold_out_largest(law, losses))
     return {
         **entry,
         "problem": None,
         "parameters": fitted.parameters,
         "theta": list(fitted.theta),
         "residual": fitted.residual,
-        "intervals": _or_none(lambda: confidence.intervals(law, losses, np.random.default_rng(seed), draws)),
-        "held_out": held and {"params": held.params, "error": held.error},
+        "intervals": _or_none(lambda: laws.intervals(law, losses, np.random.default_rng(seed), draws)),
+        "held_out": _or_none(lambda: laws.hold_out_largest(law, losses)),
     }
 
 

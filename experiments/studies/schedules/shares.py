@@ -15,11 +15,10 @@ class Shares(Observer):
     For fleets in which every learner has one process, from the start to the end.
     """
 
-    def __init__(self, fragments: int, refused: frozenset[int] = frozenset()) -> None:
-        """`refused`: the learners whose offers are left out of every merge."""
+    def __init__(self, fragments: int) -> None:
         self.steps: collections.Counter[int] = collections.Counter()  # by learner
         self.behind: list[int] = []  # steps that a learner had taken since what was merged of it
-        self._fragments, self._refused = fragments, refused
+        self._fragments = fragments
         self._offered: dict[tuple[int, int, int], int] = {}  # learner, fragment, clock: steps taken
         self._covered: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
 
@@ -40,10 +39,9 @@ class Shares(Observer):
     def merged(self, merge: actions.Merge, now: float) -> None:
         """Counts the steps that are in a merge."""
         for c in merge.contributions:
-            if c.learner not in self._refused:
-                last = self._offered[c.learner, c.fragment, c.step]
-                self.behind.append(self.steps[c.learner] - last)
-                self._covered[c.learner].update(range(last - c.steps, last))
+            last = self._offered[c.learner, c.fragment, c.step]
+            self.behind.append(self.steps[c.learner] - last)
+            self._covered[c.learner].update(range(last - c.steps, last))
 
     def share(self, *learners: int) -> float:
         """Of these learners' steps; of all, if none is named."""

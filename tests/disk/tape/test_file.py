@@ -29,12 +29,6 @@ def fresh(folder):
     return pathlib.Path(tempfile.mkdtemp(dir=folder)) / "a.tape"
 
 
-def test_a_tape_of_another_format_is_refused_in_a_line(tmp_path):
-    (tmp_path / "learner").write_bytes(b"ddiloco tape 1\n" + bytes(40))
-    with pytest.raises(TapeError, match=r"learner: byte 0: is no tape, or one of another format$"):
-        read(tmp_path / "learner")
-
-
 @given(PAYLOADS)
 def test_what_was_appended_is_read_back(folder, payloads):
     path = fresh(folder)

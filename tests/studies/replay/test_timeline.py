@@ -9,6 +9,7 @@ from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import perform
 from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.timeline import Clocks, chosen, clock_text, shown, timeline
+from experiments.studies.replay.works import BEFORE
 from tests.workbook import POLICY, fleet_tapes, lose
 
 
@@ -26,8 +27,11 @@ def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_
     newest = {id(actor): VectorClock() for actor in plan.actors}
     [syncer] = plan.syncers
     learners = dict.fromkeys(range(POLICY.num_learners), VectorClock())
+    after = {id(actor): list(clocks.after(actor)) for actor in plan.actors}
     for actor, work in done:
-        clock = clocks.after_work(actor, work)
+        if work.entry == BEFORE:
+            continue
+        clock = after[id(actor)][work.entry]
         assert newest[id(actor)] <= clock
         newest[id(actor)] = clock
         if actor is not syncer:

@@ -27,9 +27,9 @@ TOKENS = 10
 class Watch(Witness):
     """What is merged of whom, and in which rounds."""
 
-    def __init__(self, fragments: int, refused: frozenset[int] = frozenset()) -> None:
+    def __init__(self, fragments: int) -> None:
         super().__init__()
-        self.shares = Shares(fragments, refused)
+        self.shares = Shares(fragments)
 
     def merged(self, merge, now):
         super().merged(merge, now)
@@ -61,7 +61,7 @@ def run(
     settings = {"num_learners": learners, "num_fragments": fragments, "interval": 24, "rebase": True} | policy
     means = [1.0] * (learners - len(seconds)) + list(seconds)
     delays = [0.0] * (learners - len(latency)) + list(latency)
-    watch = Watch(fragments, refused)
+    watch = Watch(fragments)
 
     def place(learner: int) -> Place:
         rng = random.Random(learner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -123,6 +124,8 @@ class _Process:
             folder=workdir / FOLDER,
             alone=finish,
             actions=actions,
+            # Who asks for "auto" starts another; an operator's word, and a Ctrl-C, are for the run.
+            comes_back=lambda: resume is None and signal.SIGTERM in self.received,
         )
         try:
             result = run_job(

@@ -50,6 +50,10 @@ def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
     learner = job._start("experiments.learner", [], **told)
     job.wait_for(lambda: ready(ports[1]), "the learner to be ready", [syncer, learner])
     job.wait_for(lambda: job.merges(1), "a merge of learner 1", [syncer, learner])
+    assert job.end(syncer)[0] == 143
+    gone = max(r["time"] for r in job.rounds())
+    syncer = job.syncer(DDILOCO_RESUME="auto")
+    job.wait_for(lambda: job.merges(1, gone), "a merge of the learner that was not told", [syncer, learner])
     assert job.end(learner)[0] == 143
     assert job.end(syncer)[0] == 143
     assert job.summary()["failures"] == []

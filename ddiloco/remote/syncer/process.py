@@ -62,8 +62,9 @@ class SyncerRun:
         alone: bool = False,
         snapshot: Snapshot | None = None,
         actions: Actions | None = None,
+        comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Listens from now on; `run` begins to answer.
+        """Listens from now on; `run` begins to answer. The last four are as in `run_syncer`.
 
         Raises:
           ConfigError: the port is not available, or the disk refuses.
@@ -73,7 +74,7 @@ class SyncerRun:
         """
         e = assembly.experiment
         self._assembly, self._record, self._durable = assembly, record, durable
-        self._stop, self._alone = stop, alone
+        self._stop, self._alone, self._comes_back = stop, alone, comes_back
         self.locks = contextlib.ExitStack()
         positions, workdir = Positions(durable.folder), durable.folder.parent
         state = self._durable_state(resumed, snapshot, positions)
@@ -154,7 +155,9 @@ class SyncerRun:
         If an earlier syncer has merged the last step, and no learner comes back to this one, all have left.
         """
         alone = self._alone or self._serve()
-        self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds())
+        # Learners that were told that the run is over would not be there for the next syncer.
+        over = self._syncer.core.finished or not (self._syncer.failure or self._comes_back())
+        self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), over)
         self._syncer.stop(_LEAVE_SECONDS)
         params, core = self._parameters(), self._syncer.core
         finished = alone or core.finished
@@ -249,12 +252,13 @@ def run_syncer(
     folder: pathlib.Path,
     alone: bool = False,
     actions: Actions | None = None,
+    comes_back: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved. `actions`: what
-    the run's page asks for.
+    the run's page asks for. `comes_back`: whether the run goes on with another syncer though `stop` is set.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
@@ -264,6 +268,7 @@ def run_syncer(
     if earlier is not None and not earlier.start:
         with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
             durable.complete()
-    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot, actions)
+    more = alone, snapshot, actions, comes_back
+    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, *more)
     with made.locks:
         return made.run()

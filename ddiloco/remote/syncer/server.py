@@ -149,24 +149,29 @@ class SyncerServer:
         known = self._newest_incarnation.items()
         return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
-    def stop(self, timeout: float) -> bool:
-        """Ends the run for all learners and waits for their goodbyes; returns whether all came."""
+    def stop(self, timeout: float, over: bool = True) -> bool:
+        """Ends the run for all learners and waits for their goodbyes; returns whether all came.
+
+        Where the run is not `over` they are told nothing: they step on, and look for the next syncer.
+        """
         deadline = time.monotonic() + timeout
         with self._lock:
-            self._over = True
+            self._over = over
             self._open.set()
-            for session in self._sessions.values():
-                session.deliver(Leave())
-            while self._sessions and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            if over:
+                for session in self._sessions.values():
+                    session.deliver(Leave())
+                while self._sessions and (left := deadline - time.monotonic()) > 0:
+                    self._changed.wait(left)
             late = list(self._sessions.values())
         for session in late:
-            self._end(session, "it did not leave in time")
-        if self._parts is not None:
+            self._end(session, "it did not leave in time" if over else "the syncer leaves")
+        if self._parts is not None and over:
             self._parts.leave(timeout)
         if self._listening is not None:
             self._listening.stop(grace=1.0)
-        self.intake.end()
+        if over:
+            self.intake.end()
         self.positions.flush()
         return not late
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -101,7 +102,7 @@ class _Process:
         from ddiloco.disk.durable import FOLDER, DurableStateError
         from ddiloco.disk.run_mark import RunMarkError
         from ddiloco.page.visitors import Visitors, check_page
-        from ddiloco.remote.syncer.process import run_syncer
+        from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run.job import run_job
         from ddiloco.settings.experiment import with_steps_of_tokens
@@ -113,10 +114,13 @@ class _Process:
         visitors = Visitors(security.admits_token if security.asks else None, security.tls, actions)
         check_page(experiment.log.page, visitors)
         workdir, resume = self.assignment.workdir, self.assignment.resume
+        listening = self._listening(address)
         if resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
             cli.tell(f"the run in {workdir} is over")  # an engine starts everything again, also after the end
+            run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
+            with contextlib.suppress(ConfigError, RunMarkError):
+                tell_of_the_end(self._assembly(), **run)
             return DONE
-        listening = self._listening(address)
         runner = functools.partial(
             run_syncer,
             listening=listening,

@@ -157,7 +157,8 @@ class SyncerRun:
         alone = self._alone or self._serve()
         # Learners that were told that the run is over would not be there for the next syncer.
         over = self._syncer.core.finished or not (self._syncer.failure or self._comes_back())
-        self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), over)
+        patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
+        self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), over, patience)
         self._syncer.stop(_LEAVE_SECONDS)
         params, core = self._parameters(), self._syncer.core
         finished = alone or core.finished
@@ -272,3 +273,34 @@ def run_syncer(
     made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, *more)
     with made.locks:
         return made.run()
+
+
+def tell_of_the_end(
+    assembly: Assembly, *, listening: Listening, security: Security, folder: pathlib.Path
+) -> None:
+    """Tells learners that come that the run in `folder` is over: some were away when the others heard of it.
+
+    Returns once all have left, or each has had the time to try. May raise RunMarkError, or ConfigError: the
+    port is taken.
+    """
+    e, mark = assembly.experiment, run_mark.begun(folder)
+    if mark is None:  # it was removed since: learners could not be told from those of another run
+        return
+
+    def confirm(record: Any) -> None:  # the run's files are closed
+        if isinstance(record, records.Flush):
+            record.done()
+
+    server = SyncerServer(
+        terms_of(e, assembly.layout),
+        security,
+        e.remote,
+        lambda learner, incarnation, link: None,
+        lambda event: None,
+        lambda event, arrays, epoch: None,
+        confirm,
+        run=mark.run,
+    )
+    server.away |= set(range(e.most_learners))
+    server.start(listening)
+    server.stop(_LEAVE_SECONDS, patience=e.remote.longest_backoff)

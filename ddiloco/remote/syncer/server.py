@@ -79,6 +79,7 @@ class SyncerServer:
         self._over = False
         self._open = threading.Event()  # until then learners' messages stay in their outboxes
         self._sessions: dict[str, Session] = {}
+        self.away: set[int] = set()  # learners that are not connected, and have said no goodbye
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
@@ -149,20 +150,23 @@ class SyncerServer:
         known = self._newest_incarnation.items()
         return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
-    def stop(self, timeout: float, over: bool = True) -> bool:
+    def stop(self, timeout: float, over: bool = True, patience: float = 0.0) -> bool:
         """Ends the run for all learners and waits for their goodbyes; returns whether all came.
 
-        Where the run is not `over` they are told nothing: they step on, and look for the next syncer.
+        Those that are `away` have `patience` seconds to come and hear of it. Where the run is not `over` none
+        is told anything: they step on, and look for the next syncer.
         """
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         with self._lock:
             self._over = over
             self._open.set()
             if over:
                 for session in self._sessions.values():
                     session.deliver(Leave())
-                while self._sessions and (left := deadline - time.monotonic()) > 0:
-                    self._changed.wait(left)
+                while (self._sessions or self.away) and (
+                    time.monotonic() - begun < (timeout if self._sessions else patience)
+                ):
+                    self._changed.wait(0.2)
             late = list(self._sessions.values())
         for session in late:
             self._end(session, "it did not leave in time" if over else "the syncer leaves")
@@ -253,6 +257,7 @@ class SyncerServer:
         self.intake.joined(hello.learner, hello.process)
         with self._lock:
             self._sessions[session.name] = session
+            self.away.discard(hello.learner)
         if self._parts is not None:
             self._parts.opened(session)
         origin = self._resumed_from
@@ -355,6 +360,8 @@ class SyncerServer:
         self.intake.lost(session.learner, session.process)
         with self._lock:
             self._sessions.pop(session.name, None)
+            if reason != events.LEFT:
+                self.away.add(session.learner)
             self._changed.notify_all()
         if self._parts is not None:
             self._parts.closed(session)

@@ -143,6 +143,16 @@ def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path, 
     assert commands.calls("scontrol") == [["requeue", "17_2"]]
 
 
+def test_a_learner_whose_time_is_up_before_there_is_a_syncer_is_put_back_too(commands, written, tmp_path):
+    commands.add("sleep", "/bin/sleep 0.05")
+    known = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "17", "SLURM_JOB_ID": "20"}
+    process = commands.start("learners.sbatch", written(), **known)
+    until(lambda: commands.calls("sleep"), "the learner to wait")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert commands.calls("scontrol") == [["requeue", "17_2"]]
+
+
 def test_a_syncer_that_comes_back_on_another_node_is_found_by_learners_that_begin_again(
     commands, written, tmp_path
 ):

@@ -71,7 +71,6 @@ class SyncerClient:
         self.run = ""  # the run that has let it in, hex
         self.peers_token = ""  # that learners show to each other
         self.refusal: str | None = None  # one line: why the syncer will never let it in
-        self.replaced = False  # whether it is refused because another process has its place
         self.connections = self.malformed = 0
         self.epoch = 0  # the last snapshot that the learner has recorded its state for
         self.pace = Pace()  # of welcomes
@@ -153,7 +152,6 @@ class SyncerClient:
                 return
             except grpc.RpcError as error:
                 if wire.permanent(error.code()):
-                    self.replaced = error.code() is wire.REPLACED
                     self._refused(error.details() or error.code().name)
                     return
                 reason = error.details() or error.code().name

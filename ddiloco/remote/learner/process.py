@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -92,7 +92,7 @@ class LearnerProcess:
           Why the learner failed; None if it did not.
 
         Raises:
-          ConfigError, DataError: a setting is impossible, or the syncer refuses the learner.
+          ConfigError, DataError: a setting is impossible, or the first syncer that answers refuses it.
         """
         e, config = self._experiment, self._experiment.remote
         if learner >= e.most_learners:
@@ -117,9 +117,14 @@ class LearnerProcess:
 
             codec = e.outer.update_codec
             decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
-            make_client = functools.partial(
-                SyncerClient, address, learner, process, terms, security, config, note, port, accepted, decode
-            )
+            parts = address, learner, process, terms, security, config, note, port, accepted, decode
+
+            def make_client(*of_hosts: Any) -> SyncerClient:
+                client = SyncerClient(*parts, *of_hosts)
+                # A thread that is still in gRPC's code as the interpreter ends would abort the process.
+                ending.callback(client.finish, 0.0)
+                return client
+
             found = self._connected(make_client, decode, learner, stop)
             if found is None:
                 return None
@@ -132,11 +137,11 @@ class LearnerProcess:
                     core, equipment, client, donor, stop, folder, workdir, stepping, watches
                 )
                 client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
-            if client.replaced:
+            if client.refusal is not None and client.run:  # it fitted before, and so may another process
                 failure = f"the syncer refused learner {learner}: {client.refusal}"
             if self._lead is not None:
                 self._lead.leave(failure)
-            if client.refusal is not None and not client.replaced:
+            if client.refusal is not None and not client.run:
                 raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
             return failure
 

@@ -298,4 +298,4 @@ def _place(assignment: Assignment) -> HostPlace | None:
     from ddiloco.remote.learner.hosts import HostPlace
 
     coordinator = check_address(assignment.coordinator, "coordinator")
-    return HostPlace(assignment.process, assignment.processes, coordinator)
+    return HostPlace(assignment.process, assignment.processes, coordinator, assignment.refused)

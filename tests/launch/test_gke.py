@@ -139,6 +139,8 @@ def test_who_is_refused_is_not_started_again_and_others_are_together():
     (policy,) = spec["failurePolicy"]["rules"]
     assert (policy["action"], policy["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert rule["onExitCodes"]["containerName"] == learner_container(0)["name"]
+    restarts = environment(learner_container(0))[f"{PREFIX}RESTARTS"]["fieldRef"]["fieldPath"]
+    assert restarts == "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
 
 
 def test_probes_ask_where_roles_answer_and_processes_end_before_they_are_killed():

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import jax
 
+from ddiloco.config import REFUSED
+
 _STARTING_SECONDS = 300  # for all hosts to be there
 
 
@@ -22,6 +24,7 @@ class HostPlace(NamedTuple):
     number: int  # from 0
     count: int  # of them
     coordinator: str  # HOST:PORT of JAX's coordinator, on host 0, which also leads at the port after it
+    refused: int = REFUSED  # exit code where a setting is impossible, or the syncer refuses the learner
 
     @property
     def leader(self) -> str:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddiloco.config import REFUSED, ConfigError
+from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
@@ -49,7 +49,7 @@ class Lead:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
         self._left = threading.Event()  # set once the others are told to leave
-        self._learner, self._terms, self._stop = learner, terms, stop
+        self._learner, self._terms, self._stop, self._refused = learner, terms, stop, place.refused
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
         )
@@ -116,7 +116,7 @@ class Lead:
             yield
         except (ConfigError, DataError) as error:
             if not self._left.is_set():
-                end_at_once(f"learner {self._learner}: {error}", REFUSED)
+                end_at_once(f"learner {self._learner}: {error}", self._refused)
             raise
         except Exception as error:
             traceback.print_exc()

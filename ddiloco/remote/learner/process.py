@@ -200,7 +200,8 @@ class LearnerProcess:
         def steps(does: bool) -> None:
             # Only a learner that steps can donate: those that join together must not wait for each other.
             if does:
-                donor.attach(worker.inbox, inner, client.pace.limit(config.donation_timeout, inner.bytes))
+                longest = client.pace.limit(config.donation_timeout, inner.bytes)
+                donor.attach(worker.inbox, inner, longest, lambda: worker.boundary_seconds)
                 stepping()
             else:
                 donor.detach()

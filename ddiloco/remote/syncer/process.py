@@ -139,6 +139,7 @@ class SyncerRun:
             durable.run,
             management,
             links,
+            lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
         )
         if actions is not None:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))

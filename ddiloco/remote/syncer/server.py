@@ -58,12 +58,15 @@ class SyncerServer:
         run: str = "",
         management: Management | None = None,
         parts: PartLinks | None = None,
+        boundary_seconds: Callable[[int], float] = lambda learner: 0.0,
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
         `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
-        an operator. `parts`: the processes that merge, where this one does not.
+        an operator. `parts`: the processes that merge, where this one does not. `boundary_seconds`: that a
+        learner takes for the steps that its devices have at a time; 0.0: not known.
         """
+        self._boundary_seconds = boundary_seconds
         self._parts = parts
         self.intake = RecordIntake(record)
         self.positions = positions or Positions(None)
@@ -210,7 +213,9 @@ class SyncerServer:
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
-        yield pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
+        # Of the fastest, so that one that claims to be slow has nobody wait for it where there are others.
+        seconds = min(filter(None, (self._boundary_seconds(s.learner) for s in others)), default=0.0)
+        yield pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds).SerializeToString()
 
     # Sessions.
 

@@ -27,6 +27,17 @@ threading.Event().wait()
 """
 
 
+COMPILING = """
+import ctypes
+from experiments.front.ending import stop_on_signals
+stop, received = stop_on_signals(0.2)
+mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+libc.pthread_mutex_lock(mutex)
+print("begun", flush=True)
+libc.pthread_mutex_lock(mutex)  # for ever, and not in Python
+"""
+
+
 def free_port():
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
@@ -69,6 +80,19 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143
     assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
+
+
+def test_a_process_whose_main_thread_is_in_other_code_than_python_s_ends_in_its_grace():
+    """As while a step compiles; the handler of the signal runs only once that is done."""
+    command = [sys.executable, "-c", COMPILING]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_seconds_of_grace_are_counted_from_the_signal_where_somebody_else_said_stop_before():

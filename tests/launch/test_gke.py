@@ -241,3 +241,10 @@ def test_snapshots_are_refused_where_learners_do_not_share_the_syncers_workdir(l
     told = f"is 8, but must be 0 with --launcher={launcher}: its learners do not share the syncer's workdir"
     assert done.stderr.strip() == f"error: config.snapshot.every: {told}"
     assert not (tmp_path / "made").exists()
+
+
+def test_a_machine_without_the_engine_s_command_is_told_in_one_line(programs, tmp_path):
+    told = ["--launcher=gke", "--image=image", f"--output={tmp_path}", "--config=configs/dense.py:tiny"]
+    done = programs.finish(programs.start_module("experiments.launch", *told, PATH=str(tmp_path)))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "error: launcher: kubectl: No such file or directory"

@@ -224,7 +224,7 @@ def test_a_syncer_that_another_follows_tells_learners_nothing(address):
     syncer = SyncerEnd(address=address)
     with ended(learner := LearnerEnd(syncer.address)):
         joined(syncer, learner)
-        syncer.server.stop(PATIENCE, over=False)
+        syncer.server.close()
         with ended(again := SyncerEnd(address=address)):
             again.next(events.LearnerJoined)
             assert learner.inbox.empty()

@@ -158,9 +158,12 @@ class SyncerRun:
         alone = self._alone or self._serve()
         # Learners that were told that the run is over would not be there for the next syncer.
         over = self._syncer.core.finished or not (self._syncer.failure or self._comes_back())
-        patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
-        self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), over, patience)
+        if over:
+            patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
+            self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), patience)
         self._syncer.stop(_LEAVE_SECONDS)
+        if not over:  # only now: the syncer would take its learners for lost, and complete a snapshot without
+            self._server.close()
         params, core = self._parameters(), self._syncer.core
         finished = alone or core.finished
         last = self._scoring.last(core.step, core.versions, params, finished)

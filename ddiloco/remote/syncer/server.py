@@ -153,34 +153,36 @@ class SyncerServer:
         known = self._newest_incarnation.items()
         return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
-    def stop(self, timeout: float, over: bool = True, patience: float = 0.0) -> bool:
+    def stop(self, timeout: float, patience: float = 0.0) -> bool:
         """Ends the run for all learners and waits for their goodbyes; returns whether all came.
 
-        Those that are `away` have `patience` seconds to come and hear of it. Where the run is not `over` none
-        is told anything: they step on, and look for the next syncer.
+        Those that are `away` have `patience` seconds to come and hear of it.
         """
         begun = time.monotonic()
         with self._lock:
-            self._over = over
+            self._over = True
             self._open.set()
-            if over:
-                for session in self._sessions.values():
-                    session.deliver(Leave())
-                while (self._sessions or self.away) and (
-                    time.monotonic() - begun < (timeout if self._sessions else patience)
-                ):
-                    self._changed.wait(0.2)
+            for session in self._sessions.values():
+                session.deliver(Leave())
+            while (self._sessions or self.away) and (
+                time.monotonic() - begun < (timeout if self._sessions else patience)
+            ):
+                self._changed.wait(0.2)
             late = list(self._sessions.values())
         for session in late:
-            self._end(session, "it did not leave in time" if over else "the syncer leaves")
-        if self._parts is not None and over:
+            self._end(session, "it did not leave in time")
+        if self._parts is not None:
             self._parts.leave(timeout)
+        self.close()
+        self.intake.end()
+        return not late
+
+    def close(self) -> None:
+        """Answers no more; learners that were not told that the run is over look for another syncer."""
+        self._open.set()
         if self._listening is not None:
             self._listening.stop(grace=1.0)
-        if over:
-            self.intake.end()
         self.positions.flush()
-        return not late
 
     def _all_sessions(self) -> list[Session]:
         with self._lock:

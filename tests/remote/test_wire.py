@@ -229,3 +229,11 @@ def test_a_syncer_that_another_follows_tells_learners_nothing(address):
             again.next(events.LearnerJoined)
             assert learner.inbox.empty()
         learner.next(Leave)
+
+
+def test_a_run_that_ends_waits_for_no_learner_that_still_compiles(ends):
+    syncer, learner = ends
+    assert learner.client.accepted.wait(PATIENCE)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(syncer.server.stop, 2 * PATIENCE).result(PATIENCE)
+    learner.next(Leave)

@@ -35,6 +35,7 @@ from ddiloco.roles.snapshots.messages import SnapshotMessage
 from ddiloco.settings.remote import RemoteConfig
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
+JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
@@ -156,7 +157,8 @@ class SyncerServer:
     def stop(self, timeout: float, patience: float = 0.0) -> bool:
         """Ends the run for all learners and waits for their goodbyes; returns whether all came.
 
-        Those that are `away` have `patience` seconds to come and hear of it.
+        Those that are `away` have `patience` seconds to come and hear of it. Who has not joined has nothing
+        to say: it may compile for minutes, while an engine counts the seconds until it kills this process.
         """
         begun = time.monotonic()
         with self._lock:
@@ -164,8 +166,9 @@ class SyncerServer:
             self._open.set()
             for session in self._sessions.values():
                 session.deliver(Leave())
-            while (self._sessions or self.away) and (
-                time.monotonic() - begun < (timeout if self._sessions else patience)
+            while (now := time.monotonic()) < begun + timeout and (
+                (self.away and now < begun + patience)
+                or any(s.incarnation or now < s.heard_at + JOINING for s in self._sessions.values())
             ):
                 self._changed.wait(0.2)
             late = list(self._sessions.values())

@@ -196,7 +196,9 @@ class _Process:
             raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
         if place is not None:
             place.join()
-        assembly = self._assembly()
+        alone = contextlib.nullcontext if place is None else place.ending
+        with alone():
+            assembly = self._assembly()
         if place is not None and place.number:
             return self._follow(place, assembly)
         process = LearnerProcess(assembly, self.security, place)
@@ -211,14 +213,16 @@ class _Process:
         address = check_address(assignment.syncer, "syncer")
         roles.name_process(assignment.name)
         own = needs.learner_needs(self.experiment, assembly.layout, assignment.processes)
-        needs.check(own, f"learner {assignment.learner}")
+        with alone():
+            needs.check(own, f"learner {assignment.learner}")
+            folder = self._folder()
         if profiled and workdir is None:
             raise cli.UsageError("profile: needs --workdir, where the trace goes")
         profile = roles.profile(profiled, workdir)
         watches = [self.health] if profile is None else [self.health, profile]
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
         failure = process.run(
-            assignment.learner, address, self.stop, self._note, self._folder(), workdir, stepping, watches
+            assignment.learner, address, self.stop, self._note, folder, workdir, stepping, watches
         )
         if failure is not None:
             print(f"error: {assignment.name}: {failure}", file=sys.stderr)
@@ -231,7 +235,9 @@ class _Process:
         address = check_address(self.assignment.syncer, "syncer")
         roles.name_process(self.assignment.name)
         a = self.assignment
-        follower = Follower(place, assembly, self.security, a.learner, address, self._folder(), a.workdir)
+        with place.ending():
+            folder = self._folder()
+            follower = Follower(place, assembly, self.security, a.learner, address, folder, a.workdir)
         self.health.ready.set()
         return self._ended(follower.run(self.stop))
 

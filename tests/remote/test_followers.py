@@ -6,6 +6,7 @@ import functools
 import pathlib
 import queue
 import subprocess
+import sys
 import threading
 import time
 
@@ -22,7 +23,6 @@ from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace
-from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
@@ -34,7 +34,7 @@ from ddiloco.roles.exchange import InnerState
 from ddiloco.run.recipes import assembly_of
 from experiments.front.credentials import load_security
 from tests.remote.donors import OF_A_HOST, notes, recovery, state, with_client
-from tests.remote.ends import CONFIG, PATIENCE, TERMS, SyncerEnd, ended, until, update, welcome
+from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, ended, until, update, welcome
 from tests.workbench import experiment
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -325,17 +325,27 @@ def test_hosts_leave_with_host_0_that_is_asked_to_end_before_its_learner_is_acce
     assert left == [None]
 
 
-@pytest.mark.parametrize("code", [1, 2])
-def test_host_0_ends_all_hosts_as_it_is_refused(code, monkeypatch):
-    ended_with = []
-    monkeypatch.setattr("ddiloco.remote.learner.leading.end_at_once", lambda *said: ended_with.append(said))
-    with reserved_port() as port:
-        place = HostPlace(0, 2, f"127.0.0.1:{port - 1}", code)
-        lead = Lead(place, 0, TERMS, SECURITY, CONFIG, threading.Event())
-        with pytest.raises(DataError), lead.ending():
-            raise DataError("no network answers")
-        lead.followers.stop()
-    assert ended_with == [("learner 0: no network answers", code)]
+@pytest.mark.parametrize(("error", "code"), [(DataError("no network answers"), 2), (MemoryError("none"), 1)])
+def test_a_host_that_fails_alone_waits_for_no_other_as_it_ends(error, code):
+    """JAX has a process of a job that ends by itself wait for the others, which wait for it."""
+    program = f"""
+from ddiloco.data.errors import DataError
+from ddiloco.remote.learner.hosts import HostPlace
+place = HostPlace(1, 2, "nowhere:1")
+try:
+    with place.ending():
+        raise {error!r}
+finally:
+    print("it goes on")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.endswith(f"error: host 1: {'' if code == 2 else 'MemoryError: '}{error}\n")
+
+
+def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():
+    with pytest.raises(DataError), HostPlace(0, 2, "nowhere:1").ending(lambda: True):
+        raise DataError("no network answers")
 
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from ddiloco.config import ConfigError
-from ddiloco.data.errors import DataError
 from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
 from ddiloco.observe.health import Health
@@ -49,7 +45,7 @@ class Lead:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
         self._left = threading.Event()  # set once the others are told to leave
-        self._learner, self._terms, self._stop, self._refused = learner, terms, stop, place.refused
+        self._learner, self._terms, self._stop = learner, terms, stop
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
         )
@@ -106,21 +102,10 @@ class Lead:
         self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
 
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """Ends this process at once if the block raises while it leads: the others go with it.
-
-        Threads that wait for orders to them would keep it from ending in any other way.
-        """
-        try:
-            yield
-        except (ConfigError, DataError) as error:
-            if not self._left.is_set():
-                end_at_once(f"learner {self._learner}: {error}", self._refused)
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            end_at_once(f"learner {self._learner}: {type(error).__name__}: {error}")
+    @property
+    def left(self) -> bool:
+        """Whether the others were told to leave."""
+        return self._left.is_set()
 
     def _watch(self) -> None:
         while not self._left.wait(self._patience / 20):

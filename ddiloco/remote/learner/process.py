@@ -95,19 +95,20 @@ class LearnerProcess:
           ConfigError, DataError: a setting is impossible, or the first syncer that answers refuses it.
         """
         e, config = self._experiment, self._experiment.remote
-        if learner >= e.most_learners:
-            problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
-            raise ConfigError(f"learner_id: {problem}")
-        # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
-        # at most once a microsecond.
-        process = time.time_ns() // 1000
-        self._assembly.check_learner(learner)
-        terms = terms_of(e, self._assembly.layout)
-        security = self._security.of(learner)
         with contextlib.ExitStack() as ending:
             if self._place is not None:
+                ending.enter_context(self._place.ending(lambda: self._lead is not None and self._lead.left))
+            if learner >= e.most_learners:
+                problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
+                raise ConfigError(f"learner_id: {problem}")
+            # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
+            # at most once a microsecond.
+            process = time.time_ns() // 1000
+            self._assembly.check_learner(learner)
+            terms = terms_of(e, self._assembly.layout)
+            security = self._security.of(learner)
+            if self._place is not None:
                 self._lead = Lead(self._place, learner, terms, security, config, stop)
-                ending.enter_context(self._lead.ending())
             others = tuple if self._lead is None else self._lead.followers.donors
             donor = Donor(security, config.keepalive, others=others)
             port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0

@@ -94,7 +94,8 @@ def main(_) -> int:
     if _DRY_RUN.value:
         print(plan.shown())
         return 0
-    return plan.carry_out(folder)
+    with cli.reaching("launcher", pathlib.Path(plan.commands[0][0])):
+        return plan.carry_out(folder)
 
 
 def _ray(experiment) -> int:

@@ -53,4 +53,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, refused=roles.refused)

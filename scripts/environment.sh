@@ -10,7 +10,7 @@ python=${PYTHON:-python3}
 
 extra=test
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then extra=test,gpu; fi
-if [ -e /dev/accel0 ] || [ -d /dev/vfio ] && [ "${TPU_NAME:-}${TPU_WORKER_ID:-}" ]; then extra=test,tpu; fi
+if [ -e /dev/accel0 ] || { [ -d /dev/vfio ] && [ "${TPU_NAME:-}${TPU_WORKER_ID:-}" ]; }; then extra=test,tpu; fi
 
 wanted=$({ cat setup.py requirements.lock; echo "$extra"; "$python" --version; } | sha256sum)
 if [ "$wanted" != "$(cat .venv/installed 2>/dev/null)" ]; then

@@ -9,7 +9,8 @@ and `experiments.evaluator` call it; engines with Python processes of their own,
 The exit code says what an engine should do:
 
     0    the run is over, or the learner was retired: do not restart it
-    2    a setting is wrong, or the syncer refuses it for good: do not restart it
+    2    a setting is wrong, or the syncer refuses it: do not restart it. Not of a process that was restarted
+         before: its settings have done, and what is in its way now may pass
     130, 143  a signal asked it to end, such as a notice of preemption: restart it where there is room
     else, or killed by a signal: restart it
 """
@@ -46,6 +47,7 @@ class Assignment:
     grace: float = 0.0  # seconds from the word to stop to the end of the process; 0: as many as it takes
     part: int = 0  # which part of the syncer this is, from 0
     listen: str = ""  # HOST:PORT, at which a part answers learners
+    refused: int = REFUSED  # exit code of what is refused: FAILED once an engine has restarted the process
 
     @property
     def name(self) -> str:

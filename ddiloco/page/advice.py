@@ -312,7 +312,7 @@ _REMEDIES = (
     (r"the loss is", "Restart that learner; if it comes again, look at its data, devices and learning rate."),
     (r"of its work is merged", "Its link is thin, or it is late: see the advice at the top."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),
-    (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state or a step is too long."),
+    (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is too long."),
     (r"snapshot\.timeout", "Raise config.snapshot.timeout: parts take longer, or that learner hangs."),
     (r"join token|what it sent was refused", "A stranger calls, or a learner of another version."),
     (r"silent data corruption", "Take that device out of service, and restart the learner elsewhere."),

@@ -128,6 +128,11 @@ class LearnerWorker:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    @property
+    def boundary_seconds(self) -> float:
+        """Until the devices have done the steps that they have now and one more, by the longest so far."""
+        return (self._equipment.steps_in_flight + 1) * self._longest_step
+
     def between_steps(self, call: Callable[[], Result]) -> Result:
         """The result of `call`, which the learner's thread makes between two steps; for other threads.
 

@@ -59,8 +59,8 @@ class RemoteConfig:
     )
     donation_timeout: float = setting(
         30.0,
-        "seconds that a joining learner waits for a peer's inner optimizer state, longer than steps are; "
-        "more if welcomes are slow",
+        "seconds that a joining learner waits for a peer's inner optimizer state; more if steps are long or "
+        "welcomes slow",
         above=0.0,
     )
     checkpoint_every: float = setting(

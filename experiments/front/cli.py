@@ -98,8 +98,15 @@ def given(flag: flags.FlagHolder) -> Any:
     return flag.value
 
 
-def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -> None:
-    """Parses the flags and runs `main`; exits 0, or as `main` says, 2 on a usage error, 1 on any other."""
+def run(
+    main: Callable[[Sequence[str]], int | None],
+    positional: bool = False,
+    refused: Callable[[], int] = lambda: REFUSED,
+) -> None:
+    """Parses the flags and runs `main`; exits 0, or as `main` says, 2 on a usage error, 1 on any other.
+
+    `refused`: the code of a usage error, once the flags are read.
+    """
 
     def parse(argv: Sequence[str]) -> list[str]:
         try:
@@ -118,7 +125,7 @@ def run(main: Callable[[Sequence[str]], int | None], positional: bool = False) -
         except KeyboardInterrupt:  # before the program had anything to save
             sys.exit(128 + signal.SIGINT)
         except (UsageError, ConfigError, DataError) as error:
-            _fail(str(error))
+            _fail(str(error), refused())
 
     app.run(guarded, flags_parser=parse)
 
@@ -218,9 +225,9 @@ def tell(line: str) -> None:
     terminal.tell(terminal.printable(line), sys.stderr)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = REFUSED) -> None:
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(REFUSED)
+    sys.exit(code)
 
 
 class _Argument(NamedTuple):

@@ -23,11 +23,10 @@ def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
     kills counts as failed, what ends before counts as preempted. With a grace period a second SIGTERM changes
     nothing: engines send it to a job's processes from more than one place.
     """
-    stop, signalled, received = threading.Event(), threading.Event(), []
+    stop, received = threading.Event(), []
 
     def leave(number, _) -> None:
         received.append(number)
-        signalled.set()
         stop.set()
         again = signal.SIG_IGN if grace and number == signal.SIGTERM else signal.SIG_DFL
         signal.signal(number, again)
@@ -35,18 +34,24 @@ def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
     if grace:
-        threading.Thread(
-            target=_end_late, args=(grace, signalled, received), name="grace", daemon=True
-        ).start()
+        numbers, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing)
+        threading.Thread(target=_end_late, args=(grace, numbers), name="grace", daemon=True).start()
     return stop, received
 
 
-def _end_late(grace: float, signalled: threading.Event, received: Sequence[int]) -> None:
-    signalled.wait()  # not for an operator's word, or another host's, for which no engine counts the seconds
+def _end_late(grace: float, numbers: int) -> None:
+    """Waits for a signal's number in a pipe: there it is at once, while `leave` waits for what is compiled.
+
+    An operator's word is not in it, nor another host's: for these no engine counts the seconds.
+    """
+    while (number := os.read(numbers, 1)[0]) not in (signal.SIGINT, signal.SIGTERM):
+        pass
     time.sleep(grace)
     cli.tell(f"not done {grace:g} s after the word to stop: the process ends as it is")
     sys.stdout.flush()
-    os._exit(128 + received[0])
+    os._exit(128 + number)
 
 
 def new_workdir() -> str:

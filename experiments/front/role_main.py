@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -100,7 +102,7 @@ class _Process:
         from ddiloco.disk.durable import FOLDER, DurableStateError
         from ddiloco.disk.run_mark import RunMarkError
         from ddiloco.page.visitors import Visitors, check_page
-        from ddiloco.remote.syncer.process import run_syncer
+        from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run.job import run_job
         from ddiloco.settings.experiment import with_steps_of_tokens
@@ -112,10 +114,13 @@ class _Process:
         visitors = Visitors(security.admits_token if security.asks else None, security.tls, actions)
         check_page(experiment.log.page, visitors)
         workdir, resume = self.assignment.workdir, self.assignment.resume
+        listening = self._listening(address)
         if resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
             cli.tell(f"the run in {workdir} is over")  # an engine starts everything again, also after the end
+            run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
+            with contextlib.suppress(ConfigError, RunMarkError):
+                tell_of_the_end(self._assembly(), **run)
             return DONE
-        listening = self._listening(address)
         runner = functools.partial(
             run_syncer,
             listening=listening,
@@ -123,6 +128,8 @@ class _Process:
             folder=workdir / FOLDER,
             alone=finish,
             actions=actions,
+            # Who asks for "auto" starts another; an operator's word, and a Ctrl-C, are for the run.
+            comes_back=lambda: resume is None and signal.SIGTERM in self.received,
         )
         try:
             result = run_job(
@@ -189,7 +196,9 @@ class _Process:
             raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
         if place is not None:
             place.join()
-        assembly = self._assembly()
+        alone = contextlib.nullcontext if place is None else place.ending
+        with alone():
+            assembly = self._assembly()
         if place is not None and place.number:
             return self._follow(place, assembly)
         process = LearnerProcess(assembly, self.security, place)
@@ -204,14 +213,16 @@ class _Process:
         address = check_address(assignment.syncer, "syncer")
         roles.name_process(assignment.name)
         own = needs.learner_needs(self.experiment, assembly.layout, assignment.processes)
-        needs.check(own, f"learner {assignment.learner}")
+        with alone():
+            needs.check(own, f"learner {assignment.learner}")
+            folder = self._folder()
         if profiled and workdir is None:
             raise cli.UsageError("profile: needs --workdir, where the trace goes")
         profile = roles.profile(profiled, workdir)
         watches = [self.health] if profile is None else [self.health, profile]
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
         failure = process.run(
-            assignment.learner, address, self.stop, self._note, self._folder(), workdir, stepping, watches
+            assignment.learner, address, self.stop, self._note, folder, workdir, stepping, watches
         )
         if failure is not None:
             print(f"error: {assignment.name}: {failure}", file=sys.stderr)
@@ -224,7 +235,9 @@ class _Process:
         address = check_address(self.assignment.syncer, "syncer")
         roles.name_process(self.assignment.name)
         a = self.assignment
-        follower = Follower(place, assembly, self.security, a.learner, address, self._folder(), a.workdir)
+        with place.ending():
+            folder = self._folder()
+            follower = Follower(place, assembly, self.security, a.learner, address, folder, a.workdir)
         self.health.ready.set()
         return self._ended(follower.run(self.stop))
 
@@ -291,4 +304,4 @@ def _place(assignment: Assignment) -> HostPlace | None:
     from ddiloco.remote.learner.hosts import HostPlace
 
     coordinator = check_address(assignment.coordinator, "coordinator")
-    return HostPlace(assignment.process, assignment.processes, coordinator)
+    return HostPlace(assignment.process, assignment.processes, coordinator, assignment.refused)

@@ -11,7 +11,7 @@ from typing import Any
 from absl import command_name, flags
 
 from ddiloco.config import REFUSED
-from ddiloco.launch.assignment import LEARNER, PREFIX, SYNCER, Assignment
+from ddiloco.launch.assignment import FAILED, LEARNER, PREFIX, SYNCER, Assignment
 from experiments.front import cli
 
 
@@ -27,7 +27,7 @@ def define(define: Callable[..., flags.FlagHolder], name: str, default: Any, mea
 
 
 def define_role() -> None:
-    """The flags of every role: --health and --grace."""
+    """The flags of every role: --health, --grace and --restarts."""
     define(flags.DEFINE_string, "health", None, "HOST:PORT for GET /live and /ready; default: nowhere.")
     define(
         flags.DEFINE_float,
@@ -36,6 +36,13 @@ def define_role() -> None:
         "Seconds from the word to stop to the end of the process; 0: as many as it takes.",
         lower_bound=0.0,
     )
+    often = "How often this process was started before: above 0, what is refused is a failure, exit code 1."
+    define(flags.DEFINE_integer, "restarts", 0, often, lower_bound=0)
+
+
+def refused() -> int:
+    """The exit code of what is refused: its settings have done for a process that was started before."""
+    return FAILED if flags.FLAGS.restarts else REFUSED
 
 
 def define_processes() -> None:
@@ -71,7 +78,7 @@ def define_security() -> None:
 def assignment(role: str, **given: Any) -> Assignment:
     """What the flags say of this process; `given` is what the program has read itself."""
     values = flags.FLAGS
-    common = {"health": values.health or "", "grace": values.grace}
+    common = {"health": values.health or "", "grace": values.grace, "refused": refused()}
     if role == LEARNER:
         common |= {name: values[name].value for name in ("process", "processes", "coordinator")}
         if common["process"] >= common["processes"]:

@@ -1,9 +1,9 @@
 """A role to which something happens: `python -m tests.integration.afflicted WHAT MODULE ARGUMENTS`.
 
 WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour back), `clock:SECONDS` (it is
-off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge), `write:N` (killed
-half-way through the write of its Nth merged fragment), `start` (killed before its first start is complete),
-`step:N` (no memory for its Nth step),
+off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge), `memory:N` (no memory for
+its Nth merge), `write:N` (killed half-way through the write of its Nth merged fragment), `start` (killed
+before its first start is complete), `step:N` (no memory for its Nth step),
 `files:N` (it may have so many open) or `network:NAME` (it is in a network namespace).
 """
 
@@ -39,7 +39,15 @@ def with_another_clock(off):
     time.time_ns = lambda: now_ns() + int(by[0] * 1e9)
 
 
-def dying_in_merge(number):
+def no_memory():
+    raise MemoryError("no more of it")
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ending_in_merge(number, end):
     from ddiloco.outer.global_model import GlobalModel
 
     merge, done = GlobalModel.merge, []
@@ -48,7 +56,7 @@ def dying_in_merge(number):
         result = merge(self, *arguments)
         done.append(1)
         if len(done) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end()
         return result
 
     GlobalModel.merge = merged
@@ -66,7 +74,7 @@ def dying_in_write(number):
     def cut(parts):
         for at, part in enumerate(parts):
             if at == len(parts) // 2:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             yield part
 
     def replaced(path, parts):
@@ -79,7 +87,7 @@ def dying_in_write(number):
 def dying_in_start():
     from ddiloco.disk import durable
 
-    durable.DurableState.complete = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+    durable.DurableState.complete = lambda self: die()
 
 
 def failing_in_step(number):
@@ -90,7 +98,7 @@ def failing_in_step(number):
     def stepped(self, clock):
         done.append(1)
         if len(done) == number:
-            raise MemoryError("no more of it")
+            no_memory()
         return step(self, clock)
 
     TrainingArrays.step = stepped
@@ -108,7 +116,9 @@ def main():
     if what == "clock":
         with_another_clock(float(value or 0))
     elif what == "merge":
-        dying_in_merge(int(value))
+        ending_in_merge(int(value), die)
+    elif what == "memory":
+        ending_in_merge(int(value), no_memory)
     elif what == "start":
         dying_in_start()
     elif what == "step":

@@ -24,6 +24,15 @@ stop.wait()
 print("told", flush=True)
 threading.Event().wait()
 """
+COMPILING = """
+import ctypes
+from experiments.front.ending import stop_on_signals
+stop, received = stop_on_signals(0.2)
+mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+libc.pthread_mutex_lock(mutex)
+print("begun", flush=True)
+libc.pthread_mutex_lock(mutex)  # for ever, and not in Python
+"""
 
 
 def ready(port):
@@ -43,6 +52,10 @@ def test_roles_that_the_environment_tells_all_are_ready_and_preempted(job):
     learner = job._start("experiments.learner", [], **told)
     job.wait_for(lambda: ready(ports[1]), "the learner to be ready", [syncer, learner])
     job.wait_for(lambda: job.merges(1), "a merge of learner 1", [syncer, learner])
+    assert job.end(syncer)[0] == 143
+    gone = max(r["time"] for r in job.rounds())
+    syncer = job.syncer(DDILOCO_RESUME="auto")
+    job.wait_for(lambda: job.merges(1, gone), "a merge of the learner that was not told", [syncer, learner])
     assert job.end(learner)[0] == 143
     assert job.end(syncer)[0] == 143
     assert job.summary()["failures"] == []
@@ -58,6 +71,19 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143
     assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
+
+
+def test_a_process_whose_main_thread_is_in_other_code_than_python_s_ends_in_its_grace():
+    """As while a step compiles; the handler of the signal runs only once that is done."""
+    command = [sys.executable, "-c", COMPILING]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_seconds_of_grace_are_counted_from_the_signal_where_somebody_else_said_stop_before():

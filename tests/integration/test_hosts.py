@@ -121,6 +121,20 @@ def test_host_0_ends_where_it_fails_alone_and_the_others_with_it(programs, tmp_p
         assert job.end(syncer)[0] == 143
 
 
+def test_a_host_whose_data_are_not_there_ends_at_once_though_the_other_waits_for_it(programs, tmp_path):
+    few = ("--config.sync.num_learners=1", "--config.remote.hosts=(2,)", "--config.train.min_step_seconds=()")
+    job = Job(programs, tmp_path / "run", (*TRANSFORMER, *HOSTS, *few))
+    flags = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    with contextlib.ExitStack() as stack:
+        stack.callback(job.kill_all)
+        with reserved_ports(2) as port:
+            place = ("--processes=2", f"--coordinator=127.0.0.1:{port}")
+        job.learner(0, *place, "--process=0", XLA_FLAGS=flags)
+        follows = job.learner(0, *place, "--process=1", "--config.data.name=nowhere", XLA_FLAGS=flags)
+        code, _, err = job.left(follows)
+        assert code == 2 and "error: host 1: TFDS knows no data set 'nowhere'" in err
+
+
 def sources(workdir, learner):
     """Where the learner had its inner state from, each time."""
     return [r["inner_state"] for r in lines(workdir / "recoveries.jsonl") if r["learner"] == learner]

@@ -45,7 +45,9 @@ def started(programs):
             process.communicate()
 
 
-def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(programs, tmp_path):
+def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
+    programs, address, started, tmp_path
+):
     diloco = ["--config=configs/dense.py:diloco", "--config.sync.num_fragments=1", *STEADY]
     diloco += ["--config.outer.update_codec=int4"]  # learners make of differences what the syncer has
     hashes = []
@@ -58,12 +60,16 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(pr
         moved = summary["bytes_sent"], summary["bytes_received"]
         hashes.append((summary["params_sha256"], *moved))
     assert hashes[0] == hashes[1]
-    # A syncer that is started after the end of its run ends again.
+    # A syncer that is started after the end of its run ends again, and learners that look for it with it.
     workdir = tmp_path / "remote"
     changes = [*programs.training(workdir), *diloco, "--config.train.min_step_seconds=()"]
     before = (workdir / "rounds.jsonl").read_text()
-    done = programs.run("syncer", *changes, "--listen=127.0.0.1:0", "--resume=auto")
-    assert done.returncode == 0, done.stderr
+    late = [*changes, "--config.remote.longest_backoff=50"]
+    roles = [started("syncer", *late, f"--listen={address}", "--resume=auto")]
+    roles += [started("learner", *late, f"--syncer={address}", f"--learner_id={m}") for m in (0, 1)]
+    ended = [programs.finish(role) for role in roles]
+    assert [done.returncode for done in ended] == [0, 0, 0], ended
+    assert ended[0].stderr.endswith(f"the run in {workdir} is over\n")
     assert (workdir / "rounds.jsonl").read_text() == before
     # A syncer killed after its learners have left: the next one saves what was merged, and waits for nobody.
     (workdir / "summary.json").unlink()

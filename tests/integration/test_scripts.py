@@ -41,3 +41,27 @@ def test_a_python_that_is_not_there_is_told(tmp_path):
     )
     assert done.returncode != 0
     assert str(missing) in done.stderr
+
+
+RECORDING = """#!/bin/sh
+echo "$@" >> {log}
+if [ "$1 $2" = "-m venv" ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; touch .venv/bin/activate; fi
+"""
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_machine_with_a_tpu_s_device_gets_what_tpus_need_whatever_its_shell_knows(there, tmp_path):
+    device, log, python = tmp_path / "accel0", tmp_path / "log", tmp_path / "commands" / "python"
+    for folder in ("scripts", "commands"):
+        (tmp_path / folder).mkdir()
+    for name in ("setup.py", "requirements.lock", *["accel0"] * there):
+        (tmp_path / name).touch()
+    text = (SCRIPTS / "environment.sh").read_text().replace("/dev/accel0", str(device))
+    script = tmp_path / "scripts" / "environment.sh"
+    script.write_text(text)
+    python.write_text(RECORDING.format(log=log))
+    python.chmod(0o755)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
+    path = f"{python.parent}:{plain['PATH']}"
+    subprocess.run(["bash", script], env={**plain, "PATH": path, "PYTHON": str(python)}, check=True)
+    assert ("tpu]" in log.read_text()) is there

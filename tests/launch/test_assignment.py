@@ -92,3 +92,11 @@ def test_what_is_wrong_in_the_environment_is_told_in_one_line(environment, told,
     done = program("learner", environment)
     assert done.returncode == 2
     assert done.stderr.startswith(told) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("restarts", "code"), [("0", 2), ("3", 1)])
+def test_what_a_process_that_was_restarted_is_refused_with_may_pass(restarts, code, program):
+    named = {"DDILOCO_LEARNER": "0", "DDILOCO_TOKEN_FILE": "/nowhere/tokens", "DDILOCO_RESTARTS": restarts}
+    done = program("learner", named)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert done.stderr.startswith("error: token_file: /nowhere/tokens: cannot be read")

@@ -92,6 +92,7 @@ def test_a_machine_runs_its_learner_as_a_service_that_is_told_all(tmp_path, fold
     unit = (tmp_path / "root/etc/systemd/system/ddiloco.service").read_text()
     assert "RestartPreventExitStatus=2\n" in unit and "Restart=on-failure\n" in unit
     assert "--config.remote.donor_host=10.1.0.2\n" in unit
+    assert "echo DDILOCO_RESTARTS=1 > /run/ddiloco.restarts" in unit  # which is read before the next start
     assert commands.calls("systemctl") == [["daemon-reload"], ["restart", "ddiloco"]]
     secret = ["secrets", "versions", "access", "latest", "--secret=reading-learner-1"]
     assert commands.calls("gcloud") == [secret, secret]

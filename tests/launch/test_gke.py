@@ -139,6 +139,8 @@ def test_who_is_refused_is_not_started_again_and_others_are_together():
     (policy,) = spec["failurePolicy"]["rules"]
     assert (policy["action"], policy["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert rule["onExitCodes"]["containerName"] == learner_container(0)["name"]
+    restarts = environment(learner_container(0))[f"{PREFIX}RESTARTS"]["fieldRef"]["fieldPath"]
+    assert restarts == "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
 
 
 def test_probes_ask_where_roles_answer_and_processes_end_before_they_are_killed():
@@ -239,3 +241,10 @@ def test_snapshots_are_refused_where_learners_do_not_share_the_syncers_workdir(l
     told = f"is 8, but must be 0 with --launcher={launcher}: its learners do not share the syncer's workdir"
     assert done.stderr.strip() == f"error: config.snapshot.every: {told}"
     assert not (tmp_path / "made").exists()
+
+
+def test_a_machine_without_the_engine_s_command_is_told_in_one_line(programs, tmp_path):
+    told = ["--launcher=gke", "--image=image", f"--output={tmp_path}", "--config=configs/dense.py:tiny"]
+    done = programs.finish(programs.start_module("experiments.launch", *told, PATH=str(tmp_path)))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "error: launcher: kubectl: No such file or directory"

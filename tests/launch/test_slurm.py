@@ -77,6 +77,7 @@ def test_a_learner_is_told_all_in_its_environment(commands, written, tmp_path):
         "DDILOCO_TOKEN_FILE": f"{run}.tokens/learner-2",
         "DDILOCO_WORKDIR": run,
         "DDILOCO_GRACE": "48",
+        "DDILOCO_RESTARTS": "0",
     }
     (call,) = commands.calls("srun")
     assert call[:3] == ["--kill-on-bad-exit=1", "bash", "-c"]
@@ -140,6 +141,16 @@ def test_the_notice_reaches_the_learner_as_sigterm(commands, written, tmp_path, 
     _, err = process.communicate(timeout=60)
     assert err == "exit code 143: back into the queue\n"
     assert commands.calls("scancel") == [["--signal=TERM", "17_2"]] * notices
+    assert commands.calls("scontrol") == [["requeue", "17_2"]]
+
+
+def test_a_learner_whose_time_is_up_before_there_is_a_syncer_is_put_back_too(commands, written, tmp_path):
+    commands.add("sleep", "/bin/sleep 0.05")
+    known = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "17", "SLURM_JOB_ID": "20"}
+    process = commands.start("learners.sbatch", written(), **known)
+    until(lambda: commands.calls("sleep"), "the learner to wait")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
     assert commands.calls("scontrol") == [["requeue", "17_2"]]
 
 
@@ -233,13 +244,14 @@ def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp
     (tmp_path / "run.launch").mkdir()
     (tmp_path / "run.launch" / "address").write_text("node9:7070\n")
     told = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "17"}
-    code, _, err = commands.run("parts.sbatch", folder, **told)
+    code, _, err = commands.run("parts.sbatch", folder, **told, SLURM_RESTART_COUNT="3")
     assert (code, err) == (0, "")
     assert commands.environment("srun") == {
         "DDILOCO_PART": "1",
         "DDILOCO_AUTHORITY": "node9:7070",
         "DDILOCO_TOKEN_FILE": f"{tmp_path}/run.tokens/tokens",
         "DDILOCO_GRACE": "48",
+        "DDILOCO_RESTARTS": "3",
     }
     (call,) = commands.calls("srun")
     assert f"--workdir={tmp_path}/run" in call and call[-1] == "--listen=10.1.0.5:7084"

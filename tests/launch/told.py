@@ -1,11 +1,11 @@
 """`python -m tests.launch.told ROLE [FLAG ...]` tells what the program of a role reads, and does no more."""
 
 import dataclasses
-import importlib
 import json
+import runpy
 import sys
 
-from experiments.front import cli, role_main
+from experiments.front import role_main
 
 
 def told(assignment, experiment, security, *rest, **more):
@@ -15,4 +15,4 @@ def told(assignment, experiment, security, *rest, **more):
 
 if __name__ == "__main__":
     role_main.role_main = told
-    cli.run(importlib.import_module(f"experiments.{sys.argv.pop(1)}").main)
+    runpy.run_module(f"experiments.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)

@@ -38,12 +38,14 @@ def state(value, step=7, versions=(3, 4)):
 class Steps:
     """A donor's worker: answers a wish once it holds the versions asked for."""
 
-    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT, others=()):
+    after = 0.0  # seconds that a step of its takes
+
+    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT, others=(), boundary=0.0):
         self.inbox, self.wishes = queue.SimpleQueue(), []
         self.donor = Donor(security or Security(), 20.0, others=lambda: others)
         self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
         self.given = given
-        self.donor.attach(self.inbox, inner, longest)
+        self.donor.attach(self.inbox, inner, longest, lambda: boundary)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -51,6 +53,7 @@ class Steps:
         while (wish := self.inbox.get()) is not None:
             assert isinstance(wish, InnerStateWanted)
             self.wishes.append(wish)
+            threading.Event().wait(self.after)
             if self.given is not None and wish.answer.set_running_or_notify_cancel():
                 failed = isinstance(self.given, Exception)
                 (wish.answer.set_exception if failed else wish.answer.set_result)(self.given)

@@ -6,6 +6,7 @@ import functools
 import pathlib
 import queue
 import subprocess
+import sys
 import threading
 import time
 
@@ -322,6 +323,29 @@ def test_hosts_leave_with_host_0_that_is_asked_to_end_before_its_learner_is_acce
             assert order.HasField("leave") and order.leave, order
         thread.join(PATIENCE)
     assert left == [None]
+
+
+@pytest.mark.parametrize(("error", "code"), [(DataError("no network answers"), 2), (MemoryError("none"), 1)])
+def test_a_host_that_fails_alone_waits_for_no_other_as_it_ends(error, code):
+    """JAX has a process of a job that ends by itself wait for the others, which wait for it."""
+    program = f"""
+from ddiloco.data.errors import DataError
+from ddiloco.remote.learner.hosts import HostPlace
+place = HostPlace(1, 2, "nowhere:1")
+try:
+    with place.ending():
+        raise {error!r}
+finally:
+    print("it goes on")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.endswith(f"error: host 1: {'' if code == 2 else 'MemoryError: '}{error}\n")
+
+
+def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():
+    with pytest.raises(DataError), HostPlace(0, 2, "nowhere:1").ending(lambda: True):
+        raise DataError("no network answers")
 
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import types
 
 import grpc
 import pytest
@@ -13,8 +14,11 @@ from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
 from ddiloco.remote.syncer import part_links
+from ddiloco.remote.syncer.listening import Listening
+from ddiloco.remote.syncer.part import PartServer
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
+from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.snapshots.messages import CutBegun
@@ -189,6 +193,27 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
     threads = [part.thread for part in parts._parts]
     learner.client.finish(1.0)
     assert not any(thread.is_alive() for thread in threads), "they would abort a process that ends"
+
+
+def test_calls_in_sessions_that_there_are_not_leave_room_for_those_that_there_are(stack):
+    worker = types.SimpleNamespace(connect=lambda *link: None, send=None, take_offer=None)
+    listening = Listening("127.0.0.1:0", TOKENS, CONFIG, 2)
+    stack.callback(listening.stop, None)
+    server = PartServer(TERMS, TOKENS, worker, types.SimpleNamespace(record=None), PATIENCE)
+    server.start(listening)
+    channels = [TOKENS.of(1).channel(listening.address, []) for _ in range(9)]
+    for channel in channels:
+        stack.enter_context(channel)
+
+    def call(name, learner=1, channel=channels[0]):
+        metadata = (*TOKENS.of(learner).metadata, (wire.SESSION_KEY, name))
+        return channel.stream_stream(wire.CONTROL)(iter(()), metadata=metadata)
+
+    held = [call("none", channel=channel) for channel in channels[1:] for _ in range(50)]
+    until(lambda: any(one.done() for one in held), "the first that is refused")
+    server.open(pb.ToPart.Session(name="known", learner=0, process=100))
+    server._find("known").say(told := pb.ToLearner(leave=True))
+    assert pb.ToLearner.FromString(next(call("known", 0))) == told
 
 
 @pytest.mark.parametrize(

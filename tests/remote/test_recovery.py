@@ -18,9 +18,9 @@ from tests.remote.ends import PATIENCE, SyncerEnd, ended, joined, until
 
 
 @contextlib.contextmanager
-def peers_and_joiner(*donors):
+def peers_and_joiner(*donors, boundary_seconds=lambda learner: 0.0):
     """A syncer, learners 1, 2, ... that count, each with its donor, and learner 0, which joins."""
-    syncer = SyncerEnd(terms=THREE)
+    syncer = SyncerEnd(terms=THREE, boundary_seconds=boundary_seconds)
     with contextlib.ExitStack() as held:
         for donor in donors:
             held.enter_context(donor)
@@ -195,6 +195,20 @@ def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_se
         told = "came within 0 s, by remote.donation_timeout"
         alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
         until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")
+
+
+def test_a_peer_has_the_time_that_its_steps_take_beside_the_time_for_its_state():
+    slow = Steps(given := state(2), longest=0.1, boundary=PATIENCE)
+    slow.after = 0.5
+    with peers_and_joiner(slow, boundary_seconds=lambda learner: PATIENCE * learner) as (_, late, _):
+        assert_same(recovery(late, donation_timeout=0.1).inner_state((3, 4)), given)
+
+
+def test_who_joins_waits_for_the_steps_of_the_fastest_peer():
+    seconds = {1: 1e6, 2: 2.5, 3: 0.0}
+    donors = [Steps(None), Steps(None)]
+    with peers_and_joiner(*donors, boundary_seconds=seconds.get) as (_, late, *_):
+        assert late.client.peers(PATIENCE).boundary_seconds == 2.5
 
 
 def test_before_the_first_merge_all_begin_alike_whoever_comes_first():

@@ -1,5 +1,7 @@
 """A real server and real clients on the loopback: joins, fragments, broken connections."""
 
+import concurrent.futures
+
 import pytest
 
 from ddiloco.launch.ports import reserved_port
@@ -204,3 +206,34 @@ def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be
         assert again.client.accepted.wait(PATIENCE)
         lost = syncer.next(events.LearnerLost)
         assert (lost.incarnation, lost.reason) == (100, "connected again")
+
+
+def test_a_learner_that_is_away_as_the_run_ends_hears_of_it_when_it_is_back(ends):
+    syncer, learner = ends
+    joined(syncer, learner)
+    [session] = syncer.server._all_sessions()
+    syncer.server._end(session, "connection lost")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        all_came = pool.submit(syncer.server.stop, PATIENCE, patience=PATIENCE)
+        learner.next(Leave)
+        assert learner.client.finish(PATIENCE) and all_came.result(PATIENCE)
+    assert not syncer.server.away
+
+
+def test_a_syncer_that_another_follows_tells_learners_nothing(address):
+    syncer = SyncerEnd(address=address)
+    with ended(learner := LearnerEnd(syncer.address)):
+        joined(syncer, learner)
+        syncer.server.close()
+        with ended(again := SyncerEnd(address=address)):
+            again.next(events.LearnerJoined)
+            assert learner.inbox.empty()
+        learner.next(Leave)
+
+
+def test_a_run_that_ends_waits_for_no_learner_that_still_compiles(ends):
+    syncer, learner = ends
+    assert learner.client.accepted.wait(PATIENCE)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(syncer.server.stop, 2 * PATIENCE).result(PATIENCE)
+    learner.next(Leave)

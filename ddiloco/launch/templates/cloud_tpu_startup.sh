@@ -36,8 +36,10 @@ END
 cat > /etc/systemd/system/ddiloco.service <<END
 [Service]
 EnvironmentFile=/var/lib/ddiloco/environment
+EnvironmentFile=-/run/ddiloco.restarts
 WorkingDirectory=/opt/ddiloco
 ExecStart=/opt/ddiloco/.venv/bin/python -m experiments.learner {{ fleet.config | words }} --config.remote.donor_host=$(hostname -I | cut -d" " -f1)
+ExecStopPost=/bin/sh -c "echo {{ PREFIX }}RESTARTS=1 > /run/ddiloco.restarts"
 Restart=on-failure
 RestartSec=2
 RestartPreventExitStatus={{ REFUSED }}

@@ -71,7 +71,6 @@ class SyncerClient:
         self.run = ""  # the run that has let it in, hex
         self.peers_token = ""  # that learners show to each other
         self.refusal: str | None = None  # one line: why the syncer will never let it in
-        self.replaced = False  # whether it is refused because another process has its place
         self.connections = self.malformed = 0
         self.epoch = 0  # the last snapshot that the learner has recorded its state for
         self.pace = Pace()  # of welcomes
@@ -118,10 +117,10 @@ class SyncerClient:
         else:
             self.outbox.say(sent)
 
-    def peers(self, timeout: float) -> list[str]:
-        """Addresses of learners that may have an inner state to give; none while there is no connection."""
+    def peers(self, timeout: float) -> pb.Peers:
+        """Learners that may have an inner state to give; none while there is no connection."""
         connection = self._connection
-        return connection.peers(timeout) if connection is not None else []
+        return connection.peers(timeout) if connection is not None else pb.Peers()
 
     def finish(self, timeout: float) -> bool:
         """Sends what is left and a goodbye, if there is a connection; returns whether all records arrived.
@@ -153,7 +152,6 @@ class SyncerClient:
                 return
             except grpc.RpcError as error:
                 if wire.permanent(error.code()):
-                    self.replaced = error.code() is wire.REPLACED
                     self._refused(error.details() or error.code().name)
                     return
                 reason = error.details() or error.code().name
@@ -323,13 +321,13 @@ class _Connection:
         self._cause = self._cause or error
         self._control.cancel()
 
-    def peers(self, timeout: float) -> list[str]:
+    def peers(self, timeout: float) -> pb.Peers:
         """As SyncerClient's."""
         ask = self._channels[0].unary_unary(wire.PEERS)
         try:
-            return list(parse(pb.Peers, ask(b"", metadata=self._metadata, timeout=timeout)).addresses)
+            return parse(pb.Peers, ask(b"", metadata=self._metadata, timeout=timeout))
         except (grpc.RpcError, WireError, ValueError):  # the last: the channel is closed
-            return []
+            return pb.Peers()
 
     def _take(self, message: pb.ToLearner) -> None:
         client = self._client

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -56,6 +57,7 @@ class Donor:
         self._inbox: Inbox | None = None
         self._format: InnerFormat | None = None
         self._longest = 0.0
+        self._boundary: Callable[[], float] = lambda: 0.0
         gate = Gate(lambda metadata: self._security.admits(metadata), "the donor asks for another token")
         self._server = wire.server(keepalive, AT_ONCE + MOST_WAITING, interceptors=[gate])
         self._giving = threading.BoundedSemaphore(AT_ONCE)
@@ -81,13 +83,20 @@ class Donor:
         with self._lock:
             self._inbox = self._format = None
 
-    def attach(self, inbox: Inbox | None, inner: InnerFormat, longest: float = 30.0) -> None:
+    def attach(
+        self,
+        inbox: Inbox | None,
+        inner: InnerFormat,
+        longest: float = 30.0,
+        boundary: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """Names the worker's inbox; until then every request is refused. None: it is another host's.
 
-        After `longest` seconds a donation that is not read is given up.
+        After `longest` seconds a donation that is not read is given up, and one for which the worker finds no
+        step boundary after `boundary` more, which its steps may take.
         """
         with self._lock:
-            self._inbox, self._format, self._longest = inbox, inner, longest
+            self._inbox, self._format, self._longest, self._boundary = inbox, inner, longest, boundary
 
     def stop(self) -> None:
         """Ends the donations under way."""
@@ -117,7 +126,6 @@ class Donor:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the learner is giving to another")
         with contextlib.ExitStack() as stack:
             stack.callback(self._giving.release)
-            stack.enter_context(wire.ended_after(self._longest, context.cancel))
             state = self._at_boundary(inbox, tuple(wanted.versions), context)
             copy = state.arrays.number if isinstance(state.arrays, OfAllHosts) else new_number()
             self._copies[copy] = state.arrays
@@ -129,7 +137,9 @@ class Donor:
             if state.origin is not None:
                 origin = state.origin
                 header.learner, header.process, header.number = origin.learner, origin.process, origin.number
-            yield from _messages(header, state.arrays, cuts, inner)
+            messages = _messages(header, state.arrays, cuts, inner)
+            stack.enter_context(wire.ended_after(self._longest, context.cancel))
+            yield from messages
             with contextlib.suppress(Exception):  # gRPC raises bare Exceptions where a stream breaks
                 next(requests, None)  # until the peer's hosts have theirs, too
 
@@ -151,7 +161,7 @@ class Donor:
         if not context.add_callback(answer.cancel):
             answer.cancel()
         try:
-            return answer.result(self._longest)
+            return answer.result(self._longest + self._boundary())
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             answer.cancel()
             context.abort(grpc.StatusCode.UNAVAILABLE, "the learner does not come to such a boundary")
@@ -165,10 +175,9 @@ def _messages(
     cuts: Sequence[Cut],
     inner: InnerFormat,
 ) -> Iterator[bytes]:
-    """The header, and what this host alone answers for of the blocks."""
+    """The header, and what this host alone answers for of the blocks; waits until the devices have it."""
     parts = [owned(array).within(cut) for array, cut in zip(arrays, cuts, strict=True)]
     blocks = [block for part in parts for block in part.blocks.values()]
     header.format, header.size = inner.fingerprint, payload_bytes(blocks)
     header.arrays.extend(cut_message(part.cut) for part in parts)
-    yield header.SerializeToString()
-    yield from chunks(blocks)
+    return itertools.chain([header.SerializeToString()], chunks(blocks))

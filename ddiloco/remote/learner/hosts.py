@@ -7,11 +7,17 @@ the fragments with the syncer. They live and die as one: a job cannot go on with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
+
+from ddiloco.config import REFUSED, ConfigError
+from ddiloco.data.errors import DataError
 
 _STARTING_SECONDS = 300  # for all hosts to be there
 
@@ -22,12 +28,30 @@ class HostPlace(NamedTuple):
     number: int  # from 0
     count: int  # of them
     coordinator: str  # HOST:PORT of JAX's coordinator, on host 0, which also leads at the port after it
+    refused: int = REFUSED  # exit code where a setting is impossible, or the syncer refuses the learner
 
     @property
     def leader(self) -> str:
         """HOST:PORT at which host 0 leads."""
         host, _, port = self.coordinator.rpartition(":")
         return f"{host}:{int(port) + 1}"
+
+    @contextlib.contextmanager
+    def ending(self, left: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Ends this process at once if the block raises: the others go with it.
+
+        As it ends in any other way JAX has it wait for them, who wait for it. `left`: whether they have been
+        told to leave, so that what this one is refused with may be raised.
+        """
+        try:
+            yield
+        except (ConfigError, DataError) as error:
+            if not left():
+                end_at_once(f"host {self.number}: {error}", self.refused)
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            end_at_once(f"host {self.number}: {type(error).__name__}: {error}")
 
     def join(self) -> None:
         """Joins the job of all hosts, before anything asks JAX for its devices.

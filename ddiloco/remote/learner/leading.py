@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from ddiloco.config import REFUSED, ConfigError
-from ddiloco.data.errors import DataError
 from ddiloco.disk.snapshots.parts import PartWriter
 from ddiloco.observe import records
 from ddiloco.observe.health import Health
@@ -106,21 +102,10 @@ class Lead:
         self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
 
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """Ends this process at once if the block raises while it leads: the others go with it.
-
-        Threads that wait for orders to them would keep it from ending in any other way.
-        """
-        try:
-            yield
-        except (ConfigError, DataError) as error:
-            if not self._left.is_set():
-                end_at_once(f"learner {self._learner}: {error}", REFUSED)
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            end_at_once(f"learner {self._learner}: {type(error).__name__}: {error}")
+    @property
+    def left(self) -> bool:
+        """Whether the others were told to leave."""
+        return self._left.is_set()
 
     def _watch(self) -> None:
         while not self._left.wait(self._patience / 20):

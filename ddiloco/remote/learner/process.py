@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -92,22 +92,23 @@ class LearnerProcess:
           Why the learner failed; None if it did not.
 
         Raises:
-          ConfigError, DataError: a setting is impossible, or the syncer refuses the learner.
+          ConfigError, DataError: a setting is impossible, or the first syncer that answers refuses it.
         """
         e, config = self._experiment, self._experiment.remote
-        if learner >= e.most_learners:
-            problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
-            raise ConfigError(f"learner_id: {problem}")
-        # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
-        # at most once a microsecond.
-        process = time.time_ns() // 1000
-        self._assembly.check_learner(learner)
-        terms = terms_of(e, self._assembly.layout)
-        security = self._security.of(learner)
         with contextlib.ExitStack() as ending:
             if self._place is not None:
+                ending.enter_context(self._place.ending(lambda: self._lead is not None and self._lead.left))
+            if learner >= e.most_learners:
+                problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
+                raise ConfigError(f"learner_id: {problem}")
+            # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
+            # at most once a microsecond.
+            process = time.time_ns() // 1000
+            self._assembly.check_learner(learner)
+            terms = terms_of(e, self._assembly.layout)
+            security = self._security.of(learner)
+            if self._place is not None:
                 self._lead = Lead(self._place, learner, terms, security, config, stop)
-                ending.enter_context(self._lead.ending())
             others = tuple if self._lead is None else self._lead.followers.donors
             donor = Donor(security, config.keepalive, others=others)
             port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
@@ -117,9 +118,14 @@ class LearnerProcess:
 
             codec = e.outer.update_codec
             decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
-            make_client = functools.partial(
-                SyncerClient, address, learner, process, terms, security, config, note, port, accepted, decode
-            )
+            parts = address, learner, process, terms, security, config, note, port, accepted, decode
+
+            def make_client(*of_hosts: Any) -> SyncerClient:
+                client = SyncerClient(*parts, *of_hosts)
+                # A thread that is still in gRPC's code as the interpreter ends would abort the process.
+                ending.callback(client.finish, 0.0)
+                return client
+
             found = self._connected(make_client, decode, learner, stop)
             if found is None:
                 return None
@@ -132,11 +138,11 @@ class LearnerProcess:
                     core, equipment, client, donor, stop, folder, workdir, stepping, watches
                 )
                 client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
-            if client.replaced:
+            if client.refusal is not None and client.run:  # it fitted before, and so may another process
                 failure = f"the syncer refused learner {learner}: {client.refusal}"
             if self._lead is not None:
                 self._lead.leave(failure)
-            if client.refusal is not None and not client.replaced:
+            if client.refusal is not None and not client.run:
                 raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
             return failure
 
@@ -195,7 +201,8 @@ class LearnerProcess:
         def steps(does: bool) -> None:
             # Only a learner that steps can donate: those that join together must not wait for each other.
             if does:
-                donor.attach(worker.inbox, inner, client.pace.limit(config.donation_timeout, inner.bytes))
+                longest = client.pace.limit(config.donation_timeout, inner.bytes)
+                donor.attach(worker.inbox, inner, longest, lambda: worker.boundary_seconds)
                 stepping()
             else:
                 donor.detach()

@@ -64,11 +64,7 @@ class ProcessRecovery:
         begun = time.monotonic()
         own = self._from_disk(versions)
         patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
-        peers = self._from_peers(versions, own, begun + patience) if any(versions) else None
-        if peers is None and time.monotonic() >= begun + patience:
-            waited = f"within {patience:.0f} s, by remote.donation_timeout"
-            problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
-            self._client.outbox.record(records.Alarm(problem, time.time()))
+        peers = self._from_peers(versions, own, patience) if any(versions) else None
         sources = {"peer": peers, "checkpoint": own, "snapshot": self.donated}
         found = ((name, state) for name, state in sources.items() if state is not None)
         source, state = next(found, ("fresh", None))
@@ -100,13 +96,15 @@ class ProcessRecovery:
             self._client.outbox.record(records.Alarm(problem, time.time()))
 
     def _from_peers(
-        self, versions: tuple[int, ...], own: InnerState | None, deadline: float
+        self, versions: tuple[int, ...], own: InnerState | None, patience: float
     ) -> InnerState | None:
         """The peer's state that most steps went into, of those at hand; not one of fewer than the own copy.
 
         It must be like the own copy, or another peer's; without a copy that of the only peer is taken.
+        `patience`: seconds for its bytes, beside the steps after which peers can give it.
         """
-        waiting = self._client.peers(_ASK_SECONDS)
+        known = self._client.peers(_ASK_SECONDS)
+        waiting, deadline = list(known.addresses), time.monotonic() + patience + known.boundary_seconds
         least, comparison = 0 if own is None else own.trained, Comparison(own)
         self._without, peers = [], len(waiting)
         security = self._security.among_peers(self._client.peers_token)
@@ -116,7 +114,8 @@ class ProcessRecovery:
             try:
                 opened = sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True)
                 for gift in opened:
-                    left = deadline - time.monotonic()  # of which one that is slow leaves half to the others
+                    # One that is slow leaves half to the others, and has none of the time for steps.
+                    left = min(deadline - time.monotonic(), patience)
                     with ended_after(left / 2 if waiting or gift is not opened[-1] else left, gift.close):
                         state = self._tried(gift.take) if gift.trained >= least else None
                     if state is not None and comparison.agrees(state):
@@ -128,7 +127,12 @@ class ProcessRecovery:
             self._client.outbox.record(records.Noted("drop", {"reason": "peer: unlike others"}, time.time()))
             problem = "a peer's inner optimizer state is unlike the own copy or others': it is not taken"
             self._client.outbox.record(records.Alarm(problem, time.time()))
-        return comparison.alone(peers - len(self._without))
+        alone = comparison.alone(peers - len(self._without))
+        if alone is None and time.monotonic() >= deadline:
+            waited = f"within {patience + known.boundary_seconds:.0f} s, by remote.donation_timeout"
+            problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
+            self._client.outbox.record(records.Alarm(problem, time.time()))
+        return alone
 
     def _gift(self, address: str, versions: tuple[int, ...], security: Security, seconds: float) -> Gift:
         return Gift(address, versions, self._inner, security, self._config.keepalive, seconds)

@@ -62,8 +62,9 @@ class SyncerRun:
         alone: bool = False,
         snapshot: Snapshot | None = None,
         actions: Actions | None = None,
+        comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Listens from now on; `run` begins to answer.
+        """Listens from now on; `run` begins to answer. The last four are as in `run_syncer`.
 
         Raises:
           ConfigError: the port is not available, or the disk refuses.
@@ -73,7 +74,7 @@ class SyncerRun:
         """
         e = assembly.experiment
         self._assembly, self._record, self._durable = assembly, record, durable
-        self._stop, self._alone = stop, alone
+        self._stop, self._alone, self._comes_back = stop, alone, comes_back
         self.locks = contextlib.ExitStack()
         positions, workdir = Positions(durable.folder), durable.folder.parent
         state = self._durable_state(resumed, snapshot, positions)
@@ -138,6 +139,7 @@ class SyncerRun:
             durable.run,
             management,
             links,
+            lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
         )
         if actions is not None:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
@@ -154,8 +156,14 @@ class SyncerRun:
         If an earlier syncer has merged the last step, and no learner comes back to this one, all have left.
         """
         alone = self._alone or self._serve()
-        self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds())
+        # Learners that were told that the run is over would not be there for the next syncer.
+        over = self._syncer.core.finished or not (self._syncer.failure or self._comes_back())
+        if over:
+            patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
+            self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), patience)
         self._syncer.stop(_LEAVE_SECONDS)
+        if not over:  # only now: the syncer would take its learners for lost, and complete a snapshot without
+            self._server.close()
         params, core = self._parameters(), self._syncer.core
         finished = alone or core.finished
         last = self._scoring.last(core.step, core.versions, params, finished)
@@ -249,12 +257,13 @@ def run_syncer(
     folder: pathlib.Path,
     alone: bool = False,
     actions: Actions | None = None,
+    comes_back: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved. `actions`: what
-    the run's page asks for.
+    the run's page asks for. `comes_back`: whether the run goes on with another syncer though `stop` is set.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
@@ -264,6 +273,38 @@ def run_syncer(
     if earlier is not None and not earlier.start:
         with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
             durable.complete()
-    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, snapshot, actions)
+    more = alone, snapshot, actions, comes_back
+    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, *more)
     with made.locks:
         return made.run()
+
+
+def tell_of_the_end(
+    assembly: Assembly, *, listening: Listening, security: Security, folder: pathlib.Path
+) -> None:
+    """Tells learners that come that the run in `folder` is over: some were away when the others heard of it.
+
+    Returns once all have left, or each has had the time to try. May raise RunMarkError, or ConfigError: the
+    port is taken.
+    """
+    e, mark = assembly.experiment, run_mark.begun(folder)
+    if mark is None:  # it was removed since: learners could not be told from those of another run
+        return
+
+    def confirm(record: Any) -> None:  # the run's files are closed
+        if isinstance(record, records.Flush):
+            record.done()
+
+    server = SyncerServer(
+        terms_of(e, assembly.layout),
+        security,
+        e.remote,
+        lambda learner, incarnation, link: None,
+        lambda event: None,
+        lambda event, arrays, epoch: None,
+        confirm,
+        run=mark.run,
+    )
+    server.away |= set(range(e.most_learners))
+    server.start(listening)
+    server.stop(_LEAVE_SECONDS, patience=e.remote.longest_backoff)

@@ -35,6 +35,7 @@ from ddiloco.roles.snapshots.messages import SnapshotMessage
 from ddiloco.settings.remote import RemoteConfig
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
+JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
@@ -58,12 +59,15 @@ class SyncerServer:
         run: str = "",
         management: Management | None = None,
         parts: PartLinks | None = None,
+        boundary_seconds: Callable[[int], float] = lambda learner: 0.0,
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
         `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
-        an operator. `parts`: the processes that merge, where this one does not.
+        an operator. `parts`: the processes that merge, where this one does not. `boundary_seconds`: that a
+        learner takes for the steps that its devices have at a time; 0.0: not known.
         """
+        self._boundary_seconds = boundary_seconds
         self._parts = parts
         self.intake = RecordIntake(record)
         self.positions = positions or Positions(None)
@@ -79,6 +83,7 @@ class SyncerServer:
         self._over = False
         self._open = threading.Event()  # until then learners' messages stay in their outboxes
         self._sessions: dict[str, Session] = {}
+        self.away: set[int] = set()  # learners that are not connected, and have said no goodbye
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
@@ -149,26 +154,38 @@ class SyncerServer:
         known = self._newest_incarnation.items()
         return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
-    def stop(self, timeout: float) -> bool:
-        """Ends the run for all learners and waits for their goodbyes; returns whether all came."""
-        deadline = time.monotonic() + timeout
+    def stop(self, timeout: float, patience: float = 0.0) -> bool:
+        """Ends the run for all learners and waits for their goodbyes; returns whether all came.
+
+        Those that are `away` have `patience` seconds to come and hear of it. Who has not joined has nothing
+        to say: it may compile for minutes, while an engine counts the seconds until it kills this process.
+        """
+        begun = time.monotonic()
         with self._lock:
             self._over = True
             self._open.set()
             for session in self._sessions.values():
                 session.deliver(Leave())
-            while self._sessions and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while (now := time.monotonic()) < begun + timeout and (
+                (self.away and now < begun + patience)
+                or any(s.incarnation or now < s.heard_at + JOINING for s in self._sessions.values())
+            ):
+                self._changed.wait(0.2)
             late = list(self._sessions.values())
         for session in late:
             self._end(session, "it did not leave in time")
         if self._parts is not None:
             self._parts.leave(timeout)
+        self.close()
+        self.intake.end()
+        return not late
+
+    def close(self) -> None:
+        """Answers no more; learners that were not told that the run is over look for another syncer."""
+        self._open.set()
         if self._listening is not None:
             self._listening.stop(grace=1.0)
-        self.intake.end()
         self.positions.flush()
-        return not late
 
     def _all_sessions(self) -> list[Session]:
         with self._lock:
@@ -201,7 +218,9 @@ class SyncerServer:
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
-        yield pb.Peers(addresses=[s.donor for s in others]).SerializeToString()
+        # Of the fastest, so that one that claims to be slow has nobody wait for it where there are others.
+        seconds = min(filter(None, (self._boundary_seconds(s.learner) for s in others)), default=0.0)
+        yield pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds).SerializeToString()
 
     # Sessions.
 
@@ -248,6 +267,7 @@ class SyncerServer:
         self.intake.joined(hello.learner, hello.process)
         with self._lock:
             self._sessions[session.name] = session
+            self.away.discard(hello.learner)
         if self._parts is not None:
             self._parts.opened(session)
         origin = self._resumed_from
@@ -348,6 +368,8 @@ class SyncerServer:
         self.intake.lost(session.learner, session.process)
         with self._lock:
             self._sessions.pop(session.name, None)
+            if reason != events.LEFT:
+                self.away.add(session.learner)
             self._changed.notify_all()
         if self._parts is not None:
             self._parts.closed(session)

@@ -54,10 +54,8 @@ class PartServer:
         """`patience`: seconds that a learner may be ahead of the authority's word of it."""
         self._security, self._worker, self._uplink = security, worker, uplink
         self._patience = patience
-        self._early, self._most_early = (
-            0,
-            EARLY * (terms.most_learners + 4),
-        )  # calls that wait for such a word
+        self._early = 0  # calls that wait for such a word
+        self._most_early = EARLY * (terms.most_learners + 4)
         self._change = threading.Condition()
         self._sessions: dict[str, Session] = {}
         self._attached: set[str] = set()  # sessions to which a learner has come

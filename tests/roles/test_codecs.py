@@ -62,7 +62,7 @@ def test_an_upload_takes_the_time_of_its_encoded_bytes(runs):
         *timed, last = run.noted("round")
         for values in timed:
             assert values["quorum_seconds"] == pytest.approx(sizes[values["fragment"]] / 40_000.0), name
-        assert last["quorum_seconds"] == 0.0  # a learner that had missed the first round is asked a step early
+        assert last["quorum_seconds"] == 0.0  # one that missed the first round is asked a step early
 
 
 @pytest.mark.parametrize("name", ["int4", "int4 with error feedback", "int4 down"])

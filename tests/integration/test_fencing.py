@@ -87,7 +87,8 @@ def test_one_command_serves_every_start_and_a_second_syncer_is_refused_and_chang
     assert begun(job.workdir / "syncer").run == run.run
     header, _ = array_file.load(job.workdir / "syncer" / "fragment-0000", FRAGMENT)
     assert header["run"] == run.run
-    assert job.end(syncer)[0] == 143
+    syncer.send_signal(signal.SIGINT)  # SIGTERM would not end the run
+    assert job.left(syncer)[0] == 130
     assert job.left(learner)[0] == 0
     assert_nothing_twice(job)
     assert_counted_once(job, (0,))

@@ -198,10 +198,10 @@ def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_se
 
 
 def test_a_peer_has_the_time_that_its_steps_take_beside_the_time_for_its_state():
-    slow = Steps(given := state(2), longest=0.1, boundary=PATIENCE)
-    slow.after = 0.5
+    slow = Steps(given := state(2), longest=1.0, boundary=PATIENCE)
+    slow.after = 1.5
     with peers_and_joiner(slow, boundary_seconds=lambda learner: PATIENCE * learner) as (_, late, _):
-        assert_same(recovery(late, donation_timeout=0.1).inner_state((3, 4)), given)
+        assert_same(recovery(late, donation_timeout=1.0).inner_state((3, 4)), given)
 
 
 def test_who_joins_waits_for_the_steps_of_the_fastest_peer():

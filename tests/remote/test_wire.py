@@ -228,7 +228,11 @@ def test_a_syncer_that_another_follows_tells_learners_nothing(address):
         with ended(again := SyncerEnd(address=address)):
             again.next(events.LearnerJoined)
             assert learner.inbox.empty()
-        learner.next(Leave)
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                stopped = pool.submit(again.server.stop, PATIENCE)
+                learner.next(Leave)
+                learner.client.finish(PATIENCE)
+                assert stopped.result(PATIENCE)
 
 
 def test_a_run_that_ends_waits_for_no_learner_that_still_compiles(ends):

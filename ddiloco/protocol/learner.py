@@ -323,18 +323,13 @@ class LearnerCore:
         return actions.TellSyncer(events.StepReported(report))
 
     def _outstanding(self) -> list[int]:
-        """The newest due step of each fragment with work to offer whose update has not been applied.
-
-        Without those of rounds that were passed over while the learner was away: who is asked on the same
-        version for a later round will have no update of that one.
-        """
-        outstanding = []
-        for p, fragment in enumerate(self._fragments):
-            due, asked = self.schedule.last_due(p, self.clock), self._asked.get(p)
-            passed = asked is not None and asked.version == fragment.version and asked.round.step > due
-            if fragment.steps and due > max(fragment.merged_step, self._joined_step) and not passed:
-                outstanding.append(due)
-        return outstanding
+        """The newest due step of each fragment with work to offer whose update has not been applied."""
+        due = (self.schedule.last_due(p, self.clock) for p in range(len(self._fragments)))
+        return [
+            step
+            for step, fragment in zip(due, self._fragments, strict=True)
+            if fragment.steps and step > max(fragment.merged_step, self._joined_step)
+        ]
 
     def _offers(self) -> tuple[list[actions.MakeOffer], tuple[actions.SendOffer, ...]]:
         """What was asked for and is due now, with the copies for it; forgets what can no longer come."""

@@ -378,9 +378,13 @@ class Rounds:
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _too_late(self, due: RoundId) -> bool:
-        """Whether the fragment's next turn has come for a whole quorum, none of whom waits for this one."""
+        """Whether the fragment's next turn has come for a whole quorum, none of whom waits for this one.
+
+        Never where learners wait for each other: one that was away may wait for it as it comes back.
+        """
         enough = self.members.count >= (self.policy.quorum or 1)
-        return enough and self._asking.front.step >= due.step + self.policy.interval
+        passed = self._asking.front.step >= due.step + self.policy.interval
+        return enough and passed and self.policy.max_run_ahead is None
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that is its own and has not been merged."""

@@ -164,22 +164,6 @@ def test_the_bound_is_the_number_of_steps_past_a_missing_update(bound):
     assert core.clock == 4 + bound
 
 
-def test_a_round_that_was_passed_over_while_a_learner_was_away_does_not_bind_it():
-    """It is asked for the next one on the version that it has; on a newer one, the update is on its way."""
-    core = welcomed(num_fragments=1, interval=4, quorum=None, max_run_ahead=0)
-    while not core.blocked:
-        start(core)
-    ask(core, 4)
-    assert core.blocked
-    ask(core, 8, version=1)
-    assert core.blocked
-    ask(core, 8)
-    assert not core.blocked
-    offers = [made(start(core)) for _ in range(4)]
-    assert [(offer.step, offer.steps) for (offer,) in filter(None, offers)] == [(8, 8)]
-    assert core.blocked
-
-
 def test_a_heartbeat_in_mid_step_repeats_the_last_report():
     """The step that is under way is not done: a long one must not look like two."""
     core = welcomed(num_fragments=1)

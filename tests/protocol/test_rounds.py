@@ -138,6 +138,16 @@ def test_a_round_is_too_late_once_its_whole_quorum_has_come_to_the_next_turn(quo
     assert bool(records(out, "round_skipped")) == skipped
 
 
+@pytest.mark.parametrize(("bound", "skipped"), [(None, True), (0, False)])
+def test_where_learners_wait_for_each_other_no_round_is_too_late(bound, skipped):
+    """One that was away comes back waiting for it, and would wait for ever."""
+    policy = {"num_learners": 1, "quorum": None, "max_run_ahead": bound}
+    desk = Desk(learners=1, num_fragments=1, interval=4, overlap=1, **policy)
+    out = desk.report(0, 9, at=9.0, steps=9)
+    assert bool(records(out, "round_skipped")) == skipped
+    assert ((0, RoundId(4, 0)) in desk.owed) != skipped
+
+
 def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits():
     """Otherwise a round over links slower than the timeout would never be complete."""
     desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, offer_timeout=3.0)

@@ -32,6 +32,12 @@ def test_a_planted_mistake_is_found(plant, monkeypatch):
             explore(seed)
 
 
+@pytest.mark.parametrize("seed", [6473, 15783])
+def test_learners_that_wait_for_each_other_go_on_after_a_syncers_end(seed):
+    """Both stood still for ever, since a round was passed over that one was waiting for."""
+    explore(seed)
+
+
 @pytest.mark.parametrize("seed", [*range(8), 207, 2052])  # the last two missed rounds in succession
 def test_where_nothing_goes_wrong_everybodys_work_is_merged(seed):
     """`python -m experiments.bench schedules --fair --schedules=N` explores more of them."""

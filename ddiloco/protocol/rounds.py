@@ -362,10 +362,8 @@ class Rounds:
 
     def _expire(self, now: float) -> Said:
         """Stops waiting for offers that do not come."""
-        out: Said = []
-        for r, learner in self._overdue.take(self._open, now):
-            out += self._failed(r, self._member(learner), "offer timed out")
-        return out
+        late = self._overdue.take(self._open, now)
+        return [said for r, m in late for said in self._failed(r, self._member(m), "offer timed out")]
 
     def _grace_window(self, r: Round) -> float:
         """Seconds, by the fastest learner's steps: of all who may be merged, the first to miss the update."""
@@ -378,10 +376,7 @@ class Rounds:
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _too_late(self, due: RoundId) -> bool:
-        """Whether the fragment's next turn has come for a whole quorum, none of whom waits for this one.
-
-        Never where learners wait for each other: one that was away may wait for it as it comes back.
-        """
+        """Whether a whole quorum is at the next turn; never where one that was away may wait for this one."""
         enough = self.members.count >= (self.policy.quorum or 1)
         passed = self._asking.front.step >= due.step + self.policy.interval
         return enough and passed and self.policy.max_run_ahead is None

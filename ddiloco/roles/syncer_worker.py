@@ -232,7 +232,8 @@ class SyncerWorker:
     def _comes_early(self, arrived: Arrived) -> bool:
         """Whether an offer overtook its learner's report to the authority; then it waits for that report."""
         key = arrived.event.contribution.learner, arrived.event.round.fragment
-        if (one := self._recording) is not None and one.holds(*key, arrived.epoch, arrived, time.monotonic()):
+        recording, now = self._recording, time.monotonic()
+        if recording is not None and recording.holds(*key, arrived.epoch, arrived, now):
             return True
         if not isinstance(self.core, Part) or not self.core.is_early(arrived.event):
             return False

@@ -196,8 +196,8 @@ class _Process:
             raise cli.UsageError("spare: cannot stand in for one of several processes of a learner")
         if place is not None:
             place.join()
-        alone = contextlib.nullcontext if place is None else place.ending
-        with alone():
+        ending = contextlib.nullcontext if place is None else place.ending
+        with ending():
             assembly = self._assembly()
         if place is not None and place.number:
             return self._follow(place, assembly)
@@ -213,7 +213,7 @@ class _Process:
         address = check_address(assignment.syncer, "syncer")
         roles.name_process(assignment.name)
         own = needs.learner_needs(self.experiment, assembly.layout, assignment.processes)
-        with alone():
+        with ending():
             needs.check(own, f"learner {assignment.learner}")
             folder = self._folder()
         if profiled and workdir is None:

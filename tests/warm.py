@@ -8,6 +8,7 @@ forked too.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import pathlib
@@ -24,6 +25,7 @@ from multiprocessing import util
 
 from ddiloco.launch import processes
 
+WHERE = signal.SIGUSR1  # by which a program says where its threads are
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([processes.PRELOADED[0], "tests.imports"])
 
@@ -89,6 +91,7 @@ def _be(module: str, arguments: list[str], environment: dict[str, str], cwd: str
     for fd, path in enumerate(output, start=1):
         with open(path, "w") as file:
             os.dup2(file.fileno(), fd)
+    faulthandler.register(WHERE)
     sys.argv[1:] = arguments
     _keep_a_fork_server()
     try:

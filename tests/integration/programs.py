@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from tests.warm import Program
+from tests.warm import WHERE, Program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 LIMIT = 120.0
@@ -70,15 +70,17 @@ class Programs:
         return [*SMALLEST, f"--config.data.data_dir={self.data_dir}", f"--workdir={workdir}"]
 
     def finish(self, process: Program, limit: float = LIMIT) -> subprocess.CompletedProcess:
-        """Waits for a program; one that takes too long is ended with what it started, and fails the test."""
+        """Waits for a program; one that takes too long is ended and fails the test with where its threads were."""
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(WHERE)
+            process.send_signal(signal.SIGINT)  # which ends what it started, too
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10.0)
             process.kill()
-            raise
+            out, err = process.communicate()
+            raise AssertionError(f"{process.args} took more than {limit:g} s:\n{out}\n{err}") from None
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def interrupt(self, process: Program, sign: pathlib.Path, number: signal.Signals):

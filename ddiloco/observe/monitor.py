@@ -22,7 +22,7 @@ from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.performance import together
 from ddiloco.observe.plots import plot_loss
-from ddiloco.observe.progress import PLAIN_EVERY, Pace, Progress, glance
+from ddiloco.observe.progress import PLAIN_EVERY, Progress, RecentSpeed, glance
 from ddiloco.observe.records import (
     Alarm,
     Evaluated,
@@ -90,7 +90,7 @@ class Monitor:
         self._resume = resume
         self._recalled = threading.Event()
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
-        self._pace = Pace()
+        self._speed = RecentSpeed()
         self._flushes: dict[Hashable, Flush] = {}  # asked for since the last: the newest of each asker
         self._told: set[Key] = set()  # of earlier processes' last records, of which some come again
         self._extra: dict[str, Any] = {}
@@ -298,9 +298,9 @@ class Monitor:
 
     def _show(self) -> None:
         now, tally = self._now(), self._tally
-        self._pace.add(now, tally.step, tally.tokens)
+        self._speed.add(now, tally.step, tally.tokens)
         with self._terminal():
-            self._progress.show(glance(tally, self._pace, now))
+            self._progress.show(glance(tally, self._speed, now))
 
     def _say(self, line: str, *, news: bool = False) -> None:
         with self._terminal():

@@ -19,7 +19,7 @@ PLAIN_EVERY = 10.0
 PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
-def glance(tally: Tally, pace: Pace, now: float) -> list[str]:
+def glance(tally: Tally, speed: RecentSpeed, now: float) -> list[str]:
     """A run at a glance, what matters most first; what is not known of its steps is left out."""
     steps = together(tally.performance.values())
     figures, rounds, lines = steps.figures(), tally.rounds, tally.timelines
@@ -37,9 +37,9 @@ def glance(tally: Tally, pace: Pace, now: float) -> list[str]:
     return [
         f"step {tally.step}/{tally.info.total_steps}",
         f"loss {_shown(tally.recent_loss, '.3f')}",
-        f"{amount(pace.tokens_per_second())} tok/s",
+        f"{amount(speed.tokens_per_second())} tok/s",
         "alive {}/{}".format(*lines.alive(tally.info.num_learners)),
-        f"{elapsed}<{clock(pace.seconds_for(tally.info.total_steps - tally.step))}",
+        f"{elapsed}<{clock(speed.seconds_for(tally.info.total_steps - tally.step))}",
         f"goodput {_shown(goodput, '.1%')}",
         f"merged {_shown(tally.merged_share(), '.0%')}",
         *(said.format(value) for said, value in measured.items() if value is not None),
@@ -56,7 +56,7 @@ def fitted(parts: Sequence[str], columns: int) -> str:
     return "  ".join(shown)[: max(0, columns - 1)]
 
 
-class Pace:
+class RecentSpeed:
     """How fast a run has recently been, from samples of its step and its tokens."""
 
     def __init__(self, window: float = 30.0) -> None:

@@ -70,7 +70,7 @@ class Programs:
         return [*SMALLEST, f"--config.data.data_dir={self.data_dir}", f"--workdir={workdir}"]
 
     def finish(self, process: Program, limit: float = LIMIT) -> subprocess.CompletedProcess:
-        """Waits for a program; one that takes too long is ended and fails the test with where its threads were."""
+        """Waits for a program; one that takes too long is ended and fails the test with where it was."""
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:

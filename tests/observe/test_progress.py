@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe.progress import LIVE_EVERY, PLAIN_EVERY, Pace, Progress, fitted, glance
+from ddiloco.observe.progress import LIVE_EVERY, PLAIN_EVERY, Progress, RecentSpeed, fitted, glance
 from ddiloco.observe.records import Noted, StateChanged
 from ddiloco.observe.tally import Tally
 from tests.observe.monitor_script import step
@@ -37,15 +37,15 @@ def tally(run_info):
 
 
 def paced(*samples):
-    pace = Pace()
+    speed = RecentSpeed()
     for sample in samples:
-        pace.add(*sample)
-    return pace
+        speed.add(*sample)
+    return speed
 
 
 def test_a_glance_has_what_matters_most_first(tally):
-    pace = paced((700.0, 300, 0), (720.0, 400, 2_469_120))
-    assert "  ".join(glance(tally, pace, 725.0)) == (
+    speed = paced((700.0, 300, 0), (720.0, 400, 2_469_120))
+    assert "  ".join(glance(tally, speed, 725.0)) == (
         "step 400/500  loss 2.346  123 k tok/s  alive 3/4  12:05<0:20  goodput 87.5%  merged 91%  quorum 3  "
         "grace 42 ms"
     )
@@ -59,7 +59,7 @@ def test_what_was_measured_of_steps_is_shown(tally):
 
 
 def test_what_is_not_known_yet_is_a_dash(run_info):
-    assert "  ".join(glance(Tally(run_info(2), None), Pace(), 0.0)) == (
+    assert "  ".join(glance(Tally(run_info(2), None), RecentSpeed(), 0.0)) == (
         "step 0/4  loss -  - tok/s  alive 2/2  0:00<-  goodput -  merged -  quorum -  grace - ms"
     )
 
@@ -71,23 +71,23 @@ def test_no_line_is_as_wide_as_the_terminal_and_the_first_part_comes_first(parts
 
 
 def test_pace_is_that_of_the_window():
-    pace = Pace(window=10.0)
-    assert pace.tokens_per_second() is None and pace.seconds_for(5) is None
-    pace.add(0.0, 0, 0)
-    assert pace.tokens_per_second() is None and pace.seconds_for(5) is None
+    speed = RecentSpeed(window=10.0)
+    assert speed.tokens_per_second() is None and speed.seconds_for(5) is None
+    speed.add(0.0, 0, 0)
+    assert speed.tokens_per_second() is None and speed.seconds_for(5) is None
     for second in range(1, 21):
-        pace.add(float(second), 2 * second, 100 * second if second <= 10 else 300 * second - 2000)
-    assert pace.tokens_per_second() == 300.0
-    assert pace.seconds_for(5) == 2.5
-    assert pace.seconds_for(-5) == 0.0
+        speed.add(float(second), 2 * second, 100 * second if second <= 10 else 300 * second - 2000)
+    assert speed.tokens_per_second() == 300.0
+    assert speed.seconds_for(5) == 2.5
+    assert speed.seconds_for(-5) == 0.0
 
 
 def test_pace_ignores_a_clock_that_was_set_back_and_knows_no_end_of_a_run_at_rest():
-    pace = Pace()
+    speed = RecentSpeed()
     for time, at in ((5.0, 1), (4.0, 9), (5.0, 9), (7.0, 1)):
-        pace.add(time, at, at)
-    assert pace.tokens_per_second() == 0.0
-    assert pace.seconds_for(1) is None
+        speed.add(time, at, at)
+    assert speed.tokens_per_second() == 0.0
+    assert speed.seconds_for(1) is None
 
 
 def test_lines_stand_above_the_live_one_which_is_drawn_over(terminal):

@@ -56,6 +56,7 @@ class Fleet:
             self._observer,
             merge_time,
             self._deliver,
+            {learner: place.down for learner, place in places.items()},
         )
 
     @property

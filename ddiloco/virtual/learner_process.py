@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.virtual.calendar import Calendar
-from ddiloco.virtual.links import Link
+from ddiloco.virtual.links import Link, WaitingFragments
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
 
 
@@ -73,8 +74,7 @@ class VirtualLearner:
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
-        # By fragment, what waits for the link; a newer offer takes the place of an older one.
-        self._offers: dict[int, tuple[events.FragmentArrived, Payload]] = {}
+        self._offers = WaitingFragments(place.up, calendar, functools.partial(send, self))
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
         self._beating = False
         self._said_at = calendar.now
@@ -108,9 +108,9 @@ class VirtualLearner:
 
     def forget_offer(self, fragment: int, version: int) -> None:
         """An update begins to arrive; an offer on an older version that waits for the link is not sent."""
-        waits = self._offers.get(fragment)
+        waits = self._offers.messages.get(fragment)
         if waits is not None and waits[0].contribution.version < version:
-            del self._offers[fragment]
+            del self._offers.messages[fragment]
             self._show()
 
     # What happens to it.
@@ -148,7 +148,7 @@ class VirtualLearner:
         if self.alive:
             self.alive = False
             self._step = None
-            self._offers.clear()
+            self._offers.messages.clear()
             self.arrays.lose()
             self._observer.entered(self.number, state, self._chips, self._calendar.now)
 
@@ -240,24 +240,12 @@ class VirtualLearner:
                 self.arrays.offer(c.fragment, c.step)
             case actions.SendOffer(round_id, c):
                 offer = self.arrays.offered(c.fragment, c.step)
-                self._offers[c.fragment] = events.FragmentArrived(round_id, c), offer
-                self._send_offer()
+                self._offers.put(c.fragment, events.FragmentArrived(round_id, c), offer)
             case actions.ApplyUpdate():
                 [payload] = fragments
                 self.arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
-
-    def _send_offer(self) -> None:
-        """Sends the offer that waits longest, once the link is free."""
-        if not self._offers:
-            return
-        free_at = self.place.up.free_at
-        if free_at > self._calendar.now:
-            self._calendar.at(free_at, self._send_offer)
-        else:
-            event, offer = self._offers.pop(next(iter(self._offers)))
-            self._send(self, event, offer)
 
     @property
     def _chips(self) -> int:
@@ -275,7 +263,7 @@ class VirtualLearner:
             return State.STARTING
         if self.core.done:
             return State.FINISHED
-        on_the_way = self._offers or self._calendar.now < self._arrives_at
+        on_the_way = self._offers.messages or self._calendar.now < self._arrives_at
         return State.WAITING_FOR_NETWORK if on_the_way else State.WAITING_FOR_PEERS
 
     def _show(self) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
+from typing import Any
+
+from ddiloco.virtual.calendar import Alarm, Calendar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,3 +47,30 @@ class Link:
 
     def _delay(self) -> float:
         return self._rng.expovariate(1 / self.quality.jitter) if self.quality.jitter else 0.0
+
+
+class WaitingFragments:
+    """What waits until a link is free: of each fragment the newest version or offer, as on a real link.
+
+    So a link that is too thin for all of them falls no further behind.
+
+    Attributes:
+      messages: by fragment, the arguments for `send`; the first in turn comes first.
+    """
+
+    def __init__(self, link: Link, calendar: Calendar, send: Callable[..., None]) -> None:
+        """`send` puts a message on the link."""
+        self.messages: dict[int, tuple[Any, ...]] = {}
+        self._link, self._calendar, self._send = link, calendar, send
+        self._alarm = Alarm(calendar, self._go_on)
+
+    def put(self, fragment: int, *message: Any) -> None:
+        """Sends it as soon as it is its turn and the link is free."""
+        self.messages[fragment] = message
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self.messages and self._link.free_at <= self._calendar.now:
+            self._send(*self.messages.pop(next(iter(self.messages))))
+        if self.messages:
+            self._alarm.set(self._link.free_at)

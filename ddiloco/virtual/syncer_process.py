@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.outer.encoding import InvalidContribution
@@ -13,6 +13,7 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import Arrivals, fragments_with
 from ddiloco.virtual.calendar import Alarm, Calendar
+from ddiloco.virtual.links import Link, WaitingFragments
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 
 # Whom, ..., bytes; returns whether the link has taken it.
@@ -31,7 +32,9 @@ class VirtualSyncer:
         observer: Observer,
         merge_time: Callable[[], float],
         deliver: Deliver,
+        downlinks: Mapping[int, Link],
     ) -> None:
+        """`downlinks`: by learner."""
         self.finished_at: float | None = None
         self.durable = SyncerState.initial(policy.num_fragments)
         self._policy, self._total_steps = policy, total_steps
@@ -42,6 +45,7 @@ class VirtualSyncer:
         self._deliver = deliver
         self._process = 0
         self._merging_until = 0.0  # merges are made one after the other
+        self._updates = {m: WaitingFragments(link, calendar, self._tell) for m, link in downlinks.items()}
         self._alarm = Alarm(calendar, lambda: self.take(events.Timeout()))
         self._arrivals: Arrivals[Payload] = Arrivals()
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
@@ -57,8 +61,14 @@ class VirtualSyncer:
         self.core = None
         self._process += 1
         self._merging_until = 0.0
-        self._sent.clear()
+        self._disconnect()
         self._alarm.clear()
+
+    def _disconnect(self) -> None:
+        """What was sent, or was to be, is forgotten with its connections."""
+        self._sent.clear()
+        for updates in self._updates.values():
+            updates.messages.clear()
 
     def restart(self) -> None:
         """A new process, from what was durable."""
@@ -98,10 +108,10 @@ class VirtualSyncer:
             case actions.Tell(receivers, event):
                 payload = [self.arrays.fragment(p) for p in fragments_with(event)]
                 for receiver in receivers:
-                    if self._has(receiver, event):
-                        continue
-                    if self._deliver(*receiver, event, payload, self._size(receiver, event)):
-                        self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
+                    if isinstance(event, events.UpdateArrived):
+                        self._updates[receiver[0]].put(event.fragment, receiver, event, payload)
+                    else:
+                        self._tell(receiver, event, payload)
             case actions.Merge():
                 given = self._arrivals.take(action)
                 begins = max(self._calendar.now, self._merging_until)
@@ -116,6 +126,14 @@ class VirtualSyncer:
             case actions.Finish():
                 self.finished_at = self._calendar.now
 
+    def _tell(self, receiver: tuple[int, int], event: events.FromSyncer, payload: Sequence[Payload]) -> None:
+        if self._has(receiver, event):
+            return
+        if isinstance(event, events.Welcomed):  # it brings what waits
+            self._updates[receiver[0]].messages.clear()
+        if self._deliver(*receiver, event, payload, self._size(receiver, event)):
+            self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
+
     def _has(self, receiver: tuple[int, int], event: events.FromSyncer) -> bool:
         """Whether the link has taken its fragments already: like a real connection it carries each once."""
         match event:
@@ -126,11 +144,13 @@ class VirtualSyncer:
         return False
 
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
-        """Bytes that go with an event: only a difference for a learner that was sent the version before."""
+        """Bytes that go with an event: differences to what a learner was sent, if they are half as many."""
         welcomed, traffic, size = isinstance(event, events.Welcomed), self.arrays.traffic, 0
         for p, version in _versions(event).items():
-            follows = not welcomed and self._sent.get((receiver, p)) == version - 1
-            size += (traffic.difference if follows else traffic.version)[p]
+            missing = version - self._sent.get((receiver, p), version)
+            differences = missing * traffic.difference[p]
+            follows = not welcomed and 0 < 2 * differences <= traffic.version[p]
+            size += differences if follows else traffic.version[p]
         return size
 
     def _merge(self, process: int, action: actions.Merge, given: list) -> None:

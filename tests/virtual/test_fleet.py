@@ -164,6 +164,24 @@ def test_an_offer_that_an_update_overtakes_while_it_waits_for_its_link_is_not_se
     assert thin.free_at < fleet.calendar.now + 5.0  # nor does anything queue up
 
 
+def test_an_update_that_waits_for_its_link_gives_way_to_a_newer_one_and_is_lost_with_its_syncer():
+    policy = dataclasses.replace(TWO, num_fragments=2)
+    fleet, told = small_fleet(policy, 120, sizes=(100, 100))
+    thin = fleet.places[1].down
+    thin.quality = LinkQuality(bandwidth=20.0)  # 5 s for a fragment, of which one is due every 2 s
+    run(fleet)
+    newest, here = ([v for _, m, v in told.of("update") if m == learner][-1] for learner in (0, 1))
+    assert here >= newest - 2
+    assert thin.free_at < fleet.calendar.now + 5.0
+
+    fleet, told = small_fleet(policy, 120, sizes=(100, 100))
+    thin = fleet.places[1].down
+    thin.quality = LinkQuality(bandwidth=20.0)
+    fleet.calendar.at(60.5, fleet.syncer.crash)
+    fleet.run(stop=lambda: fleet.calendar.now > 200.0)
+    assert thin.free_at < 60.5 + 5.0
+
+
 def test_what_is_lost_is_sent_again_over_a_thin_link():
     policy = dataclasses.replace(ONE, resend_timeout=2.0)
     fleet, told = small_fleet(policy, 8, quality=LinkQuality(bandwidth=1000.0), sizes=(100,))
@@ -242,15 +260,17 @@ def test_bytes_that_vanish_are_not_received():
     assert received == [(0, 100), (1, 100), (0, 100), (1, 100), (0, 100)]  # welcomes, version 1, version 2
 
 
-def test_after_an_update_that_was_lost_the_next_comes_whole_and_only_then_a_difference():
+@pytest.mark.parametrize(("difference", "after"), [(7, 14), (26, 100)])
+def test_after_an_update_that_was_lost_come_two_small_differences_or_the_version(difference, after):
     fleet, told = small_fleet(TWO, 12)
-    fleet.syncer.arrays.traffic = Traffic(version=(100,), offer=(0,), difference=(7,))
+    fleet.syncer.arrays.traffic = Traffic(version=(100,), offer=(0,), difference=(difference,))
     down = fleet.places[1].down
     fleet.calendar.at(3.5, lambda: setattr(down, "cut", True))
     fleet.calendar.at(4.5, lambda: setattr(down, "cut", False))
     run(fleet)
     received = [[count for m, _, count in told.of("bytes") if m == n and count] for n in (0, 1)]
-    assert received == [[100, 7, 7, 7], [100, 100, 7]]  # welcome, version 1 unless it is lost, 2 and 3
+    one = difference
+    assert received == [[100, one, one, one], [100, after, one]]  # welcome, version 1 unless it is lost, 2, 3
 
 
 def test_a_run_that_does_not_end_is_told_after_so_many_events():

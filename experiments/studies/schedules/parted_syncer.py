@@ -74,7 +74,7 @@ class PartedSyncer(VirtualSyncer):
 
     def crash(self, whole: bool = False) -> None:
         """One of the processes dies, or all of them."""
-        self._sent.clear()  # with its connections
+        self._disconnect()
         everyone = [self._authority, *self._parts]
         for process in everyone if whole else self._rng.choice([everyone, *([one] for one in everyone)]):
             self.on_death(process.number)

@@ -60,8 +60,8 @@ def ring_bytes(num_params: int, learners: int) -> float:
 def exchange_seconds(experiment: Experiment, num_params: int) -> float:
     """Seconds of a step's exchange between learners, over the links of `virtual`; 0 for a lone learner.
 
-    A ring goes at its slowest link, and each of its 2 (M - 1) hops takes the longest latency. Jitter, losses
-    and a route through the syncer are not counted, all in favour of data-parallel training.
+    A ring goes at its slowest link, and each of its 2 (M - 1) hops takes the longest latency. A route through
+    the syncer is not counted, in favour of data-parallel training.
     """
     v, learners = experiment.virtual, experiment.sync.num_learners
     if experiment.algorithm == "lone_learner" or learners == 1:

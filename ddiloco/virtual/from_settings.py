@@ -124,6 +124,17 @@ def check_fleet(experiment: Experiment) -> None:
             "config.virtual.lives: is spare_capacity, but data_parallel takes in no chips; "
             "elastic_data_parallel does"
         )
+    for name in ("jitter", "loss") if experiment.algorithm in BASELINES else ():
+        if any(values := getattr(experiment.virtual, name)):
+            raise ConfigError(
+                f"config.virtual.{name}: is {values}, but must be 0 for {experiment.algorithm}, "
+                "whose exchange takes what config.virtual.latency and bandwidth say"
+            )
+    if paced := experiment.train.min_step_seconds:
+        raise ConfigError(
+            f"config.train.min_step_seconds: is {paced}, but must be () where driver is virtual: "
+            "config.virtual.step_seconds says how long steps take"
+        )
     try:
         chips_by_learner(experiment)
     except ValueError as error:

@@ -156,6 +156,22 @@ def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, mad
     assert told.startswith(f"config.virtual.lives: is {lives}, but must be steady for lone_learner")
 
 
+@pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel", "lone_learner"])
+@pytest.mark.parametrize("field", ["jitter", "loss"])
+def test_a_job_without_a_syncer_has_no_messages_to_delay_or_lose(algorithm, field, made):
+    check_fleet(made("decoupled", virtual={field: (0.0, 0.1)}))
+    told = refused(lambda: check_fleet(made(algorithm, virtual={field: (0.0, 0.1)})))
+    assert told.startswith(f"config.virtual.{field}: is (0.0, 0.1), but must be 0 for {algorithm}, ")
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+def test_no_step_waits_for_a_wall_clock_in_virtual_time(algorithm, made):
+    told = refused(lambda: check_fleet(made(algorithm, train={"min_step_seconds": (0.0, 0.1)})))
+    assert told.startswith(
+        "config.train.min_step_seconds: is (0.0, 0.1), but must be () where driver is virtual: "
+    )
+
+
 def test_a_job_without_elasticity_has_no_use_for_spare_chips(made):
     check_fleet(made("elastic_data_parallel", virtual={"lives": "spare_capacity"}))
     told = refused(lambda: check_fleet(made("data_parallel", virtual={"lives": "spare_capacity"})))

@@ -93,7 +93,7 @@ class Captioner(dense.Decoder):
             mask = prefix_mask(config.num_patches, length)
             return self.call(angles, masked(config.attention, mask, constrain), constrain)
 
-        parts = [self.embed_image(image_BxHxWxC), self.embed(inputs_BxL)]
+        parts = [self.embed_image(image_BxHxWxC), self.looked_up(inputs_BxL, constrain)]
         x_BxSxD = constrain(jnp.concatenate(parts, axis=1), ("batch", None, None))
         x_BxSxD, _ = stack.run(self.layers, caller, x_BxSxD, (positions_BxS,), constrain, config)
         return Output(self.logits(x_BxSxD[:, config.num_patches :], constrain))

@@ -257,10 +257,14 @@ class Decoder(nnx.Module):
             return self.call(angles, attend, constrain, segments_BxL > 0)
 
         rows = positions_BxL, segments_BxL
-        # As the table lies, for the rows of one copy of the model: each device would else have those of all.
-        x_BxLxD = constrain(self.embed(inputs_BxL), ("copy", None, "embed"))
-        x_BxLxD = constrain(x_BxLxD, ("batch", None, None))
+        x_BxLxD = self.looked_up(inputs_BxL, constrain)
         return stack.run(self.layers, caller, x_BxLxD, rows, constrain, config)
+
+    def looked_up(self, tokens_BxL: jax.Array, constrain: Constrain) -> jax.Array:
+        """The tokens' rows of the table, as the first layer reads them."""
+        # As the table lies, for the rows of one copy of the model: each device would else have those of all.
+        x_BxLxD = constrain(self.embed(tokens_BxL), ("copy", None, "embed"))
+        return constrain(x_BxLxD, ("batch", None, None))
 
     def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         """The layers, as `stack.layers` makes them."""

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
-from ddiloco.training.loss import next_token_loss
+from ddiloco.training.loss import caption_loss, next_token_loss
 from ddiloco.training.parameters import abstract_parameters, init_parameters
 from ddiloco.training.sharding import OnMesh, parameter_shardings
 from ddiloco.training.step import make_train_step, shard_batch
@@ -65,8 +66,13 @@ def test_the_kernel_of_attention_runs_inside_of_stages():
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_no_device_looks_up_the_tokens_of_another_copy_of_the_model():
+@pytest.mark.parametrize("model", ["dense", "captioner"])
+def test_no_device_looks_up_the_tokens_of_another_copy_of_the_model(model):
     config, mesh = dataclasses.replace(CONFIG, num_layers=1, vocab_size=400), mesh_of(8, data=2, fsdp=4)
+    batch, loss_of = BATCHES[0], next_token_loss
+    if model == "captioner":
+        config, loss_of = CaptionerConfig(**dataclasses.asdict(config)), caption_loss
+        batch = {**batch, "image": np.zeros((16, 12, 32, 1), np.uint8)}
     shardings = parameter_shardings(config, mesh)
     params = {
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
@@ -74,10 +80,10 @@ def test_no_device_looks_up_the_tokens_of_another_copy_of_the_model():
     }
 
     def loss(params, batch):
-        return next_token_loss(config, params, batch, constrain=OnMesh(mesh)).objective
+        return loss_of(config, params, batch, constrain=OnMesh(mesh)).objective
 
     gradient = jax.jit(jax.grad(loss), out_shardings=shardings)
-    text = gradient.lower(params, shard_batch(BATCHES[0], mesh)).compile().as_text()
+    text = gradient.lower(params, shard_batch(batch, mesh)).compile().as_text()
     assert "f32[8,12,4]" in text  # of the rows of one copy a quarter of the width
     assert "f32[16,12," not in text
 

@@ -34,6 +34,8 @@ def causal(implementation: str, segments_BxL: jax.Array, constrain: Constrain) -
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         chosen: Any = suited(implementation, constrain.mesh, query)
+        if chosen != "xla":
+            key, value = spread(query, key, value, constrain)
         if chosen == "splash":
             return _splash(query, key, value, segments_BxL, constrain)
         return jax.nn.dot_product_attention(query, key, value, mask=mask_Bx1xLxL, implementation=chosen)
@@ -47,6 +49,8 @@ def masked(implementation: str, mask: jax.Array, constrain: Constrain) -> Attend
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         chosen: Any = suited(implementation, constrain.mesh, query)
         chosen = "xla" if chosen == "splash" else chosen
+        if chosen == "cudnn":
+            key, value = spread(query, key, value, constrain)
         return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=chosen)
 
     return attend
@@ -76,6 +80,22 @@ def suited(implementation: str, mesh: Mesh | None, query_BxLxNxH: jax.Array) -> 
     return "xla"
 
 
+def spread(
+    query_BxLxNxH: jax.Array, key_BxLxKxH: jax.Array, value_BxLxKxH: jax.Array, constrain: Constrain
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values with which each device has those that its query heads need, as kernels ask for.
+
+    Where there are fewer key heads than shards of query heads, they come again for each query head.
+    """
+    queries = ("batch", None, "heads", None)
+    keys = constrain.spec(("batch", None, "kv_heads", None), key_BxLxKxH.shape)
+    if keys == constrain.spec(queries, query_BxLxNxH.shape):
+        return key_BxLxKxH, value_BxLxKxH
+    again = query_BxLxNxH.shape[2] // key_BxLxKxH.shape[2]
+    key, value = (constrain(jnp.repeat(x, again, axis=2), queries) for x in (key_BxLxKxH, value_BxLxKxH))
+    return key, value
+
+
 def _splash(
     query_BxLxNxH: jax.Array,
     key_BxLxKxH: jax.Array,
@@ -84,16 +104,13 @@ def _splash(
     constrain: Constrain,
 ) -> jax.Array:
     """The TPU's flash attention, each device with its own rows and heads; elsewhere interpreted, slowly."""
-    mesh, heads = constrain.mesh, query_BxLxNxH.shape[2]
+    mesh = constrain.mesh
     interpret = (jax.default_backend() if mesh is None else mesh.devices.flat[0].platform) != "tpu"
     attend = functools.partial(_splash_on_device, interpret=interpret)
     if mesh is None:
         return attend(query_BxLxNxH, key_BxLxKxH, value_BxLxKxH, segments_BxL)
     query = constrain.spec(("batch", None, "heads", None), query_BxLxNxH.shape)
     key = constrain.spec(("batch", None, "kv_heads", None), key_BxLxKxH.shape)
-    if key != query:  # fewer key heads than shards of query heads: each device gets those that its own need
-        key, again = query, heads // key_BxLxKxH.shape[2]
-        key_BxLxKxH, value_BxLxKxH = (jnp.repeat(x, again, axis=2) for x in (key_BxLxKxH, value_BxLxKxH))
     segments = constrain.spec(("batch", None), segments_BxL.shape)
     shards = jax.shard_map(
         attend, mesh=mesh, in_specs=(query, key, key, segments), out_specs=query, check_vma=False

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ddiloco.models.attention import causal, suited
+from ddiloco.models.attention import causal, spread, suited
 from ddiloco.models.parameter import unconstrained
 from ddiloco.training.sharding import OnMesh
 from tests.training.batches import mesh_of, packed_batch
@@ -53,6 +53,17 @@ def test_splash_gives_what_the_plain_one_gives_and_its_gradients(sizes, segments
     found = seen_and_gradients("splash", inputs(), segments, constrain)
     for ours, expected in zip(found, seen_and_gradients("xla", inputs(), segments), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_of_too_few_heads_lie_over_the_devices_as_the_queries_do():
+    """As cuDNN's kernel asks for; it refuses other layouts, and only where it runs."""
+    constrain = OnMesh(mesh_of(8, **MESHES["heads over four"]))
+    (query, *few), axes = inputs(), ("batch", None, "heads", None)
+    for given, found in zip(few, spread(query, *few, constrain), strict=True):
+        np.testing.assert_array_equal(found, jnp.repeat(given, 2, axis=2))
+        assert found.sharding.spec == constrain(query, axes).sharding.spec
+    enough = inputs(HEADS)
+    assert all(a is b for a, b in zip(enough[1:], spread(*enough, constrain), strict=True))
 
 
 @pytest.mark.parametrize("implementation", ["xla", "splash"])

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ddiloco.config import ConfigError
 from ddiloco.disk.tape.recorder import LearnerTape
 from ddiloco.goodput.accounting import State
@@ -23,10 +25,10 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.evaluator import Evaluations
 from ddiloco.roles.exchange import Pieces
-from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
+from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.taping import Tapes
-from ddiloco.roles.transfer import Offer
+from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.experiment import Experiment, step_tokens, task_of
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, make_fleet, patience_for_merges
@@ -157,10 +159,14 @@ class TapingObserver(RecordingObserver):
         now: float,
     ) -> None:
         """The core of a learner took an event and answered with these actions."""
-        tape = self._tape(learner.number, learner.process)
-        tape.heard(event, now)
-        if any(isinstance(action, actions.AdoptAll) for action in out):
-            tape.adopted(fresh=True, origin=None)
+        self._tape(learner.number, learner.process).heard(event, now)
+
+    def recovered(self, learner: VirtualLearner, donor: VirtualLearner | None, now: float) -> None:
+        """A learner takes in its welcome, with the inner state that the donor has now; None: a fresh one."""
+        origin = None if donor is None else self._tape(donor.number, donor.process).gave()
+        self._tape(learner.number, learner.process).adopted(origin is None, origin)
+        values = {"learner": learner.number, "inner_state": "fresh" if donor is None else "peer"}
+        self.noted("recovered", values, now)
 
     def end(self) -> None:
         """The run is over."""
@@ -176,6 +182,19 @@ class TapingObserver(RecordingObserver):
             tape = self._tapes.learner(learner, process, self._equipment[learner])
             self._learners[learner] = process, tape
         return tape
+
+
+class _Arrays(TrainingArrays):
+    """Those of one process of a learner, which joins with the inner state that `recovery` then gives."""
+
+    def __init__(
+        self, equipment: Equipment, erred: Erred, recovery: Callable[[], Sequence[np.ndarray] | None]
+    ) -> None:
+        super().__init__(equipment, erred)
+        self._recovery = recovery
+
+    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
+        super().adopt(fragments, self._recovery() if inner is None else inner)
 
 
 class VirtualRun:
@@ -229,8 +248,21 @@ class VirtualRun:
             for found in records.corruption(learner, step, devices, self._fleet.calendar.now):
                 self._record(found)
 
-        self.learners[learner] = TrainingArrays(self._equipment[learner], erred)
+        recovery = partial(self._inner_state, learner)
+        self.learners[learner] = _Arrays(self._equipment[learner], erred, recovery)
         return self.learners[learner]
+
+    def _inner_state(self, learner: int) -> Sequence[np.ndarray] | None:
+        """What a learner that joins gets of the furthest other, as from a peer; None: a fresh one.
+
+        Before the first merge all begin alike.
+        """
+        others = [p for m, p in self._fleet.processes.items() if m != learner]
+        begun = any(self._fleet.syncer.durable.versions)
+        peers = [p for p in others if begun and p.alive and p.core.recovered]
+        donor = max(peers, key=lambda p: p.core.clock, default=None)
+        self._observer.recovered(self._fleet.processes[learner], donor, self._fleet.calendar.now)
+        return None if donor is None else host_arrays(donor.arrays.inner())  # type: ignore[attr-defined]
 
 
 def run_without_arrays(

@@ -19,6 +19,7 @@ from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.virtual.lives import Change, write_trace
+from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import assert_equal, devices, experiment, run_local
 
@@ -302,6 +303,28 @@ def test_a_trace_that_would_be_set_aside_is_refused_before_anything_is(data_dir,
     with pytest.raises(ConfigError, match=r"^config\.virtual\.trace: .* is in the workdir"):
         run_job(virtual(data_dir, virtual=trace), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["lives.csv"]
+
+
+def test_a_learner_that_returns_goes_on_with_the_inner_state_of_a_peer(data_dir, tmp_path):
+    write_trace(tmp_path / "lives.csv", [Change(5.5, 1, "fail"), Change(6.0, 1, "recover")])
+    quick = {"notice_seconds": 0.5, "recovery_seconds": 1.25}
+    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv"), **quick}
+    taken, begun = [], []
+
+    def count():
+        """The steps that each inner state has taken in."""
+        inner = [fleet.learners[m].inner() for m in (0, 1)]
+        begun.extend({int(leaf) for leaf in leaves if leaf.dtype == np.int32} for leaves in inner)
+
+    with devices(1):
+        fleet = FleetRun(assembly_of(virtual(data_dir, virtual=trace)), taken.append, threading.Event())
+        fleet._fleet.calendar.at(9.5, count)
+        assert fleet.run().finished
+    # It joins at 7.25, when the other has begun its eighth step, and begins its own third at 9.25.
+    assert begun == [{10}, {8 + 3}]
+    noted = [record for record in taken if isinstance(record, records.Noted) and record.name == "recovered"]
+    given = [(record.time, record.values["learner"], record.values["inner_state"]) for record in noted]
+    assert given == [(0.0, 0, "fresh"), (0.0, 1, "fresh"), (7.25, 1, "peer")]
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.01])  # of a step; to start takes 30

@@ -16,6 +16,7 @@ from ddiloco.observe.words import amount, clock, seconds
 
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0
+LEAST_STEPS = 4  # that a speed is taken over
 PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
@@ -60,7 +61,7 @@ class RecentSpeed:
     """How fast a run has recently been, from samples of its step and its tokens."""
 
     def __init__(self, window: float = 30.0) -> None:
-        """`window`: seconds to average over."""
+        """`window`: seconds to average over; more where a few steps take longer."""
         self._window = window
         self._samples: collections.deque[tuple[float, int, int]] = collections.deque()
 
@@ -68,8 +69,14 @@ class RecentSpeed:
         """Adds the counts at `time`; one before the last sample is ignored."""
         if self._samples and time <= self._samples[-1][0]:
             return
+        if [sample[1:] for sample in [*self._samples][-2:]] == 2 * [(step, tokens)]:
+            self._samples.pop()  # nothing has happened since the one before
         self._samples.append((time, step, tokens))
-        while len(self._samples) > 2 and self._samples[1][0] <= time - self._window:
+        while (
+            len(self._samples) > 2
+            and self._samples[1][0] <= time - self._window
+            and self._samples[0][1] < step - LEAST_STEPS
+        ):
             self._samples.popleft()
 
     def tokens_per_second(self) -> float | None:

@@ -14,7 +14,7 @@ from ddiloco.page.timeline import Slots, Span
 SPANS = 8192  # of all lanes together
 LEAST_SPANS = 48  # of a lane
 SHOWN_ROUNDS = 24
-RATE_SECONDS = 30.0  # that tokens a second are taken over
+RATE_SECONDS = 30.0  # that tokens a second are taken over; more where a few steps take longer
 
 Values = Sequence[float | None]
 
@@ -378,7 +378,8 @@ def _pace(slots: Slots, number: int, of: LearnerHistory, state: str, lane: Seque
         return of.tokens / stepped if stepped else None
     sums = slots.sums(("tokens", number))
     whole = sums[:-1] or sums  # the last slot is not over yet
-    recent = whole[-max(1, round(RATE_SECONDS / slots.width)) :]
+    span = max(RATE_SECONDS, 4 * (of.step_seconds or 0.0))
+    recent = whole[-max(1, round(span / slots.width)) :]
     return sum(recent) / (len(recent) * slots.width) if recent else None
 
 

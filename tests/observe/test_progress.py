@@ -82,6 +82,15 @@ def test_pace_is_that_of_the_window():
     assert speed.seconds_for(-5) == 0.0
 
 
+def test_pace_of_steps_that_take_longer_than_the_window_is_that_of_the_last_few():
+    speed = RecentSpeed(window=30.0)
+    for second in range(3000):
+        speed.add(float(second), second // 300, 1000 * (second // 300))
+    assert 4 / 5 * 1000 / 300 <= speed.tokens_per_second() <= 1000 / 300
+    assert 300 <= speed.seconds_for(1) <= 5 / 4 * 300
+    assert len(speed._samples) < 12  # however often it is asked for
+
+
 def test_pace_ignores_a_clock_that_was_set_back_and_knows_no_end_of_a_run_at_rest():
     speed = RecentSpeed()
     for time, at in ((5.0, 1), (4.0, 9), (5.0, 9), (7.0, 1)):

@@ -12,6 +12,7 @@ RUNS = {
     "steady": {},
     "thin_link": {"bandwidth": [1e6, 1e6, 1e6, 400.0]},
     "third_speed": {"step_seconds": [1.0, 1.0, 1.0, 3.0]},
+    "long_steps": {"step_seconds": [300.0], "steps": 40},
     "lives": {"lives": "50,2,fail,\n120,2,recover,\n200,1,fail,"},
     "all_links_thin": {"bandwidth": [300.0], "steps": 100},
     "busy_syncer": {"merge_seconds": 6.0, "steps": 120},

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 
+import pytest
+
 from ddiloco.page import history as history_module
 from ddiloco.page.history import History
 from ddiloco.page.view import read_view, view_of
@@ -170,9 +172,9 @@ def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, t
     assert view_of(history).learners
 
 
-def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_path, monkeypatch):
-    target = tmp_path / "run"
-    shutil.copytree(run_of("steady"), target)
+def going_on(workdir, target, monkeypatch):
+    """A copy of the run as if it was not over."""
+    shutil.copytree(workdir, target)
     summary = json.loads((target / "summary.json").read_text())
     for name in ("driver", "finished", "interrupted"):
         summary.pop(name)
@@ -182,9 +184,21 @@ def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_
             f"{json.dumps(line)}\n" for line in lines(target / "states.jsonl") if line["state"] != "finished"
         )
     )
+    monkeypatch.setattr(history_module, "ALIVE", 1e9)
+    return target
+
+
+def test_tokens_a_second_of_long_steps_are_those_of_the_last_few(run_of, tmp_path, monkeypatch):
+    view = read_view(going_on(run_of("long_steps"), tmp_path / "run", monkeypatch))
+    for one in view.learners:
+        assert one.step_seconds == 300.0
+        assert one.tokens_per_second == pytest.approx(one.tokens / one.clock / 300.0, rel=0.3)
+
+
+def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_path, monkeypatch):
+    target = going_on(run_of("steady"), tmp_path / "run", monkeypatch)
     steps = target / "learners" / "2" / "steps.jsonl"
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:200]))
-    monkeypatch.setattr(history_module, "ALIVE", 1e9)
     view = read_view(target)
     assert view.status == "running"
     assert [one.state for one in view.learners] == ["stepping", "stepping", "hung", "stepping"]

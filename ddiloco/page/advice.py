@@ -284,7 +284,7 @@ def waiting(view: RunView) -> Iterator[Advice]:
     if waited > 0.05:
         yield Advice(
             f"Learners wait: {share(waited)} of the chips' time.",
-            "They wait for the slowest learner or for an update, since config.sync.max_run_ahead is bounded.",
+            f"With algorithm {view.setting('algorithm')} they wait for the slowest, and for the network.",
             "The preset `decoupled` (a quorum below M, no bound on running ahead) waits for nobody.",
             trouble=False,
         )

@@ -22,6 +22,7 @@ RUNS = {
         "algorithm": "streaming",
         "steps": 60,
     },
+    "one_job_waits": {"step_seconds": [1.0, 1.0, 1.0, 3.0], "algorithm": "data_parallel", "steps": 20},
     "restarts": {"lives": "\n".join(f"{t},2,fail,\n{t + 5},2,recover," for t in (20, 80, 140, 200))},
     "late_offers": {"latency": [0.0, 0.0, 0.0, 9.0]},
     "far_apart": {"latency": [2.5]},

@@ -38,7 +38,7 @@ def timed(
         trace = workdir.with_suffix(".csv")
         trace.write_text(f"time,learner,event,share\n{lives}\n")
         settings |= {"lives": "trace", "trace": str(trace)}
-    groups = {"sync": FLEET | POLICIES[algorithm] | (sync or {}), "train": {"steps": steps}}
+    groups = {"sync": FLEET | POLICIES.get(algorithm, {}) | (sync or {}), "train": {"steps": steps}}
     experiment = virtual(data_dir, algorithm, virtual=settings, **groups)
     job.run_job(experiment, workdir, threading.Event())
     return workdir

@@ -20,6 +20,7 @@ PLANTED = {
     "busy_syncer": [("syncer_at_its_limit", None)],
     "no_grace": [("grace_unused", None)],
     "everybody_waits": [("slow", 3), ("waiting", None)],
+    "one_job_waits": [("waiting", None)],
     "nan": [("not_finite", 1)],
     "slow_disk": [("waits_for_data", 2)],
     "hang": [("hung", 2)],
@@ -65,6 +66,14 @@ def test_a_host_may_take_a_while_to_connect(view_of):
     view = view_of("missing_host")
     lately = [dataclasses.replace(at, state_seconds=3.0) for at in view.learners[2].hosts]
     assert advice(changed(view, hosts=[(), (), lately, ()])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("everybody_waits", "streaming"), ("one_job_waits", "data_parallel")]
+)
+def test_those_who_wait_hear_which_algorithm_has_it_so(view_of, name, algorithm):
+    [said] = [one for one in advice(view_of(name)) if one.rule == "waiting"]
+    assert said.why.startswith(f"With algorithm {algorithm} they wait")
 
 
 def test_trouble_comes_before_what_could_be_better(view_of):

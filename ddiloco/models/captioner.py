@@ -39,6 +39,8 @@ class CaptionerConfig(dense.DenseConfig):
                     f"patch_size: is {self.patch_size}, but must be a divisor of {side} {getattr(self, side)}"
                 )
         check_pixels(self)
+        if self.attention == "splash":
+            raise ValueError("attention: is splash, which is for text alone, but must be auto, xla or cudnn")
 
     @property
     def num_patches(self) -> int:

@@ -154,6 +154,10 @@ def test_operations_count_the_patches_too():
         ({"image_width": 30}, "model.patch_size: is 4, but must be a divisor of image_width 30"),
         ({"pixel_mean": (0.1, 0.2)}, "model.pixel_mean: has 2 entries, but must have 1 or one a channel"),
         ({"head_dim": 7}, "model.head_dim: is 7, but must be even"),
+        (
+            {"attention": "splash"},
+            "model.attention: is splash, which is for text alone, but must be auto, xla or cudnn",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_line(values, told):

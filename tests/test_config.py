@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from configs import chaos, dense, heterogeneous, loop, micro, scavenging, sections
+from configs import chaos, dense, heterogeneous, loop, micro, multimodal, scavenging, sections
 from ddiloco.config import ConfigError, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS
 from ddiloco.settings.experiment import all_settings, parse, to_json
@@ -233,6 +233,15 @@ def test_settings_say_who_must_share_them():
             {"model.attention": "splash", "data.sequence_length": 200},
             "config.data.sequence_length: is 200, but must be a multiple of 128 for splash",
         ),
+        (
+            {
+                "model.attention": "cudnn",
+                "model.compute_dtype": "bfloat16",
+                "model.head_dim": 32,
+                "data.sequence_length": 201,
+            },
+            "config.data.sequence_length: is 201, but must be a multiple of 2 for cudnn",
+        ),
         ({"driver": "virtual", "eval.devices": 1}, "config.eval.devices: is 1, but must be 0 but for"),
         (
             {"eval.every": None, "eval.devices": 1},
@@ -292,6 +301,18 @@ def test_settings_that_contradict_each_other_are_told(changes, told):
     with config.ignore_type():
         config.update_from_flattened_dict(changes)
     assert refusal(ConfigError, parse, config).startswith(told)
+
+
+@pytest.mark.parametrize(("width", "fits"), [(32, True), (36, False)])
+def test_a_kernel_for_even_lengths_reads_patches_and_tokens(width, fits):
+    config = multimodal.get_config()
+    config.model.update({"attention": "cudnn", "compute_dtype": "bfloat16"})
+    config.model.image_width = width
+    if fits:
+        parse(config)
+    else:
+        told = "config.model.attention: is cudnn, but 45 patches and tokens are an odd number"
+        assert refusal(ConfigError, parse, config) == told
 
 
 def test_settings_of_a_loop_are_what_every_process_reads():

@@ -66,6 +66,8 @@ class DenseConfig(stack.LayersConfig):
             raise ValueError(f"head_dim: is {self.head_dim}, but must be even")
         if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
             raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
+        if self.attention == "cudnn" and self.head_dim % 8:
+            raise ValueError(f"head_dim: is {self.head_dim}, but must be a multiple of 8 for cudnn")
         self.check_repeats("num_layers", self.num_layers)
 
 

@@ -69,6 +69,9 @@ class ViTConfig(stack.LayersConfig):
         check_pixels(self)
         if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
             raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
+        if self.attention == "cudnn" and self.model_dim % (8 * self.num_heads):
+            wanted = f"a multiple of {8 * self.num_heads} for cudnn, 8 for each head"
+            raise ValueError(f"model_dim: is {self.model_dim}, but must be {wanted}")
         self.check_repeats("num_layers", self.num_layers)
 
     @property

@@ -34,8 +34,11 @@ class Captioning(Task):
     sample_settings: ClassVar[type | None] = CaptionsConfig
 
     def check(self) -> None:
-        """As in `Task`: the model needs an id for each byte."""
+        """As in `Task`: the model needs an id for each byte, and one kernel of attention an even length."""
         check_bytes(self.model.vocab_size)
+        places = self.model.num_patches + self.row_tokens
+        if self.model.attention == "cudnn" and places % 2:
+            raise ValueError(f"model.attention: is cudnn, but {places} patches and tokens are an odd number")
 
     @property
     def loss(self) -> Loss:

@@ -49,10 +49,11 @@ class LanguageModelling(Task):
 
     def check(self) -> None:
         """As in `Task`: the model needs an id for each byte, and its attention whole blocks."""
-        length, lanes = self.data.sequence_length, attention.LANES
-        if getattr(self.model, "attention", None) == "splash" and length % lanes:
+        length, kernel = self.data.sequence_length, getattr(self.model, "attention", "auto")
+        block = {"splash": attention.LANES, "cudnn": 2}.get(kernel, 1)
+        if length % block:
             raise ValueError(
-                f"data.sequence_length: is {length}, but must be a multiple of {lanes} for splash"
+                f"data.sequence_length: is {length}, but must be a multiple of {block} for {kernel}"
             )
         if self.data.tokenizer == "byte":
             check_bytes(self.model.vocab_size)

@@ -178,6 +178,10 @@ def test_the_registry_finds_the_model_of_settings():
             {"attention": "cudnn", "compute_dtype": "float32"},
             "model.attention: is cudnn, but that needs compute_dtype bfloat16",
         ),
+        (
+            {"attention": "cudnn", "compute_dtype": "bfloat16", "head_dim": 12},
+            "model.head_dim: is 12, but must be a multiple of 8 for cudnn",
+        ),
         ({"activation": "relu"}, "model.activation: is 'relu', but must be one of swiglu, geglu"),
     ],
 )

@@ -127,6 +127,10 @@ def test_parameters_and_operations_are_those_of_the_published_base_model():
             {"attention": "cudnn", "compute_dtype": "float32"},
             "model.attention: is cudnn, but that needs compute_dtype bfloat16",
         ),
+        (
+            {"attention": "cudnn", "compute_dtype": "bfloat16", "model_dim": 48},
+            "model.model_dim: is 48, but must be a multiple of 32 for cudnn, 8 for each head",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_line(values, told):

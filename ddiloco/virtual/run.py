@@ -278,8 +278,8 @@ def run_without_arrays(
 def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     """How many global steps the fleet takes within its budget of tokens or of time; nothing is trained.
 
-    With a budget of tokens a whole run of these steps comes nearest to it: the rehearsal ends when the budget
-    is spent, but in the run learners slower than the first go on to the last step.
+    A whole run of these steps comes nearest to a budget of tokens, and takes its last step within one of
+    time: the rehearsal ends when the budget is spent, but in the run learners slower than the first go on.
 
     `traffic`: bytes of each fragment. Batches count as full; a real run differs by its padding.
 
@@ -304,31 +304,37 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
             f"in {fleet.calendar.now:g} virtual seconds"
         )
     steps = max(1, observer.clock)
-    return steps if tokens is None else _nearest(tokens, steps, partial(_trained, experiment, traffic))
+    run = partial(_rehearsed, experiment, traffic)
+    if seconds is not None:
+        return _nearest(seconds, steps, lambda steps: run(steps).stepped_at, within=True)
+    return _nearest(spent, steps, lambda steps: run(steps).tokens)
 
 
-def _nearest(budget: int, most: int, trained: Callable[[int], int]) -> int:
-    """The number of steps, from 1 to `most`, whose tokens come nearest to the budget; of two, the higher.
+def _nearest(budget: float, most: int, spent: Callable[[int], float], within: bool = False) -> int:
+    """The number of steps, from 1 to `most`, that spends nearest to the budget; of two, the higher.
 
-    `trained`: the tokens of a run of so many steps. It is asked where a straight line would have the budget.
+    Args:
+      spent: what a run of so many steps spends. It is asked where a straight line would have the budget.
+      within: whether no more than the budget may be spent, but for the first step.
     """
-    (low, few), (high, many) = (0, 0), (most, trained(most))
+    (low, few), (high, many) = (0, 0.0), (most, spent(most))
     while many > budget and high - low > 1:
-        steps = max(low + 1, low + (budget - few) * (high - low) // (many - few))
-        tokens = trained(steps)
-        if tokens > budget:
-            high, many = steps, tokens
+        steps = max(low + 1, low + int((budget - few) * (high - low) / (many - few)))
+        found = spent(steps)
+        if found > budget:
+            high, many = steps, found
         else:
-            low, few = steps, tokens
-    return low if low and budget - few < many - budget else high
+            low, few = steps, found
+    beyond = many - budget
+    return low if low and beyond > 0 and (within or budget - few < beyond) else high
 
 
-def _trained(experiment: Experiment, traffic: Traffic, steps: int) -> int:
-    """The tokens of a whole run of so many global steps; nothing is trained."""
+def _rehearsed(experiment: Experiment, traffic: Traffic, steps: int) -> RecordingObserver:
+    """Who has seen a whole run of so many global steps; nothing is trained."""
     observer = RecordingObserver()
     fleet = _counting_fleet(experiment, steps, traffic, observer)
     play(fleet, experiment, observer, threading.Event())
-    return observer.tokens
+    return observer
 
 
 def _counting_fleet(

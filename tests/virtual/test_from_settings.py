@@ -1,5 +1,6 @@
 """Fleets as experiments ask for them: drawn lives, token budgets, runs without arrays, what cannot be."""
 
+import dataclasses
 import random
 
 import pytest
@@ -318,6 +319,17 @@ def test_a_budget_of_time_gives_every_algorithm_the_steps_that_end_within_it(alg
     e = with_steps(e, lambda: assembly_of(e))
     assert e.train.steps == steps
     assert run_timed(e).records[-1].time == pytest.approx(steps)
+
+
+@pytest.mark.parametrize("algorithm", ["decoupled", "streaming", "diloco", "data_parallel"])
+def test_a_budget_of_time_holds_to_the_last_step_of_the_slowest_learner(algorithm, made):
+    e = made(algorithm, virtual={"seconds": 31.0, "step_seconds": (1.0, 3.0)})
+    e = with_steps(e, lambda: assembly_of(e))
+    ends = []
+    for steps in (e.train.steps, e.train.steps + 1):
+        run = run_timed(dataclasses.replace(e, train=dataclasses.replace(e.train, steps=steps)))
+        ends.append(max(record.time for record in run.of(records.StepDone)))
+    assert ends[0] <= 31.0 < ends[1]
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel", "elastic_data_parallel"])

@@ -246,7 +246,7 @@ def test_a_row_of_its_own_has_no_time_ratio(results):
 def test_a_figure_is_drawn_of_whatever_there_is(results, tmp_path):
     nothing = [{**results[0], "mean": dict.fromkeys(comparison.COLUMNS), "runs": []}]
     for i, rows in enumerate((results, results[:1], results[1:], nothing)):
-        comparison_figure.draw(tmp_path / f"{i}.png", rows, "virtual seconds")
+        comparison_figure.draw(tmp_path / f"{i}.png", rows)
         assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -262,7 +262,7 @@ def test_a_figure_of_accuracies_and_bytes_is_drawn(results, tmp_path):
         for run in row["runs"]:
             for score in run["eval_history"]:
                 score.update(accuracy=0.5, bytes=float(score["tokens"]))
-    comparison_figure.draw(tmp_path / "all.png", results, "virtual seconds")
+    comparison_figure.draw(tmp_path / "all.png", results)
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -272,8 +272,8 @@ def test_runs_that_were_scored_at_their_ends_alone_have_dots_and_no_curves(resul
         for row in results:
             for run in row["runs"]:
                 run["eval_history"] = [{"tokens": n, "loss": 5.0 - n} for n in range(scores)]
-        comparison_figure.draw(tmp_path / "ends.png", results, "virtual seconds")
-        drawn.append([panel.func.__name__ for panel in comparison_figure._panels(results, "seconds")[0]])
+        comparison_figure.draw(tmp_path / "ends.png", results)
+        drawn.append([panel.func.__name__ for panel in comparison_figure._panels(results)[0]])
     assert drawn == [["_draw_ends"], ["_draw_curves"]]
     assert comparison_figure._ends(results[0], "loss") == [2.0] * len(results[0]["runs"])
     assert comparison_figure._ends(results[0], "accuracy") == []

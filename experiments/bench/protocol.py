@@ -16,7 +16,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.calendar import Calendar
+from ddiloco.virtual.calendar import Alarm, Calendar
 from experiments.bench.measuring import row
 
 SIZES = ((16, 24), (128, 24), (2048, 24), (16, 200), (2048, 200))
@@ -47,6 +47,7 @@ class _Timed:
         self.calendar = Calendar()
         self.core = SyncerCore(policy)
         self.learners = [LearnerCore(m, 1, policy) for m in range(learners)]
+        self._alarm = Alarm(self.calendar, lambda: self._tell(events.Timeout()))
         self.seconds, self.events = 0.0, 0
         self.reports: list[Report] = []
         self._rng = random.Random(0)
@@ -57,9 +58,10 @@ class _Timed:
     def _tell(self, event: events.SyncerEvent) -> None:
         begun = time.process_time()
         out = self.core.handle(event, self.calendar.now)
-        self.core.next_deadline()
+        deadline = self.core.next_deadline()
         self.seconds += time.process_time() - begun
         self.events += 1
+        self._alarm.set(deadline)
         for action in out:
             match action:
                 case actions.Tell(receivers, told):

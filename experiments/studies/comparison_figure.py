@@ -58,7 +58,7 @@ def _panels(rows: Rows, clock: str) -> list[list[Callable[[Axes], None]]]:
 
 
 def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
-    from matplotlib.ticker import EngFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
     tops = []
     for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
@@ -81,9 +81,12 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
         axes.set_ylim(lowest - margin, highest + margin)
     if x == "bytes":
         axes.set_xscale("log")  # algorithms are a factor of ten and more apart
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if y == "accuracy":
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel(title)

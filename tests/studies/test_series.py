@@ -157,6 +157,7 @@ def test_a_sweep_file_has_points_an_argument_and_a_baseline(tmp_path):
         {"a.b": "1", "config": "c.py:x"},
         {"a.b": "2", "config": "c.py:x"},
     ]
+    assert [point["a"] for point in grid.load("a=(1, 2),(3,),4").points] == ["(1, 2)", "(3,)", "4"]
 
 
 @pytest.mark.parametrize(

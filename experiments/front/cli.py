@@ -136,6 +136,7 @@ def load_module(path: str, flag: str) -> types.ModuleType:
         raise UsageError(f"{flag}: {path}: no such file")
     spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass looks for the types of its fields
     spec.loader.exec_module(module)
     return module
 

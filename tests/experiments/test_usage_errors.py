@@ -2,8 +2,6 @@
 
 import pytest
 
-from experiments.front import cli
-
 CASES = {
     "unknown field": (["--config.train.step=3"], "config.train.step: no such setting; did you mean steps?"),
     "unknown group": (["--config.nope=1"], "config.nope: no such setting; known: algorithm, data, driver, "),
@@ -88,12 +86,6 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("algorithm    diloco, 4 learners\n")
-
-
-def test_none_is_a_word_where_a_setting_is_one():
-    given = {"model.remat": "none", "sync.quorum": "none", "init_from": "None"}
-    config = cli.resolve("configs/dense.py", [*given.items()])
-    assert (config.model.remat, config.sync.quorum, config.init_from) == ("none", None, None)
 
 
 @pytest.mark.parametrize(

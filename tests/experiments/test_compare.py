@@ -84,7 +84,7 @@ def test_every_row_is_run_and_told_in_a_table_in_json_and_in_a_picture(compared,
     assert f"{head}\n" in compared.stdout and f"{counted}\n" in compared.stdout
     titles = [title.strip() for title in head.split("|")[2:-1]]
     assert titles[:4] == ["held-out loss", "tokens", "virtual seconds", "time ratio"]
-    assert titles[4:] == ["goodput", "uptime", "mean quorum", "GB moved"]
+    assert titles[4:] == ["goodput", "uptime", "merged", "mean quorum", "GB moved"]
     assert "100.0% (paper 84%)" in trained
     assert "| - " in counted and "2.000 (paper 1.8)" in counted
     first, second = json.loads((output / "compare.json").read_text())["rows"]
@@ -134,7 +134,10 @@ WRONG = {
         ["--config=SMALL", "--config.train.step=3"],
         "trained: config.train.step: no such setting; did you mean steps?",
     ),
-    "no number": (["--config=SMALL", "--config.train.steps=many"], "trained: config.train.steps=many: "),
+    "no number": (
+        ["--config=SMALL", "--config.train.steps=many"],
+        "trained: config.train.steps: is 'many', but must be of type int",
+    ),
     "no seed": (["--config=SMALL", "--seeds=0,one"], "seeds: 'one' is not a whole number from 0 on"),
     "a seed twice": (["--config=SMALL", "--seeds=1,1"], "seeds: is '1,1', but must name at least one seed"),
     "no job": (["--config=SMALL", "--jobs=0"], "jobs=0: "),
@@ -291,6 +294,25 @@ def test_the_bytes_below_the_curves_can_be_read(most, results, tmp_path, monkeyp
     monkeypatch.setattr(comparison_figure, "figure_at", figure_at)
     comparison_figure.draw(tmp_path / "bytes.png", results, "virtual seconds")
     assert boxes and all(before < after for (_, before), (after, _) in itertools.pairwise(boxes))
+
+
+def test_the_time_of_a_short_bar_stands_beside_it(results, tmp_path, monkeypatch):
+    drawn = []
+
+    @contextlib.contextmanager
+    def figure_at(*arguments, **more):
+        with figures.figure_at(*arguments, **more) as figure:
+            yield figure
+        [axes] = [axes for axes in figure.axes if "relative to" in axes.get_xlabel()]
+        ends = [bar.get_window_extent().x1 for bar in axes.patches]
+        texts = [text.get_window_extent() for text in axes.texts]
+        drawn.extend((box.x0 - end, box.x1 - end) for box, end in zip(texts, ends, strict=True))
+
+    results[1]["mean"]["time_ratio"] = 0.04
+    monkeypatch.setattr(comparison_figure, "figure_at", figure_at)
+    comparison_figure.draw(tmp_path / "times.png", results, "virtual seconds")
+    (_, whole), (short, _) = drawn
+    assert whole < 0 < short
 
 
 def test_runs_that_were_scored_at_their_ends_alone_have_dots_and_no_curves(results, tmp_path):

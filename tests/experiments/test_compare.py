@@ -1,7 +1,5 @@
 """Comparisons: what is run, what is not run again, and what is told about it."""
 
-import contextlib
-import itertools
 import json
 import math
 import pathlib
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ddiloco.observe import figures
 from ddiloco.settings.experiment import parse, to_json
 from experiments.front import cli
 from experiments.studies import comparison, comparison_figure, runs
@@ -271,48 +268,6 @@ def test_a_figure_of_accuracies_and_bytes_is_drawn(results, tmp_path):
                 score.update(accuracy=0.5, bytes=float(score["tokens"]))
     comparison_figure.draw(tmp_path / "all.png", results, "virtual seconds")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("most", [3.0, 7.0, 4000.0])
-def test_the_bytes_below_the_curves_can_be_read(most, results, tmp_path, monkeypatch):
-    boxes = []
-
-    @contextlib.contextmanager
-    def figure_at(*arguments, **more):
-        with figures.figure_at(*arguments, **more) as figure:
-            yield figure
-        [axes] = [axes for axes in figure.axes if axes.get_xlabel() == "bytes over the links"]
-        ticks = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
-        left, right = axes.get_xlim()
-        shown = [tick for tick in ticks if tick.get_text() and left <= tick.get_position()[0] <= right]
-        boxes.extend(sorted((box.x0, box.x1) for box in (tick.get_window_extent() for tick in shown)))
-
-    for row in results:
-        for run in row["runs"]:
-            sent = [2e6 * most ** (n / 3) for n in range(4)]
-            run["eval_history"] = [{"tokens": n, "loss": 5.0 - n, "bytes": sent[n]} for n in range(4)]
-    monkeypatch.setattr(comparison_figure, "figure_at", figure_at)
-    comparison_figure.draw(tmp_path / "bytes.png", results, "virtual seconds")
-    assert boxes and all(before < after for (_, before), (after, _) in itertools.pairwise(boxes))
-
-
-def test_the_time_of_a_short_bar_stands_beside_it(results, tmp_path, monkeypatch):
-    drawn = []
-
-    @contextlib.contextmanager
-    def figure_at(*arguments, **more):
-        with figures.figure_at(*arguments, **more) as figure:
-            yield figure
-        [axes] = [axes for axes in figure.axes if "relative to" in axes.get_xlabel()]
-        ends = [bar.get_window_extent().x1 for bar in axes.patches]
-        texts = [text.get_window_extent() for text in axes.texts]
-        drawn.extend((box.x0 - end, box.x1 - end) for box, end in zip(texts, ends, strict=True))
-
-    results[1]["mean"]["time_ratio"] = 0.04
-    monkeypatch.setattr(comparison_figure, "figure_at", figure_at)
-    comparison_figure.draw(tmp_path / "times.png", results, "virtual seconds")
-    (_, whole), (short, _) = drawn
-    assert whole < 0 < short
 
 
 def test_runs_that_were_scored_at_their_ends_alone_have_dots_and_no_curves(results, tmp_path):

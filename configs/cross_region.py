@@ -23,7 +23,11 @@ ROWS = {  # label: algorithm, codec of offers and of updates
 
 def get_config(preset: str = "decoupled,int4,5,5") -> ConfigDict:
     """The settings of `ALGORITHM,CODEC,GBIT,SECONDS`."""
-    algorithm, codec, gbit, seconds = preset.split(",")
+    try:
+        algorithm, codec, *link = preset.split(",")
+        gbit, seconds = map(float, link)
+    except ValueError:
+        raise ValueError("must be ALGORITHM,CODEC,GBIT,SECONDS") from None
     config = dense.get_config(f"9b,{algorithm}")
     config.model.update(num_layers=48, model_dim=3840, mlp_dim=15_360)
     config.driver = "virtual"
@@ -32,9 +36,9 @@ def get_config(preset: str = "decoupled,int4,5,5") -> ConfigDict:
     config.outer.codec = config.outer.update_codec = codec
     config.virtual.arrays = False
     config.virtual.num_chips = 4096
-    config.virtual.step_seconds = (float(seconds),)
+    config.virtual.step_seconds = (seconds,)
     config.virtual.step_variation = 0.02
-    config.virtual.bandwidth = (float(gbit) * 1e9 / 8,)
+    config.virtual.bandwidth = (gbit * 1e9 / 8,)
     config.virtual.latency = (LATENCY,)
     return config
 

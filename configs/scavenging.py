@@ -31,7 +31,7 @@ def get_config(preset: str = "decoupled,4") -> ConfigDict:
     words = preset.split(",")
     numbers = [word for word in words if word.isdecimal()]
     names = ",".join(word for word in words if word not in numbers)
-    if len(numbers) != 1:
+    if len(numbers) != 1 or not names:
         raise ValueError(f"no preset {preset!r}; there are ALGORITHM,N with {', '.join(ALGORITHMS)}")
     algorithm, family = sections.words(names, ALGORITHMS, micro.OR_TINY)
     extra = int(numbers[0])

@@ -58,7 +58,8 @@ def train(
       driver: "local": threads; "remote": processes of this machine; "virtual": a simulated clock.
       settings: what `make_loop` is given by name; JSON values.
       stop: ends the run early when it is set.
-      config: other settings of a run, a dict for each group: `sync={"num_fragments": 2}`, `seed=1`.
+      config: other settings of a run, a dict for each group: `sync={"num_fragments": 2}`, `seed=1`. What is
+        in a group goes before `learners` and `steps`.
 
     Raises:
       ConfigError, DataError: found before anything was trained; the message says what was expected.
@@ -70,8 +71,8 @@ def train(
     sync = values.get("sync", {})
     # As in the presets: no work is lost (docs/results/merged_share.md).
     rebase = values.get("algorithm", "decoupled") == "decoupled" and not sync.get("mixing")
-    values["sync"] = {"rebase": rebase, **sync, "num_learners": learners}
-    values["train"] = {**values.get("train", {}), "steps": steps}
+    values["sync"] = {"rebase": rebase, "num_learners": learners, **sync}
+    values["train"] = {"steps": steps, **values.get("train", {})}
     experiment = parse(values)
     workdir, stop = pathlib.Path(workdir), stop or threading.Event()
     platform.prepare(cache=False)

@@ -20,6 +20,7 @@ _CONFIG = cli.define_config("configs/chaos_processes.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
 _UNDISTURBED = flags.DEFINE_bool("undisturbed", False, "Then train on as many tokens without faults.")
 _GIVEN = cli.take_overrides("chaos")
+_MADE = ("job", "undisturbed", "faults.jsonl", "undisturbed.jsonl", "chaos.json", "chaos.md", "chaos.png")
 
 
 def main(_) -> int:
@@ -40,7 +41,7 @@ def main(_) -> int:
     plan = draw_plan(settings, honest)
     workdir = cli.made_folder("workdir", _WORKDIR.value or ending.new_workdir())
     with cli.reaching("workdir", workdir):
-        set_aside(workdir)
+        set_aside(workdir, _MADE)
     stop, received = ending.stop_on_signals()
     journal = workdir / "faults.jsonl"
     figures, trace, code = storm.run(experiment, workdir / "job", journal, plan, stop, honest=honest)

@@ -24,8 +24,8 @@ def main(_) -> int:
 
     security = roles.security()
     visitors = Visitors(security.admits_token if security.asks else None, security.tls)
-    workdirs = runs_in(map(pathlib.Path, _WORKDIRS.value))
-    server = PageServer(_LISTEN.value, workdirs, visitors, share=0.1, setting="listen")
+    workdirs = runs_in(map(pathlib.Path, cli.given(_WORKDIRS)))
+    server = PageServer(cli.given(_LISTEN), workdirs, visitors, share=0.1, setting="listen")
     stop, _ = ending.stop_on_signals()
     server.start()
     cli.tell(f"{server.url} (Ctrl-C ends it)")

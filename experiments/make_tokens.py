@@ -15,15 +15,13 @@ from absl import flags
 
 from experiments.front import cli
 
-_LEARNERS = flags.DEFINE_integer(
-    "learners", None, "How many learners the run has.", lower_bound=1, required=True
-)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for the files; it must not be there.", required=True)
+_LEARNERS = flags.DEFINE_integer("learners", None, "How many learners the run has.", lower_bound=1)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder for the files; it must not be there.")
 
 
 def main(_) -> int:
-    folder = pathlib.Path(_OUTPUT.value)
-    tokens = {m: secrets.token_hex(24) for m in range(_LEARNERS.value)}
+    folder, learners = pathlib.Path(cli.given(_OUTPUT)), cli.given(_LEARNERS)
+    tokens = {m: secrets.token_hex(24) for m in range(learners)}
     with cli.reaching("output", folder):
         folder.mkdir(mode=0o700, parents=True)
         operator = secrets.token_hex(24)

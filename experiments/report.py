@@ -19,7 +19,7 @@ def main(_) -> int:
     from ddiloco.page.sheet import document
     from ddiloco.page.view import read_views
 
-    workdirs = runs_in(map(pathlib.Path, [*_WORKDIRS.value, *_COMPARE.value]))
+    workdirs = runs_in(map(pathlib.Path, [*cli.given(_WORKDIRS), *_COMPARE.value]))
     output = pathlib.Path(_OUTPUT.value or workdirs[0] / "report.html")
     with cli.reaching("output", output), replacing(output) as new:
         new.write_text(document(read_views(workdirs), inline=True))

@@ -107,11 +107,19 @@ class LocalRun:
         self._evaluator.start()
         for learner in self._learners:
             learner.start()
-        if self._resumes:
-            self._gather()
-        self._syncer.start()
-        while not self._over():
-            self._syncer.ended.wait(0.2)
+        try:
+            if self._resumes:
+                self._gather()
+            self._syncer.start()
+            while not self._over():
+                self._syncer.ended.wait(0.2)
+        finally:  # also when the caller is interrupted, who may go on: a notebook's cell
+            self._end()
+        params, step = self._model.parameters(), self._syncer.core.step
+        loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
+        return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
+
+    def _end(self) -> None:
         for learner in self._learners:
             learner.inbox.put(Leave())
         for learner in self._learners:
@@ -123,9 +131,6 @@ class LocalRun:
         self._syncer.stop(_LEAVE_SECONDS)
         self._senders.shutdown(wait=False, cancel_futures=True)
         self._evaluator.stop(_LEAVE_SECONDS)
-        params, step = self._model.parameters(), self._syncer.core.step
-        loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
-        return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
 
     def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:
         """Makes what takes the run's snapshots, if they are wanted."""

@@ -82,6 +82,7 @@ class Monitor:
         self._workdir = pathlib.Path(workdir)
         self._owner = Owner(self._workdir)
         self._clock = clock
+        self._clock_of = "virtual " if clock is None else ""
         self._progress = Progress()
         self._alarms = Alarms(self._warn)
         self._files = GrowingFiles(self._workdir, self._alarms)
@@ -248,9 +249,9 @@ class Monitor:
         record = dataclasses.replace(record, loss=as_float(record.loss), statistics=statistics)
         self._tally.evaluations.append(record)
         self._metrics.evaluated(record)
-        seconds = record.time - (self._tally.started or 0.0)
+        taken = f"{record.time - (self._tally.started or 0.0):.0f} {self._clock_of}s"
         shown = f"  accuracy {statistics['accuracy']:.1%}" if "accuracy" in statistics else ""
-        self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({seconds:.0f} s)")
+        self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({taken})")
 
     def _died(self, record: LearnerDied) -> None:
         self._lines.died(record)
@@ -300,7 +301,7 @@ class Monitor:
         now, tally = self._now(), self._tally
         self._speed.add(now, tally.step, tally.tokens)
         with self._terminal():
-            self._progress.show(glance(tally, self._speed, now))
+            self._progress.show(glance(tally, self._speed, now, self._clock_of))
 
     def _say(self, line: str, *, news: bool = False) -> None:
         with self._terminal():

@@ -90,7 +90,8 @@ def _dress(axes: Axes, tally: Tally) -> None:
     if handles:
         axes.legend(frameon=False, fontsize=9)
     else:
-        axes.text(0.5, 0.5, "no step was taken", transform=axes.transAxes, ha="center", color="0.5")
+        nothing = "steps were taken without a loss" if tally.step else "no step was taken"
+        axes.text(0.5, 0.5, nothing, transform=axes.transAxes, ha="center", color="0.5")
     if tally.step and tally.tokens:
         rate = tally.tokens / tally.step
         top = axes.secondary_xaxis("top", functions=(lambda s: s * rate, lambda t: t / rate))

@@ -20,8 +20,11 @@ LEAST_STEPS = 4  # that a speed is taken over
 PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
-def glance(tally: Tally, speed: RecentSpeed, now: float) -> list[str]:
-    """A run at a glance, what matters most first; what is not known of its steps is left out."""
+def glance(tally: Tally, speed: RecentSpeed, now: float, clock_of: str = "") -> list[str]:
+    """A run at a glance, what matters most first; what is not known of its steps is left out.
+
+    `clock_of`: stands before its times, unless they are a wall clock's.
+    """
     steps = together(tally.performance.values())
     figures, rounds, lines = steps.figures(), tally.rounds, tally.timelines
     peaks = [size for one in tally.performance.values() for size in one.peak_bytes.values()]
@@ -40,7 +43,7 @@ def glance(tally: Tally, speed: RecentSpeed, now: float) -> list[str]:
         f"loss {_shown(tally.recent_loss, '.3f')}",
         f"{amount(speed.tokens_per_second())} tok/s",
         "alive {}/{}".format(*lines.alive(tally.info.num_learners)),
-        f"{elapsed}<{clock(speed.seconds_for(tally.info.total_steps - tally.step))}",
+        f"{clock_of}{elapsed}<{clock(speed.seconds_for(tally.info.total_steps - tally.step))}",
         f"goodput {_shown(goodput, '.1%')}",
         f"merged {_shown(tally.merged_share(), '.0%')}",
         *(said.format(value) for said, value in measured.items() if value is not None),

@@ -20,8 +20,15 @@ OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 """What stays in a workdir whatever run is in it."""
 
 SUMMARY = "summary.json"
-KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"} | OWNERS
-"""The files of a workdir that the resumed run continues; it makes the others again."""
+KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
+"""The files of a workdir that the resumed run continues."""
+
+MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "lives.csv", "loss.png", "sample.txt"}
+MADE_AGAIN |= {"checkpoints", "evaluator", "profile", "replay", "report.html", "syncer", "tape", "wandb"}
+"""Those that it makes again, or that are of the run as it was."""
+
+OF_RUNS = KEPT | MADE_AGAIN | {SUMMARY}
+"""All that runs make in a workdir; whatever else is there is the user's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +53,7 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
     returned. Raises OSError where the disk refuses.
     """
     target = next_previous(workdir)
-    others = [path for path in workdir.glob("*") if path.name not in (*KEPT, SUMMARY)]
+    others = [path for path in workdir.glob("*") if path.name in MADE_AGAIN]
     for path in (*others, *workdir.glob("learners/*/inner_state*")):  # those are of a later step
         shutil.move(path, _made(target / path.relative_to(workdir)))
     names = ("rounds.jsonl", "states.jsonl", "recoveries.jsonl")

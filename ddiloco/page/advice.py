@@ -17,6 +17,7 @@ LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # of its steps' time for data
 LEAST_SHARE = 0.7  # of the work that should be merged
 _HERE = ("stepping", "waiting", "hung", "finished")
+_WIDE = ("f32", "bf16", "int8")  # codecs that a narrower one could take the place of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,7 @@ def thin_link(view: RunView) -> Iterator[Advice]:
             )
         if why and view.syncer.rounds and not one.quarantined and not one.not_finite:
             codec = view.setting("outer.codec", "f32")
-            fewer = "" if codec == "int4" else f" (config.outer.codec is {codec}; int4 is an eighth of f32)"
+            fewer = f" (config.outer.codec is {codec}; int4 is an eighth of f32)" if codec in _WIDE else ""
             yield Advice(
                 f"Learner {one.learner}: its link to the syncer is too thin.",
                 why,
@@ -212,10 +213,12 @@ def interval_too_small(view: RunView) -> Iterator[Advice]:
     if lost > 0.1 * due or stale > 2 + 2 * view.setting("sync.overlap", 1):
         better = max(2 * interval, round(interval * due / max(0.1 * due, s.rounds)))
         nothing = f"{lost} of {due} rounds came to nothing"
+        wide = view.setting("outer.codec", "f32") in _WIDE
+        fewer = ", or a codec of fewer bits (config.outer.codec=int4)" if wide else ""
         yield Advice(
             f"H is too small for the bandwidth: config.sync.interval is {interval} steps.",
             nothing if lost > 0.1 * due else f"Offers are {stale:.0f} steps old when they are merged.",
-            f"Try config.sync.interval={better}, or a codec of fewer bits (config.outer.codec=int4).",
+            f"Try config.sync.interval={better}{fewer}.",
         )
 
 

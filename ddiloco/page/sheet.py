@@ -107,9 +107,10 @@ def progress(view: RunView) -> list[str]:
 
 def about(view: RunView) -> list[str]:
     """What is trained, and by whom."""
-    said = [view.summary.get("algorithm"), f"{len(view.learners)} learners"]
+    fragments = len(view.fragments)  # of a baseline none
+    said = [view.summary.get("algorithm"), f"{len(view.learners)} learners" if fragments else "one job"]
     if size := view.summary.get("num_params"):
-        said.append(f"{amount(size)} parameters in {len(view.fragments)} fragments")
+        said.append(f"{amount(size)} parameters{f' in {fragments} fragments' if fragments else ''}")
     return [word for word in said if word]
 
 
@@ -127,6 +128,8 @@ def figures(view: RunView) -> dict[str, str]:
         "train loss": "-" if s.get("train_loss") is None else f"{s['train_loss']:.4f}",
         "mean quorum": "-" if view.syncer.mean_quorum is None else f"{view.syncer.mean_quorum:.2f}",
     }
+    if s.get("eval_accuracy") is not None:
+        found["accuracy"] = f"{s['eval_accuracy']:.1%}"
     if s.get("mfu") is not None:
         found["MFU"] = share(s["mfu"])
     return found
@@ -255,7 +258,8 @@ def _who(learners: Sequence[int], everybody: Sequence[int]) -> tuple[str, str]:
 def figures_of(views: Sequence[RunView]) -> list[list[str]]:
     """The figures of several runs, a row for each."""
     shown = [figures(view) for view in views]
-    return [[name, *(one.get(name, "-") for one in shown)] for name in shown[0]]
+    names = dict.fromkeys(name for one in shown for name in one)
+    return [[name, *(one.get(name, "-") for one in shown)] for name in names]
 
 
 def settings_that_differ(views: Sequence[RunView]) -> list[list[str]]:

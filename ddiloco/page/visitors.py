@@ -40,7 +40,8 @@ def check_page(address: str, visitors: Visitors = NOBODY, setting: str = SETTING
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{setting}: is {address!r}, but must be HOST:PORT, or empty")
+        empty = ", or empty" if setting == SETTING else ""
+        raise ConfigError(f"{setting}: is {address!r}, but must be HOST:PORT{empty}")
     if not is_loopback(address) and visitors.admits is None and visitors.tls is None:
         reach = f"{address} can be reached from other machines"
         whose = "a syncer with " if setting == SETTING else ""

@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from ddiloco.observe.files import replacing
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.profile import StepProfile
-from ddiloco.observe.trimming import OWNERS, next_previous
+from ddiloco.observe.trimming import OF_RUNS, next_previous
 from ddiloco.observe.writers import check_writers
 from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
@@ -287,9 +287,9 @@ def _devices(experiment: Experiment) -> set[str]:
     return {device.device_kind for device in jax.devices()} if trains else set()
 
 
-def set_aside(workdir: pathlib.Path) -> None:
-    """Moves an earlier run in the workdir to `workdir/previous/N`, so that runs never mix."""
-    left = [path for path in workdir.glob("*") if path.name not in OWNERS]
+def set_aside(workdir: pathlib.Path, names: Collection[str] = OF_RUNS) -> None:
+    """Moves an earlier run in the workdir, files of these names, to `workdir/previous/N`: runs never mix."""
+    left = [path for path in workdir.glob("*") if path.name in names]
     if not left:
         return
     target = next_previous(workdir)

@@ -136,6 +136,7 @@ def load_module(path: str, flag: str) -> types.ModuleType:
         raise UsageError(f"{flag}: {path}: no such file")
     spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass looks for the types of its fields
     spec.loader.exec_module(module)
     return module
 
@@ -287,10 +288,12 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
         group, value = value, value[part]
     if isinstance(value, ConfigDict):
         raise UsageError(f"config.{path}={text}: is a group of settings, which are set one by one")
-    parser = _PARSERS.get(group.get_type(parts[-1]))
+    kind = group.get_type(parts[-1])
+    parser = _PARSERS.get(kind)
+    none = text == "None" or (text == "none" and kind is not str)  # some texts may be "none"
     try:
-        found = None if text in ("None", "none") else parser.parse(text) if parser else literal(text)
-    except ValueError as error:
-        raise UsageError(f"config.{path}={text}: {error}") from None
+        found = None if none else parser.parse(text) if parser else literal(text)
+    except ValueError:
+        raise UsageError(f"config.{path}: is {text!r}, but must be of type {kind.__name__}") from None
     with group.ignore_type():
         group[parts[-1]] = found

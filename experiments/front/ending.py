@@ -67,7 +67,8 @@ def tell(result, workdir: pathlib.Path, received: Sequence[int]) -> int:
     loss, goodput, uptime = (s.get(name) for name in ("eval_loss", "goodput", "uptime"))
     shares = f"goodput {goodput or 0:.1%}, uptime {uptime or 0:.1%}"
     if loss is None:
-        shares = f"{s.get('step')} steps in {s.get('wall_seconds') or 0:.0f} s, {shares}"
+        virtual = "virtual " if s.get("driver") == "virtual" else ""
+        shares = f"{s.get('step')} steps in {s.get('wall_seconds') or 0:.0f} {virtual}s, {shares}"
     else:
         shares = f"held-out loss {loss:.4f} nats/token, {shares}"
     early = "" if s.get("finished") else f"ended early, at step {s.get('step')}: "

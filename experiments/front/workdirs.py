@@ -14,7 +14,7 @@ def runs_in(folders: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     """The folders that are runs, and the runs in those that are not: of a sweep, or of a comparison's rows.
 
     Raises:
-      UsageError: none was given, one has no run in it, or they are too many for one page.
+      UsageError: one has no run in it, or they are too many for one page.
     """
     found: list[pathlib.Path] = []
     for folder in folders:
@@ -23,6 +23,6 @@ def runs_in(folders: Iterable[pathlib.Path]) -> list[pathlib.Path]:
         if not runs:
             raise cli.UsageError(f"workdir: {folder}: there is no run in it")
         found += runs
-    if not 0 < len(found) <= MOST:
-        raise cli.UsageError(f"workdir: names {len(found)} runs, but must name 1 to {MOST}")
+    if len(found) > MOST:
+        raise cli.UsageError(f"workdir: names {len(found)} runs, but must name {MOST} at most")
     return found

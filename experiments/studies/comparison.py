@@ -45,6 +45,7 @@ COLUMNS = {
     "time_ratio": Column("time ratio", 1, ".3f"),  # of wall_seconds to the first row's, seed by seed
     "goodput": Column("goodput", 100, ".1f", "%"),
     "uptime": Column("uptime", 100, ".1f", "%"),
+    "merged_share": Column("merged", 100, ".0f", "%"),
     "mean_quorum": Column("mean quorum", 1, ".2f"),
     "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # as experiments/studies/traffic.py counts
 }

@@ -58,7 +58,7 @@ def _panels(rows: Rows) -> list[list[Callable[[Axes], None]]]:
 
 
 def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
-    from matplotlib.ticker import EngFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
     tops = []
     for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
@@ -81,9 +81,12 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
         axes.set_ylim(lowest - margin, highest + margin)
     if x == "bytes":
         axes.set_xscale("log")  # algorithms are a factor of ten and more apart
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if y == "accuracy":
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel(title)
@@ -131,11 +134,14 @@ def _draw_shares(rows: Rows, axes: Axes) -> None:
 
 
 def _draw_times(rows: Rows, axes: Axes) -> None:
+    longest = max(row["mean"]["time_ratio"] or 0.0 for row in rows)
     for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
         ratio, spread = row["mean"]["time_ratio"], row["std"]["time_ratio"]
         if ratio is not None:
             axes.barh(place, ratio, xerr=spread, color=colour, ecolor="0.2", capsize=2)
-            axes.text(0.01 * ratio, place, f"{ratio:.2f}", color="white", va="center", fontsize=8)
+            inside = ratio > 0.15 * longest
+            left, ink = (0.0, "white") if inside else (ratio, "0.2")
+            axes.text(left + 0.01 * longest, place, f"{ratio:.2f}", color=ink, va="center", fontsize=8)
     _mark_paper(axes, rows, "time_ratio", 1)
     axes.axvline(1, color="0.3", lw=0.8, ls=":")
     axes.set_xlim(left=0)

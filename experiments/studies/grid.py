@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,7 +62,8 @@ def _product(text: str) -> list[dict[str, str]]:
     axes = []
     for axis in filter(None, text.split(";")):
         name, values = _setting(axis, "sweep")
-        axes.append([(name, value.strip()) for value in values.split(",")])
+        apart = re.split(r",(?![^(]*\))", values)  # not at the commas of a tuple
+        axes.append([(name, value.strip()) for value in apart])
     if not axes:
         raise cli.UsageError(f"sweep: {text!r} is not of the form setting=value,value")
     return [dict(point) for point in itertools.product(*axes)]

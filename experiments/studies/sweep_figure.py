@@ -38,6 +38,8 @@ def draw(path: pathlib.Path, rows: Sequence[series.Row], sweep: Sweep) -> None:
     with figure_at(path, 1 + (5.2 + names) * len(panels), height, dpi=120) as figure:
         drawn = figure.subplots(1, len(panels), squeeze=False)[0]
         for panel, (name, title) in zip(drawn, panels.items(), strict=True):
+            if not series.values(runs, name):
+                panel.text(0.5, 0.5, "no run has one", transform=panel.transAxes, ha="center", color="0.5")
             if axes.x:
                 _draw_lines(panel, runs, name)
                 panel.set_xlabel(axes.x)

@@ -16,6 +16,7 @@ COLUMNS = (
     "train_loss",
     "rounds",
     "mean_quorum",
+    "merged_share",
     "left_out",
     "num_params",
     "tokens_total",

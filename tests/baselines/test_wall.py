@@ -138,7 +138,8 @@ def test_earlier_runs_are_set_aside_one_by_one(tmp_path, capsys):
         (tmp_path / "learners").mkdir()
         set_aside(tmp_path)
         assert (tmp_path / "previous" / str(number) / "summary.json").read_text() == f"{number}"
+    (tmp_path / "config.py").write_text("of the user's own")
     set_aside(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["previous"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.py", "previous"]
     assert sorted(path.name for path in (tmp_path / "previous").iterdir()) == ["1", "2"]
     assert capsys.readouterr().err.count("is now in") == 2

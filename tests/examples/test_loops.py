@@ -84,6 +84,12 @@ def test_a_learner_keeps_what_it_did_since_its_offer_as_in_the_presets(settings,
     assert json.loads((tmp_path / "config.json").read_text())["sync"]["rebase"] == rebases
 
 
+def test_learners_and_steps_may_be_in_their_groups(tmp_path):
+    sync, train = {**SYNC, "num_learners": 3}, {"steps": 8}
+    done = ddiloco.train(plain_loop.make_loop, tmp_path, driver="virtual", sync=sync, train=train)
+    assert done.summary["inner_steps"] == {"0": 8, "1": 8, "2": 8}
+
+
 def test_a_run_goes_on_from_its_snapshot(tmp_path):
     paced = {"min_step_seconds": (0.05, 0.05)}  # so that a snapshot is complete before the end
     settings = {"snapshot": {"every": 4}, "sync": {**SYNC, "quorum": None}, "train": paced}

@@ -82,7 +82,7 @@ def test_every_row_is_run_and_told_in_a_table_in_json_and_in_a_picture(compared,
     assert f"{head}\n" in compared.stdout and f"{counted}\n" in compared.stdout
     titles = [title.strip() for title in head.split("|")[2:-1]]
     assert titles[:4] == ["held-out loss", "tokens", "virtual seconds", "time ratio"]
-    assert titles[4:] == ["goodput", "uptime", "mean quorum", "GB moved"]
+    assert titles[4:] == ["goodput", "uptime", "merged", "mean quorum", "GB moved"]
     assert "100.0% (paper 84%)" in trained
     assert "| - " in counted and "2.000 (paper 1.8)" in counted
     first, second = json.loads((output / "compare.json").read_text())["rows"]
@@ -131,7 +131,10 @@ WRONG = {
         ["--config=SMALL", "--config.train.step=3"],
         "trained: config.train.step: no such setting; did you mean steps?",
     ),
-    "no number": (["--config=SMALL", "--config.train.steps=many"], "trained: config.train.steps=many: "),
+    "no number": (
+        ["--config=SMALL", "--config.train.steps=many"],
+        "trained: config.train.steps: is 'many', but must be of type int",
+    ),
     "no seed": (["--config=SMALL", "--seeds=0,one"], "seeds: 'one' is not a whole number from 0 on"),
     "a seed twice": (["--config=SMALL", "--seeds=1,1"], "seeds: is '1,1', but must name at least one seed"),
     "no job": (["--config=SMALL", "--jobs=0"], "jobs=0: "),

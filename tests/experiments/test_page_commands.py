@@ -45,10 +45,17 @@ def test_the_dashboard_shows_all_runs_of_a_sweep_until_it_is_ended(sweep):
     assert "run seed=0" in page and "run seed=1" in page and "Settings that differ" in page
 
 
-def test_an_address_that_others_reach_needs_credentials_and_the_flag_is_named(sweep, programs):
-    done = programs.run("dashboard", f"--workdir={sweep}", "--listen=0.0.0.0:7071")
-    reach = "0.0.0.0:7071 can be reached from other machines"
-    assert_refused(done, f"listen: {reach}, which needs --token_file or --tls")
+@pytest.mark.parametrize(
+    ("address", "told"),
+    {
+        "0.0.0.0:7071": "0.0.0.0:7071 can be reached from other machines, which needs --token_file or --tls",
+        "7071": "is '7071', but must be HOST:PORT",
+        "": "is missing; give --listen=...",
+    }.items(),
+)
+def test_an_address_that_cannot_be_served_is_told_with_its_flag(address, told, sweep, programs):
+    done = programs.run("dashboard", f"--workdir={sweep}", f"--listen={address}")
+    assert_refused(done, f"listen: {told}")
 
 
 def test_the_report_is_written_beside_the_run(sweep, programs):

@@ -8,11 +8,20 @@ CASES = {
     "unknown field": (["--config.train.step=3"], "config.train.step: no such setting; did you mean steps?"),
     "unknown group": (["--config.nope=1"], "config.nope: no such setting; known: algorithm, data, driver, "),
     "field of a field": (["--config.seed.x=1"], "config.seed.x: no such setting; known: nothing"),
-    "wrong type": (["--config.train.steps=many"], "config.train.steps=many: invalid literal for int()"),
+    "wrong type": (["--config.train.steps=many"], "config.train.steps: is 'many', but must be of type int"),
+    "not yes or no": (["--config.resume=maybe"], "config.resume: is 'maybe', but must be of type bool"),
     "group as a value": (["--config.train=3"], "config.train=3: is a group of settings, which"),
     "unknown preset": (
         ["--config=configs/dense.py:huge"],
         "config: configs/dense.py:huge: no preset 'huge'",
+    ),
+    "half a preset": (
+        ["--config=configs/scavenging.py:4"],
+        "config: configs/scavenging.py:4: no preset '4'; there are ALGORITHM,N with decoupled, ",
+    ),
+    "half of another": (
+        ["--config=configs/cross_region.py:int4"],
+        "config: configs/cross_region.py:int4: must be ALGORITHM,CODEC,GBIT,SECONDS",
     ),
     "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
     "field of another preset": (
@@ -108,6 +117,11 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
             ["--config=configs/dense.py:tiny,data_parallel", "--workdir=/nowhere"],
             "config.driver: is remote, but data_parallel is one job, which needs local",
         ),
+        ("make_tokens", ["--learners=2"], "output: is missing; give --output"),
+        ("make_tokens", ["--output=/nowhere"], "learners: is missing; give --learners"),
+        ("report", [], "workdir: is missing; give --workdir"),
+        ("dashboard", [], "workdir: is missing; give --workdir"),
+        ("replay", ["--workdir=/nowhere"], "workdir: /nowhere: there is no run in it"),
         ("tokenize", [], "output: is missing; give --output"),
         ("tokenize", ["--config=configs/vit.py", "--output=/nowhere/x"], "config: trains on no text"),
         ("tokenize", ["--output=/proc/tokens"], "output: /proc/tokens: "),

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from ddiloco.disk.checkpoints import restore
+from ddiloco.observe.trimming import OWNERS
 from ddiloco.protocol.schedule import Schedule
 from tests.integration.remote_runs import steps_of, summary_of
 from tests.refusals import assert_refused
@@ -154,3 +155,5 @@ def test_a_second_run_in_the_same_workdir_sets_the_first_aside(programs, workdir
     assert done.stderr == f"the earlier run in {tmp_path / 'run'} is now in {tmp_path / 'run/previous/1'}\n"
     assert summary_of(tmp_path / "run" / "previous" / "1") == summary_of(workdir)
     assert not (tmp_path / "run" / "sample.txt").exists()
+    made = {path.name for path in workdir.iterdir()} - OWNERS
+    assert {path.name for path in (tmp_path / "run/previous/1").iterdir()} == made

@@ -190,6 +190,26 @@ def test_a_stop_in_mid_run_ends_it_with_a_sound_outcome(data_dir, one_device):
     assert run.tally.finished == {0, 1}
 
 
+def test_an_interrupt_of_the_caller_leaves_no_thread_that_trains(data_dir, one_device):
+    stepped, before = threading.Event(), set(threading.enumerate())
+
+    class Interrupted(threading.Event):
+        def is_set(self):  # which only the thread asks that called `run`
+            assert stepped.wait(60)
+            raise KeyboardInterrupt
+
+    def record(value):
+        if isinstance(value, records.StepDone):
+            stepped.set()
+
+    assembly = assembly_of(experiment(data_dir, train={"steps": 10_000}))
+    run = local.LocalRun(assembly, record, Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not left & {"learner-0", "learner-1", "syncer", "evaluator"}
+
+
 @pytest.mark.parametrize("algorithm", ["decoupled", "streaming"])
 def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(
     algorithm, data_dir, one_device, monkeypatch

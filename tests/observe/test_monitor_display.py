@@ -1,5 +1,7 @@
 """What the monitor shows a person while a run goes on."""
 
+import itertools
+
 import pytest
 
 from ddiloco.goodput.accounting import State
@@ -10,16 +12,19 @@ from tests.observe.monitor_script import SUMMARY, put, scripted, step
 pytestmark = pytest.mark.usefixtures("no_figure")
 
 
-def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(make, tmp_path, capsys):
-    monitor = make()
+@pytest.mark.parametrize(("virtual", "elapsed"), [(True, "virtual 0:10<-"), (False, "0:10<-")])
+def test_the_last_line_of_a_healthy_run_says_that_all_learners_are_alive(
+    virtual, elapsed, make, tmp_path, capsys
+):
+    clock = itertools.chain([0.0], itertools.repeat(10.0))
+    monitor = make(clock=None if virtual else clock.__next__)
     for learner in (0, 1):
         states = (State.STEPPING, 0.0), (State.FINISHED, 10.0)
         put(monitor, *(StateChanged(learner, state, time) for state, time in states))
         put(monitor, step(learner, 4, 10.0, loss=1.5))
     monitor.stop()
-    assert capsys.readouterr().out == (
-        "step 4/4  loss 1.500  - tok/s  alive 2/2  0:10<-  goodput 100.0%  merged -  quorum -  grace - ms\n"
-    )
+    shown = f"alive 2/2  {elapsed}  goodput 100.0%  merged -  quorum -  grace - ms"
+    assert capsys.readouterr().out == f"step 4/4  loss 1.500  - tok/s  {shown}\n"
     assert scalars(tmp_path / "run/metrics/global")["run/alive"] == [(4, 2.0)]
 
 
@@ -30,11 +35,11 @@ def test_a_terminal_shows_one_live_line_below_evaluations_and_problems(make, ter
     monitor.stop()
     *above, last, empty = screen.lines()
     assert above == [
-        "step 0: held-out loss 6.0000  (0 s)",
+        "step 0: held-out loss 6.0000  (0 virtual s)",
         "learner 1 died: ValueError: no batch",
-        "step 4: held-out loss 1.2500  accuracy 50.0%  (15 s)",
+        "step 4: held-out loss 1.2500  accuracy 50.0%  (15 virtual s)",
     ]
-    assert last.startswith("step 4/4  loss ") and "  alive 1/2  0:15<" in last and not empty
+    assert last.startswith("step 4/4  loss ") and "  alive 1/2  virtual 0:15<" in last and not empty
 
 
 def test_comings_and_goings_are_told_unless_a_learner_had_finished(make, capsys):

@@ -1,11 +1,13 @@
 """`loss.png` of runs with little or odd to draw."""
 
+import contextlib
 import math
 
 import pytest
 from matplotlib import image
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe import figures, plots
 from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.records import Evaluated, Noted, StateChanged, StepDone
 from ddiloco.observe.tally import Tally
@@ -50,6 +52,26 @@ def test_any_run_gives_a_figure_and_leaves_no_other_file(tmp_path, run_info, lea
     assert pixels.shape[:2] == (832, 1440)
     assert pixels[..., :3].min() < 0.5
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [(0, "no step was taken"), (3, "steps were taken without a loss")]
+)
+def test_an_empty_figure_says_why(steps, told, tmp_path, run_info, monkeypatch):
+    said = []
+
+    @contextlib.contextmanager
+    def figure_at(*arguments, **more):
+        with figures.figure_at(*arguments, **more) as figure:
+            yield figure
+        said.extend(text.get_text() for text in figure.axes[0].texts)
+
+    tally = Tally(run_info(2), 0.0)
+    for step in range(1, steps + 1):
+        tally.step_done(StepDone(0, step, step, 10, {}))  # as of a run without arrays
+    monkeypatch.setattr(plots, "figure_at", figure_at)
+    plots.plot_loss(tmp_path / "loss.png", tally)
+    assert said == [told]
 
 
 def test_a_figure_that_cannot_be_written_leaves_no_half_of_it(tmp_path, run_info):

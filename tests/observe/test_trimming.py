@@ -1,6 +1,8 @@
 """The files of a run cut back to a snapshot: what was before it counts once, what came after not at all."""
 
 import json
+import pathlib
+import re
 
 import pytest
 
@@ -43,6 +45,14 @@ def run(tmp_path):
     (workdir / "checkpoints").mkdir()
     (workdir / "snapshots").mkdir()
     return workdir
+
+
+def test_every_file_of_a_run_that_the_docs_name_is_known_here():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    rows = page.partition("## Files of a run")[2].partition("\n## ")[0].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    named = {name.partition("/")[0] for cell in cells for name in re.findall("`([^`]+)`", cell)}
+    assert len(named) > 18 and named <= trimming.OF_RUNS | trimming.OWNERS
 
 
 CUT = Cut(time=8.0, versions=(1, 1), step=8, states={0: (10, 8.5), 1: (4, 8.5)})

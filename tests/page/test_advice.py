@@ -62,6 +62,15 @@ def test_a_syncer_at_its_limit_is_said_to_need_what_its_merges_take(view_of, mer
     assert said.do.startswith(scarce) and f"{seconds(disk)} of it for the disk" in said.why
 
 
+@pytest.mark.parametrize("name", ["thin_link", "all_links_thin"])
+def test_a_narrower_codec_is_advised_only_where_there_is_one(name, view_of):
+    view = view_of(name)
+    for codec, advised in {"f32": True, "int8": True, "int4": False, "int2": False, "sign": False}.items():
+        config = {**view.config, "outer": {**view.config["outer"], "codec": codec}}
+        [said] = advice(dataclasses.replace(view, config=config))
+        assert ("int4" in said.do) == advised
+
+
 def test_a_host_may_take_a_while_to_connect(view_of):
     view = view_of("missing_host")
     lately = [dataclasses.replace(at, state_seconds=3.0) for at in view.learners[2].hosts]

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ddiloco.page.sheet import document
+from ddiloco.page.sheet import document, figures_of
 from ddiloco.page.view import read_view
 
 EMPTY = {"link", "meta", "input", "br"}
@@ -112,6 +112,19 @@ def test_several_runs_stand_side_by_side_with_what_differs(view_of):
     assert "Settings that differ" in page.text and "virtual.step_seconds" in page.text
     assert "sync.interval" not in page.text.split("Settings that differ")[1].split("steady")[0]
     assert [article["aria-label"] for article in page.of("article")] == ["run steady", "run third_speed"]
+
+
+def test_a_baseline_has_no_syncer(view_of):
+    steady = view_of("steady")
+    page = Page(document([dataclasses.replace(steady, learners=steady.learners[:1], fragments=())]))
+    assert " · one job · " in page.text and "fragments" not in page.text.split("Where the time went")[0]
+    assert "The syncer against its limits" not in page.text
+
+
+def test_a_figure_that_only_the_second_run_has_stands_beside_a_dash(view_of):
+    steady = view_of("steady")
+    classifier = dataclasses.replace(steady, summary={**steady.summary, "eval_accuracy": 0.9764})
+    assert ["accuracy", "-", "97.6%"] in figures_of([steady, classifier])
 
 
 def test_a_report_is_one_file_that_asks_for_nothing(view_of):

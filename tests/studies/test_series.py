@@ -127,6 +127,17 @@ def test_a_figure_is_drawn_with_an_axis_and_without_with_losses_and_without(loss
         assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_figure_without_a_loss_says_so(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(sweep_figure, "dress", drawn.append)
+    for loss in (2.0, None):
+        points = points_of()
+        rows = full(points, lambda _, loss=loss: loss)
+        sweep_figure.draw(tmp_path / "figure.png", rows, grid.Sweep(points, {"b.rule": "p"}))
+    said = [[text.get_text() for text in panel.texts] for panel in drawn]
+    assert said == [[], [], ["no run has one"], ["no run has one"]]
+
+
 def test_long_names_of_points_leave_the_figure_its_room(tmp_path, monkeypatch):
     drawn = []
     sound = sweep_figure.dress
@@ -157,6 +168,7 @@ def test_a_sweep_file_has_points_an_argument_and_a_baseline(tmp_path):
         {"a.b": "1", "config": "c.py:x"},
         {"a.b": "2", "config": "c.py:x"},
     ]
+    assert [point["a"] for point in grid.load("a=(1, 2),(3,),4").points] == ["(1, 2)", "(3,)", "4"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, Snapsh
 from ddiloco.observe.trimming import Cut, trim
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.settings.experiment import DECOUPLED_FAMILY, Experiment, all_settings, parse, to_json
+from ddiloco.settings.loop import LoopConfig
 
 
 def newest_snapshot(experiment: Experiment, workdir: pathlib.Path) -> Snapshot:
@@ -56,6 +57,8 @@ def why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
         return None
     if leaf.path == "sync.num_learners" and then.algorithm == "lone_learner":
         return "it is the share of the data that the lone learner reads"
+    if leaf.path == "sync.num_learners" and isinstance(then.model, LoopConfig):
+        return "a loop's batches, which it alone knows, are not shared out again"
     return leaf.metadata["because"] if leaf.metadata["may_change"] == "never" else None
 
 

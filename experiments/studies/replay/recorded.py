@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.settings.experiment import Experiment
+from experiments.front import cli
 from experiments.studies.replay.reading import RunTapes, read_run
 from experiments.studies.replay.run import make_plan, recorded_experiment
 from experiments.studies.replay.works import Plan
@@ -30,8 +31,13 @@ def recorded(workdir: str) -> Iterator[Recorded]:
     """The run in the folder; warns of what its tapes lack.
 
     Tapes that cannot be read or followed, here or in the `with` block, end the program with exit code 1.
+
+    Raises:
+      UsageError: there is no run in the folder.
     """
     folder = pathlib.Path(workdir)
+    if not (folder / "config.json").exists():
+        raise cli.UsageError(f"workdir: {folder}: there is no run in it")
     try:
         experiment = recorded_experiment(folder)
         tapes = read_run(folder)

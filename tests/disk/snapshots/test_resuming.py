@@ -119,6 +119,12 @@ def test_a_baseline_may_have_other_learners_and_a_lone_learner_its_share_alone()
         check_resumable(then, settings(preset="tiny,lone_learner", sync__num_learners=3))
 
 
+def test_a_loop_has_as_many_learners_as_before():
+    then = settings("loop", "decoupled")
+    with pytest.raises(ConfigError, match=r"^config.sync.num_learners: is 3, but must be 4 .* batches"):
+        check_resumable(then, settings("loop", "decoupled", sync__num_learners=3))
+
+
 def test_a_setting_that_does_not_say_is_refused():
     assert why_fixed(UNKNOWN, settings(), settings()) is not None
 

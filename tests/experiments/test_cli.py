@@ -1,0 +1,36 @@
+"""What the command line makes of a config file and of its settings."""
+
+from experiments.front import cli
+
+FILE = """
+from __future__ import annotations
+
+import dataclasses
+
+from configs import dense
+
+
+@dataclasses.dataclass
+class Point:
+    rate: float
+    rows: int
+
+
+def get_config():
+    point = Point(0.25, 3)
+    config = dense.get_config()
+    config.inner.learning_rate, config.train.batch_size = point.rate, point.rows
+    return config
+"""
+
+
+def test_none_is_a_word_where_a_setting_is_one():
+    given = {"model.remat": "none", "sync.quorum": "none", "init_from": "None"}
+    config = cli.resolve("configs/dense.py", [*given.items()])
+    assert (config.model.remat, config.sync.quorum, config.init_from) == ("none", None, None)
+
+
+def test_a_config_file_may_define_dataclasses(tmp_path):
+    (tmp_path / "own.py").write_text(FILE)
+    config = cli.load_config(f"{tmp_path}/own.py")
+    assert (config.inner.learning_rate, config.train.batch_size) == (0.25, 3)

@@ -48,7 +48,6 @@ class Role:
     process: BaseProcess | None = None
     stdin: Connection | None = None  # of a spare: the writing end
     failures: int = 0  # in a row
-    steady: bool = False  # whether a process of it has once lived for so long that its settings do
     started_at: float = 0.0
     ended_at: float = 0.0  # of the last process that `observe` has heard the end of
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
@@ -172,7 +171,7 @@ class Supervisor:
         code = role.process.exitcode
         if code is None:
             if now - role.started_at > STEADY_SECONDS:
-                role.failures, role.steady = 0, role is not self._syncer  # which ends the run with itself
+                role.failures = 0
             return
         if code == 0 or _refused(role) or role.failures > self._config.restarts:
             return
@@ -261,9 +260,8 @@ class Supervisor:
 
 
 def _refused(role: Role) -> bool:
-    """Whether it has ended as it would again; not where a disk or a network refused a later start."""
-    refused = any(p is not None and p.exitcode == REFUSED for p in (role.process, *role.others))
-    return role.over and refused and not role.steady
+    """Whether it has ended as it would again; what refuses a later start is a failure (RESTARTED)."""
+    return role.over and any(p is not None and p.exitcode == REFUSED for p in (role.process, *role.others))
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:

@@ -236,7 +236,10 @@ class Supervisor:
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
-        """Makes the syncer tell its learners that the run is over, and save everything."""
+        """Makes the syncer, or another one if it is dead, tell learners that the run is over and save all."""
+        dead = self._syncer.process.exitcode is not None and not self._run_is_over()
+        if dead and self._syncer.begun():
+            self._start(self._syncer)
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()

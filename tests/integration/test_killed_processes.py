@@ -78,7 +78,9 @@ def story(programs, tmp_path_factory):
         wait(lambda: {r["fragment"] for r in again()} == {0, 1, 2}, "a merge of each fragment")
         wait(lambda: any({0, 1} == set(r["learners"]) for r in again()), "both learners in a merge")
         third = processes_of(process)
-        process.send_signal(signal.SIGTERM)
+        server = int(pathlib.Path(f"/proc/{third['syncer']}/stat").read_text().rpartition(")")[2].split()[1])
+        for one in (server, *third.values(), process.pid):  # as systemd and Slurm do
+            os.kill(one, signal.SIGTERM)
         done = programs.finish(process)
     finally:
         if process.poll() is None:
@@ -103,6 +105,7 @@ def test_a_line_tells_of_each_death_and_a_signal_ends_all_of_them(story):
     assert story.done.returncode == 143
     assert not any(map(alive, story.third.values()))
     assert (story.summary["driver"], story.summary["interrupted"]) == ("remote", True)
+    assert list(story.workdir.glob("checkpoints/*/params"))
 
 
 def test_the_other_learner_stepped_on_and_the_run_counts_as_up(story):

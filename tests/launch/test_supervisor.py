@@ -22,7 +22,13 @@ CONFIG = RemoteConfig(longest_backoff=0.25, restarts=2)
 
 # Each process writes a line for each of its starts; then it does as it is told.
 STANDS = "signal.pause()"
-ENDS_AT_THE_WORD = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); signal.pause()"
+ENDS_AT_THE_WORD = "\n".join(
+    [
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))",
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})",
+        "signal.pause()",
+    ]
+)
 PROGRAM = """
 import os, signal, sys
 with open({path!r}, "a") as file:
@@ -366,9 +372,32 @@ def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
     assert run.end() == 143
 
 
-def test_a_syncer_that_is_dead_when_the_run_is_stopped_has_saved_nothing(run):
+def test_where_the_syncer_is_dead_as_the_run_is_stopped_another_saves_all(run, monkeypatch):
+    monkeypatch.setattr(supervisor, "backoff", lambda tries, longest: 600.0)
+    it = run(f"'again' in sys.argv or os.kill(os.getpid(), signal.SIGKILL)\n{ENDS_AT_THE_WORD}", STANDS)
+    until(lambda: it.told, "the syncer's death")
+    it.stop.set()
+    assert it.end() == 143
+    assert [words[1:] for words in it.starts("syncer")] == [[], ["again"]]
+
+
+def test_where_that_one_dies_too_the_run_has_failed(run):
     it = run("os.kill(os.getpid(), signal.SIGKILL)", STANDS)
     until(lambda: it.told and it.starts("learner 0"), "the syncer's death")
     it.stop.set()
     it.kill("learner 0")  # which nobody tells that the run is over
     assert it.end() == 1
+
+
+def test_the_word_to_stop_may_go_to_all_processes_and_before_they_can_take_it(run, tmp_path):
+    waits = "import time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\n"
+    it = run(waits.format(str(tmp_path / "go.on")) + ENDS_AT_THE_WORD, ENDS_AT_THE_WORD)
+    until(lambda: it.starts("syncer") and it.starts("learner 0"))
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+    for name in ("syncer", "learner 0"):
+        it.kill(name, signal.SIGTERM)
+    until(lambda: "learner 0" in it.ends, "the learner's end")
+    it.stop.set()
+    (tmp_path / "go.on").touch()
+    assert it.end() == 143
+    assert len(it.starts("syncer")) == 1

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from ddiloco.config import REFUSED
 from ddiloco.launch import chips, processes
 from ddiloco.launch.ports import reserved_ports
+from ddiloco.observe.records import reason
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
@@ -165,7 +166,11 @@ class Supervisor:
         now = time.monotonic()
         if role.due_at is not None:
             if now >= role.due_at:
-                self._start(role)
+                try:
+                    self._start(role)
+                except (OSError, EOFError) as error:  # such as too many processes: others go on meanwhile
+                    role.due_at = now + self._config.longest_backoff
+                    self._note(f"{role.name} cannot be started now: {reason(error)}")
             return
         self._end_together(role)
         code = role.process.exitcode

@@ -1,5 +1,6 @@
 """Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -124,6 +125,26 @@ def test_a_killed_syncer_is_started_again_to_go_on(run):
     it.kill("syncer")
     until(lambda: len(it.starts("syncer")) == 2)
     assert [words[1:] for words in it.starts("syncer")] == [[], ["again"]]
+
+
+def test_where_no_process_can_be_started_for_a_moment_the_others_go_on(run, monkeypatch):
+    it = run(ENDS_AT_THE_WORD, STANDS, STANDS)
+    until(lambda: len(it.starts("learner 0")) and len(it.starts("learner 1")))
+    start, refusals = processes.start, [OSError(errno.EAGAIN, "Resource temporarily unavailable"), EOFError()]
+
+    def short_of_processes(*args, **more):
+        if refusals:
+            raise refusals.pop()
+        return start(*args, **more)
+
+    monkeypatch.setattr(processes, "start", short_of_processes)
+    it.kill("learner 0")
+    until(lambda: len(it.starts("learner 0")) == 2)
+    assert it.told[1:] == [
+        "learner 0 cannot be started now: EOFError",
+        "learner 0 cannot be started now: Resource temporarily unavailable",
+    ]
+    assert len(it.starts("learner 1")) == len(it.starts("syncer")) == 1
 
 
 def test_a_killed_part_of_the_syncer_is_started_again_and_one_that_cannot_be_ends_the_run(run):

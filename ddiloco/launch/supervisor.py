@@ -26,6 +26,7 @@ LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
+LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -134,8 +135,8 @@ class Supervisor:
         code = self._syncer.process.exitcode
         if code is None or self._syncer.due_at is not None:
             return False
-        asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)  # 255: the fork server was killed
-        return code in (0, REFUSED, *asked) or (code > 0 and self._is_trained())
+        asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)
+        return code in (0, REFUSED, *asked) or (0 < code < LOST and self._is_trained())
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""

@@ -383,6 +383,14 @@ def test_a_syncer_that_dies_after_all_learners_have_left_is_told_so(tmp_path):
     assert [words[1:] for words in run.starts("syncer")] == [[], ["again", "alone"]]
 
 
+def test_so_is_one_that_the_fork_server_took_along(run):
+    it = run("sys.exit(0) if 'alone' in sys.argv else signal.pause()", "sys.exit(0)")
+    until(lambda: it.starts("syncer") and it.ends, "the learner's end")
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    assert it.end() == 0
+    assert [words[1:] for words in it.starts("syncer")] == [[], ["again", "alone"]]
+
+
 def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
     run = Run(tmp_path, ENDS_AT_THE_WORD, "sys.exit(0)", STANDS)
     until(lambda: run.starts("syncer") and run.starts("learner 1"), "all to start")

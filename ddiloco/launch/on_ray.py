@@ -203,17 +203,16 @@ class RayRun:
         self._running[actor.run.remote(assignment, first)] = name
 
     def _wait(self, stop: threading.Event) -> int:
-        told, settled_at = False, time.monotonic() + SETTLED_SECONDS
+        settled_at = time.monotonic() + SETTLED_SECONDS
         due_at: dict[str, float] = {}  # of those that a node has refused, or could not begin
         while True:
-            if stop.is_set() and not told:
-                told = True
+            if stop.is_set():  # told each time: another process may be the syncer by now
                 self.actors[SYNCER].end.remote()
             for name, code in self._ended(POLL):
                 if name == SYNCER:
                     while self._running and self._ended(LATE_SECONDS):
                         pass
-                    return PREEMPTED if told and not code else code
+                    return PREEMPTED if stop.is_set() and not code else code
                 refused = code == REFUSED and name != EVALUATOR
                 if refused and time.monotonic() < settled_at:
                     return code

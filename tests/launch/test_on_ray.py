@@ -208,6 +208,31 @@ def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monke
         assert "learner 0 has ended with exit code 2" in told
 
 
+def saved_at_the_second_try(assignment, experiment, security, stop):
+    """The syncer that is told to end fails to save, as on a full disk; the next one does not."""
+    told, go_on = assignment.workdir / "told", assignment.workdir / "go_on"
+    if assignment.role == "syncer":
+        until(stop.is_set, "the word to stop", LIMIT)
+        if not told.exists():
+            told.touch()
+            until(go_on.exists, "the test", LIMIT)
+            return 1
+    return 0
+
+
+def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(nodes, tmp_path):
+    nodes.have(1)
+    stop, codes = threading.Event(), []
+    run = RayRun(settings(*ONE), tmp_path, Resources(), saved_at_the_second_try, print)
+    thread = threading.Thread(target=lambda: codes.append(run.run(stop)), daemon=True)
+    thread.start()
+    stop.set()
+    until((tmp_path / "told").exists, "the word to stop", LIMIT)
+    ray.get(run.actors["syncer"].where.remote())  # the word was answered before
+    (tmp_path / "go_on").touch()
+    until(lambda: codes == [143], "the end", 180.0)
+
+
 class Unpacked(Exception):
     """What cannot be unpacked where an actor begins before there is a folder."""
 

@@ -8,8 +8,6 @@ configs/sweeps/merge_rule.py. Its outcome: docs/results/ablations.md.
 
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from configs import baselines, micro
 
 ROWS = 32  # of all learners together
@@ -21,9 +19,7 @@ RULES = {  # of the layers; of embeddings and head
 }
 
 
-def get_config(preset: str = "dense") -> ConfigDict:
-    """The settings of configs/micro.py."""
-    return micro.get_config(preset)
+get_config = micro.get_config
 
 
 def get_tuning() -> dict[str, Any]:

@@ -70,22 +70,20 @@ def _climbed(
 ) -> tuple[list[tuning.Tuned], list[str]]:
     """The end of every row's climb, and the runs that failed on the way; rows climb side by side."""
     tuned: dict[str, tuning.Tuned] = {}
-    waits: dict[str, tuple[Climb, set[str]]] = {}  # by run, which climb it is of, and what that waits for
+    waits: dict[str, Climb] = {}  # by run, the climb that goes on once it has no other here
 
     def on(climb: Climb) -> list[runs.Planned]:
         """The runs that the next point lacks, of those at which some lack; empty at the climb's end."""
         for planned in climb:
             missing = [run for run in planned if run.lacks() is not None]
             if missing:
-                names = {run.name for run in missing}
-                waits.update(dict.fromkeys(names, (climb, names)))
+                waits.update({run.name: climb for run in missing})
                 return missing
         return []
 
     def ended(run: runs.Planned) -> list[runs.Planned]:
-        climb, names = waits[run.name]
-        names.discard(run.name)
-        return [] if names else on(climb)
+        climb = waits.pop(run.name)
+        return [] if climb in waits.values() else on(climb)
 
     climbs = [_climb(row, plan, seeds, output / "chosen", tuned) for row in plan.rows]
     failed = runs.train([run for climb in climbs for run in on(climb)], _JOBS.value, ended)

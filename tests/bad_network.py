@@ -1,4 +1,4 @@
-"""A bad network on the way to a server: latency, jitter, a thin line, losses, broken connections."""
+"""A bad network on the way to a server: latency, jitter, a thin line, losses."""
 
 import dataclasses
 import random
@@ -17,7 +17,6 @@ class LinkShape:
     bytes_per_second: float | None = None  # of one connection's direction; None: no bound
     loss: float = 0.0  # share of packets lost; TCP hides a loss behind a pause, and so does this
     retransmission: float = 0.2  # seconds of the pause after a loss
-    broken_every: float | None = None  # mean seconds after which a connection is reset; None: none is
     buffer_bytes: int = 1 << 22  # on the way in one direction at most
 
 
@@ -52,7 +51,3 @@ class BadNetwork(Proxy):
 
     def pace(self):
         return Pace(self._shape, self._rng).due
-
-    def lifetime(self):
-        every = self._shape.broken_every
-        return None if every is None else self._rng.expovariate(1 / every)

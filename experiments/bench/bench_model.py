@@ -23,9 +23,8 @@ from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
+from experiments.bench.processes import PATIENCE
 from experiments.front import cli
-
-PATIENCE = 120.0
 
 
 def assembly_of(steps: int, quick: bool) -> Assembly:

@@ -108,12 +108,11 @@ def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -
         text = json.dumps({"rows": results}, indent=2, allow_nan=False)
         (output / f"{name}.json").write_text(text + "\n")
         (output / f"{name}.md").write_text(table(results) + "\n")
+        comparison_figure.draw(output / f"{name}.png", results)
 
     failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, write)
     write()
-    results = digest(rows)
-    comparison_figure.draw(output / f"{name}.png", results, clock_of(results))
-    print(table(results))
+    print((output / f"{name}.md").read_text(), end="")
     print(f"{output}/{name}.json  {output}/{name}.md  {output}/{name}.png")
     return runs.tell_failed(failed)
 

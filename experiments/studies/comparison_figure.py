@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.figures import colours, dress, figure_at
-from experiments.studies.comparison import label_of
+from experiments.studies.comparison import clock_of, label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +22,9 @@ _PLACES = 6  # across a line of panels, which has one, two or three
 _MEASURES = {"loss": "held-out loss (nats/token)", "accuracy": "held-out accuracy"}
 
 
-def draw(path: pathlib.Path, rows: Rows, clock: str) -> None:
-    """Writes the figure, with the panels that there are figures for; `clock` names the seconds."""
-    lines = _panels(rows, clock)
+def draw(path: pathlib.Path, rows: Rows) -> None:
+    """Writes the figure, with the panels that there are figures for."""
+    lines = _panels(rows)
     width = 13 if any(len(line) > 1 for line in lines) else 8
     height = max(3.6, 1.4 + 0.42 * len(rows))
     with figure_at(path, width, max(1, len(lines)) * height, dpi=120) as figure:
@@ -37,14 +37,14 @@ def draw(path: pathlib.Path, rows: Rows, clock: str) -> None:
             figure.text(0.5, 0.5, "no run has finished", ha="center", color="0.5")
 
 
-def _panels(rows: Rows, clock: str) -> list[list[Callable[[Axes], None]]]:
+def _panels(rows: Rows) -> list[list[Callable[[Axes], None]]]:
     """The panels, line by line."""
     lines: list[list[Callable[[Axes], None]]] = []
-    across = (("tokens", "tokens, all learners"), ("seconds", clock), ("bytes", "bytes over the links"))
+    across = {"tokens": "tokens, all learners", "seconds": clock_of(rows), "bytes": "bytes over the links"}
     for y in _MEASURES:
         curves: list[Callable[[Axes], None]] = [
             functools.partial(_draw_curves, rows, y, x, title)
-            for x, title in across
+            for x, title in across.items()
             if any(_can_be_drawn(curve) for row in rows for curve in _curves(row, x, y))
         ]
         ends = any(_ends(row, y) for row in rows)
@@ -53,7 +53,7 @@ def _panels(rows: Rows, clock: str) -> list[list[Callable[[Axes], None]]]:
     if any(row["mean"]["goodput"] is not None for row in rows):
         lines[-1].append(functools.partial(_draw_shares, rows))
     if len(rows) > 1 and any(row["mean"]["time_ratio"] is not None for row in rows):
-        lines[-1].append(functools.partial(_draw_times, rows, clock))
+        lines[-1].append(functools.partial(_draw_times, rows))
     return [line for line in lines if line]
 
 
@@ -130,7 +130,7 @@ def _draw_shares(rows: Rows, axes: Axes) -> None:
     _name_bars(axes, rows)
 
 
-def _draw_times(rows: Rows, clock: str, axes: Axes) -> None:
+def _draw_times(rows: Rows, axes: Axes) -> None:
     for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
         ratio, spread = row["mean"]["time_ratio"], row["std"]["time_ratio"]
         if ratio is not None:
@@ -140,7 +140,7 @@ def _draw_times(rows: Rows, clock: str, axes: Axes) -> None:
     axes.axvline(1, color="0.3", lw=0.8, ls=":")
     axes.set_xlim(left=0)
     first = rows[0]["label"]
-    axes.set_xlabel(f"{clock} to the end, relative to {first}")
+    axes.set_xlabel(f"{clock_of(rows)} to the end, relative to {first}")
     if any("time_ratio" in row["paper"] for row in rows):
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8)
     _name_bars(axes, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -33,6 +34,7 @@ class Run:
         return [*where, *overrides]
 
 
+PROGRAM = "experiments.train"
 _LONGEST_NAME = 200  # file systems allow 255 bytes
 
 
@@ -149,40 +151,55 @@ def train(
 ) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
-    Calls `ended` after each, and runs what that returns, if anything, after the others. Returns the names of
-    those that failed, with why.
+    Processes are forked from one that has imported everything, where that can be, divide the cores among
+    them, and end with this one. Calls `ended` after each, and runs what that returns, if anything, after the
+    others. Returns the names of those that failed, with why. What `ended` raises, like Ctrl-C, ends the
+    processes under way by SIGTERM; the exception goes on when they are gone.
 
     Raises:
       UsageError: a run had one; the others are ended too.
     """
-    known = list(planned)
-    left, arguments = [], []  # of those that lack something
+    from ddiloco.launch import processes
+
+    known: list[Planned] = []
+    waiting: collections.deque[tuple[int, Planned, str]] = collections.deque()  # with its place, and why
+    under_way: dict[int, tuple[Planned, BaseProcess]] = {}  # by sentinel
     failed = []
 
-    def take(plans: Sequence[Planned]) -> None:
+    def add(plans: Sequence[Planned]) -> None:
         for plan in plans:
+            known.append(plan)
             if (why := plan.lacks()) is not None:
-                left.append((known.index(plan) + 1, plan, why))
-                arguments.append(plan.run.arguments())
+                waiting.append((len(known), plan, why))
 
-    def announce(place: int) -> None:
-        i, plan, why = left[place]
+    def start() -> None:
+        i, plan, why = waiting.popleft()
         again = f", again: {why}" if finished(plan.run.workdir) else ""
         cli.tell(f"[{i}/{len(known)}] {plan.name}{again}")
+        sharers = min(jobs, len(under_way) + 1 + len(waiting))
+        environment = processes.share_of_threads(os.environ, sharers)
+        process = processes.start(PROGRAM, plan.run.arguments(), environment, quiet=True)
+        under_way[process.sentinel] = plan, process
 
-    def note(place: int, status: int) -> None:
-        plan = left[place][1]
-        if status == REFUSED:
-            raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
-        why = plan.lacks()
-        if status or why:
-            failed.append(f"{plan.name} ({why or f'exit status {status}'})")
-        more = ended(plan) or []
-        known.extend(more)
-        take(more)
-
-    take(planned)
-    run_all("experiments.train", arguments, jobs, announce, note)
+    add(planned)
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < jobs:
+                start()
+            for sentinel in connection.wait(list(under_way)):
+                plan, process = under_way.pop(sentinel)
+                process.join()
+                if process.exitcode == REFUSED:
+                    raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
+                why = plan.lacks()
+                if process.exitcode or why:
+                    failed.append(f"{plan.name} ({why or f'exit status {process.exitcode}'})")
+                add(ended(plan) or [])
+    finally:
+        for _, process in under_way.values():
+            process.terminate()
+        for _, process in under_way.values():
+            process.join()
     return failed
 
 
@@ -191,44 +208,6 @@ def tell_failed(failed: Sequence[str]) -> int:
     if failed:
         print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def run_all(
-    module: str,
-    arguments: Sequence[Sequence[str]],
-    jobs: int,
-    started: Callable[[int], None],
-    ended: Callable[[int, int], None],
-) -> None:
-    """Runs a program with each of the argument lists, in their order and `jobs` at a time.
-
-    Processes are forked from one that has imported everything, where that can be, divide the cores among
-    them, and end with this one.
-    `started` gets the place of a list, `ended` the place and the exit status; it may append more lists. What
-    it raises, like Ctrl-C, ends the processes under way by SIGTERM; the exception goes on when they are gone.
-    """
-    from ddiloco.launch import processes
-
-    begun = 0
-    under_way: dict[int, tuple[int, BaseProcess]] = {}  # by sentinel
-    try:
-        while begun < len(arguments) or under_way:
-            while begun < len(arguments) and len(under_way) < jobs:
-                started(begun)
-                sharers = min(jobs, len(under_way) + len(arguments) - begun)
-                environment = processes.share_of_threads(os.environ, sharers)
-                process = processes.start(module, arguments[begun], environment, quiet=True)
-                under_way[process.sentinel] = begun, process
-                begun += 1
-            for sentinel in connection.wait(list(under_way)):
-                place, process = under_way.pop(sentinel)
-                process.join()
-                ended(place, process.exitcode)
-    finally:
-        for _, process in under_way.values():
-            process.terminate()
-        for _, process in under_way.values():
-            process.join()
 
 
 def _flat(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:

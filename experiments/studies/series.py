@@ -90,10 +90,7 @@ def mean_and_spread(figures: Sequence[float]) -> tuple[float, float] | None:
     """Mean and standard deviation, which is 0 of one value; None of none."""
     if not figures:
         return None
-    mean = statistics.fmean(figures)
-    if len(figures) == 1:
-        return mean, 0.0
-    return mean, statistics.stdev(figures) if math.isfinite(mean) else math.nan
+    return statistics.fmean(figures), statistics.stdev(figures) if len(figures) > 1 else 0.0
 
 
 def number(value: Any) -> float | None:

@@ -62,7 +62,7 @@ def _draw_lines(panel: Axes, runs: Sequence[series.Row], figure: str) -> None:
     places = sorted({place for own in by_line.values() if len(own) > 1 for place in own})
     one_point = len(series.points(runs)) == 1
     for i, (name, own) in enumerate(by_line.items()):
-        known = sorted((x, *found) for x, found in own.items() if found and math.isfinite(found[0]))
+        known = sorted((x, *found) for x, found in own.items() if found)
         if not known:
             continue
         x, mean, spread = zip(*known, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.front.tables import markdown
@@ -41,19 +41,20 @@ def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
     """
     axes = series.axes_of(sweep.points)
     rows = series.placed(rows, axes, sweep.baseline, sweep.points)
-    columns: dict[str, Callable[[Sequence[series.Row]], str]] = {
-        name: lambda runs, name=name: str(runs[0].get(name, "")) for name in axes.settings
-    }
-    columns["runs"] = lambda runs: str(len(runs))
-    if sweep.baseline:
-        columns["gap"] = lambda runs: _percent(runs, "gap", "+.2f")
+    figures = [name for name in COLUMNS if series.values(rows, name)]
+    shares = [("gap", "+.2f", "gap")] if sweep.baseline else []
     if any(match != 1 for match in series.values(rows, "match")):
-        columns["same loss at"] = lambda runs: _percent(runs, "match", ".0f")
-    for name in COLUMNS:
-        if series.values(rows, name):
-            columns[name] = lambda runs, name=name: _spread(series.values(runs, name))
-    cells = [[show(runs) for show in columns.values()] for runs in series.points(rows).values()]
-    return markdown(list(columns), cells)
+        shares.append(("match", ".0f", "same loss at"))
+    cells = [
+        [
+            *(str(runs[0].get(name, "")) for name in axes.settings),
+            str(len(runs)),
+            *(_percent(runs, name, form) for name, form, _ in shares),
+            *(_spread(series.values(runs, name)) for name in figures),
+        ]
+        for runs in series.points(rows).values()
+    ]
+    return markdown([*axes.settings, "runs", *(title for *_, title in shares), *figures], cells)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from experiments.studies.compiling import topology
 from experiments.studies.compiling.cost import Cost, Traffic
 from experiments.studies.compiling.report import Compilation, known_before, report, roofline
 from tests.integration.programs import SMALLEST
+from tests.refusals import assert_refused
 
 needs_libtpu = pytest.mark.skipif(not topology.has_compiler(), reason="needs libtpu")
 
@@ -79,10 +80,7 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
     ],
 )
 def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
-    done = programs.run("compile", "--config.mesh.fsdp=3", f"--topology={asked}", "--dry_run")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {told}")
-    assert done.stderr.count("\n") == 1
+    assert_refused(programs.run("compile", "--config.mesh.fsdp=3", f"--topology={asked}", "--dry_run"), told)
 
 
 @needs_libtpu

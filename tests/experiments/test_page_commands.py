@@ -14,6 +14,7 @@ from ddiloco.page.exposition import exposition
 from ddiloco.page.view import read_views
 from experiments.front.workdirs import runs_in
 from tests.integration.programs import ROOT
+from tests.refusals import assert_refused
 
 
 def leave(folder, seed):
@@ -31,16 +32,12 @@ def sweep(tmp_path):
     return tmp_path / "sweep"
 
 
-def start(*arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, **pipes)
-
-
 def test_the_dashboard_shows_all_runs_of_a_sweep_until_it_is_ended(sweep):
-    program = start("experiments.dashboard", f"--workdir={sweep}", "--listen=127.0.0.1:0")
+    command = [sys.executable, "-m", "experiments.dashboard", f"--workdir={sweep}", "--listen=127.0.0.1:0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        url = re.search(r"http://\S+", program.stdout.readline())[0]
+        url = re.search(r"http://\S+", program.stderr.readline())[0]
         page = httpx.get(url, trust_env=False, timeout=30.0).text
     finally:
         program.send_signal(signal.SIGINT)
@@ -48,19 +45,16 @@ def test_the_dashboard_shows_all_runs_of_a_sweep_until_it_is_ended(sweep):
     assert "run seed=0" in page and "run seed=1" in page and "Settings that differ" in page
 
 
-def test_an_address_that_others_reach_needs_credentials_and_the_flag_is_named(sweep):
-    program = start("experiments.dashboard", f"--workdir={sweep}", "--listen=0.0.0.0:7071")
-    told, _ = program.communicate(timeout=60)
+def test_an_address_that_others_reach_needs_credentials_and_the_flag_is_named(sweep, programs):
+    done = programs.run("dashboard", f"--workdir={sweep}", "--listen=0.0.0.0:7071")
     reach = "0.0.0.0:7071 can be reached from other machines"
-    assert program.returncode == 2
-    assert told == f"error: listen: {reach}, which needs --token_file or --tls\n"
+    assert_refused(done, f"listen: {reach}, which needs --token_file or --tls")
 
 
-def test_the_report_is_written_beside_the_run(sweep):
-    program = start("experiments.report", f"--workdir={sweep / 'seed=0'}", f"--compare={sweep / 'seed=1'}")
-    told, _ = program.communicate(timeout=60)
+def test_the_report_is_written_beside_the_run(sweep, programs):
+    done = programs.run("report", f"--workdir={sweep / 'seed=0'}", f"--compare={sweep / 'seed=1'}")
     report = sweep / "seed=0" / "report.html"
-    assert (program.returncode, told) == (0, f"{report}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{report}\n", "")
     assert "Runs side by side" in report.read_text()
 
 
@@ -76,14 +70,11 @@ def test_rows_of_a_comparison_are_found_in_its_folder_and_told_apart(tmp_path):
         assert text.count(f'ddiloco_learner_state{{learner="1",run="{row}/seed=0",state="absent"}}') == 1
 
 
-def test_a_report_that_cannot_be_written_is_an_error_of_one_line(sweep):
-    program = start("experiments.report", f"--workdir={sweep / 'seed=0'}", f"--output={__file__}/report.html")
-    told, _ = program.communicate(timeout=60)
-    assert (program.returncode, told.count("\n")) == (2, 1) and told.startswith("error: output: ")
+def test_a_report_that_cannot_be_written_is_an_error_of_one_line(sweep, programs):
+    done = programs.run("report", f"--workdir={sweep / 'seed=0'}", f"--output={__file__}/report.html")
+    assert_refused(done, "output: ")
 
 
 @pytest.mark.parametrize("arguments", [["--workdir={}/nothing"], []])
-def test_a_folder_without_runs_is_a_usage_error_of_one_line(sweep, arguments):
-    program = start("experiments.report", *(argument.format(sweep) for argument in arguments))
-    told, _ = program.communicate(timeout=60)
-    assert program.returncode == 2 and told.startswith("error: workdir: ") and told.count("\n") == 1
+def test_a_folder_without_runs_is_a_usage_error_of_one_line(sweep, arguments, programs):
+    assert_refused(programs.run("report", *(argument.format(sweep) for argument in arguments)), "workdir: ")

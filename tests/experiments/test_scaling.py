@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs.sweeps import scaling as study
+from tests.refusals import assert_refused
 
 
 def rows_of(noise=0.0):
@@ -101,5 +102,4 @@ def test_a_usage_error_is_one_line(arguments, told, programs, tmp_path):
         (tmp_path / name / "sweep.json").write_text(text)
     arguments = [argument.replace("FOLDER", str(tmp_path)) for argument in arguments]
     done = programs.run("scaling", *arguments, f"--output={tmp_path}/out")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {told.replace('FOLDER', str(tmp_path))}\n"
+    assert_refused(done, told.replace("FOLDER", str(tmp_path)))

@@ -13,6 +13,7 @@ from ddiloco.goodput.failures import FailureModel
 from experiments.front import cli
 from experiments.studies.goodput.simulator import Simulation
 from tests.integration.programs import ROOT
+from tests.refusals import assert_refused
 
 SMALL = (
     "--config.num_chips=(150000,600000)",
@@ -90,7 +91,6 @@ def test_a_live_line_is_for_terminals_only(programs):
 
 BAD = {
     "no chips": (["num_chips=0"], "config.num_chips: is 0, but must be at least 1"),
-    "negative chips": (["num_chips=(-5,)"], "config.num_chips: is -5, but must be at least 1"),
     "half a chip": (["num_chips=(1.5,)"], "config.num_chips: is 1.5, but must be of type int"),
     "no counts": (["num_chips=()"], "config.num_chips: is empty, but must have at least one entry"),
     "fewer slices than learners": (
@@ -108,9 +108,6 @@ BAD = {
     "no learners": (["systems=decoupled:0"], "config.systems: is 'decoupled:0', but must be data_parallel, "),
     "unknown system": (["systems=spmd"], "config.systems: is 'spmd', but must be data_parallel, elastic_"),
     "no mtbi": (["failures.mtbi_years=0"], "config.failures.mtbi_years: is 0.0, but must be above 0.0"),
-    "no slice": (["failures.chips_per_slice=0"], "config.failures.chips_per_slice: is 0, but must be at"),
-    "all spares": (["failures.spare_share=1"], "config.failures.spare_share: is 1.0, but must be at least"),
-    "negative time": (["failures.detection_seconds=-1"], "config.failures.detection_seconds: is -1.0, but"),
     "no time": (["days=0"], "config.days: is 0.0, but must be above 0.0"),
     "no seeds": (["seeds=0"], "config.seeds: is 0, but must be at least 1"),
     "unknown failure": (["failures.mtbf=1"], "config.failures.mtbf: no such setting; known: chip_speed_"),
@@ -121,9 +118,7 @@ BAD = {
 def test_an_impossible_fleet_is_told_in_one_line(overrides, told, programs, tmp_path):
     output = tmp_path / "out.json"
     done = programs.run("simulate", *[f"--config.{one}" for one in overrides], f"--output={output}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {told}")
-    assert done.stderr.count("\n") == 1
+    assert_refused(done, told)
     assert not output.exists()
 
 
@@ -137,8 +132,7 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_simulated(
     (tmp_path / "file").touch()
     (tmp_path / "d.json").mkdir()
     done = programs.run("simulate", *SMALL, f"--output={tmp_path / output}")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(f"error: output: {tmp_path / output}: {told}")
+    assert_refused(done, f"output: {tmp_path / output}: {told}")
 
 
 def test_the_calibration_prints_values_cells_and_errors(programs):
@@ -146,8 +140,7 @@ def test_the_calibration_prints_values_cells_and_errors(programs):
     assert (done.returncode, done.stderr) == (0, "")
     for told in ("downscale_seconds", "spare_share", "committed", "decoupled:16", "predicted", "largest"):
         assert told in done.stdout
-    refused = programs.run("calibrate", "--days=-1")
-    assert (refused.returncode, refused.stderr) == (2, "error: days: is -1.0, but must be at least 0\n")
+    assert_refused(programs.run("calibrate", "--days=-1"), "days: is -1.0, but must be at least 0")
 
 
 def test_the_simulator_starts_without_jax():

@@ -1,6 +1,5 @@
 """The sweeps and comparisons of configs: every point could start, and they are equal where they say so."""
 
-import importlib.util
 import pathlib
 
 import pytest
@@ -12,20 +11,24 @@ from ddiloco.settings.experiment import parse, task_of
 from experiments.front import cli
 from experiments.studies import grid, series, sweep_figure
 
-SWEEPS = sorted((pathlib.Path(__file__).parents[2] / "configs" / "sweeps").glob("*.py"))
-GRIDS = [*map(str, SWEEPS), *(f"{scaling.__file__}:{part}" for part in scaling.PARTS)]
-GRIDS += [f"{path}:{what}" for path in SWEEPS if path.stem == "tuned" for what in ("length", "muon")]
-GRIDS += [f"{path}:rates" for path in SWEEPS if path.stem in ("muon", "quality")]
-GRIDS += [f"{path}:{family},rates" for path in SWEEPS if path.stem == "quality" for family in ("moe", "vit")]
-GRIDS += [f"{path}:vit" for path in SWEEPS if path.stem in ("outer", "horizons", "quality")]
+FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
+ARGUMENTS = {
+    "scaling": scaling.PARTS,
+    "tuned": ("length", "muon"),
+    "muon": ("rates",),
+    "quality": ("vit", "rates", "moe,rates", "vit,rates"),
+    "outer": ("vit",),
+    "horizons": ("vit",),
+}
+SWEEPS = sorted(path.stem for path in FOLDER.glob("*.py"))
+SWEEPS += [f"{name}:{argument}" for name, known in ARGUMENTS.items() for argument in known]
 FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location("sweep", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def sweep_of(name):
+    """The sweep of a file by its name, with an argument after a colon."""
+    name, colon, argument = name.partition(":")
+    return grid.load(f"{FOLDER}/{name}.py{colon}{argument}")
 
 
 def experiment(point):
@@ -44,10 +47,9 @@ def tokens(e):
     return e.train.tokens or e.train.steps * rows * task_of(e).row_tokens
 
 
-@pytest.mark.parametrize("argument", GRIDS, ids=lambda argument: pathlib.Path(argument).name)
-def test_every_point_of_a_sweep_is_a_run_that_could_start(argument):
-    points = grid.load(argument).points
-    assert len({grid.point_name(point) for point in points}) == len(points)  # a folder for each
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_point_of_a_sweep_is_a_run_that_could_start(name):
+    points = sweep_of(name).points
     first = [point for point in points if point.get("seed") == points[0].get("seed")]
     for point in first[:: max(1, len(first) // 12)]:
         experiment(point)
@@ -55,9 +57,7 @@ def test_every_point_of_a_sweep_is_a_run_that_could_start(argument):
 
 @pytest.mark.parametrize("name", ["merge_rule", "num_learners", "mixing", "gamma", "overlap"])
 def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
-    experiments = [
-        experiment(p) for p in load(SWEEPS[0].with_name(f"{name}.py")).get_sweep() if p["seed"] == 0
-    ]
+    experiments = experiments_of(name)
     assert len({tokens(e) for e in experiments}) == 1
     assert len({sum(e.batch_size(m) for m in range(e.sync.num_learners)) for e in experiments}) == 1
 
@@ -77,7 +77,7 @@ def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("part", scaling.PARTS)
 def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp_path):
-    sweep = grid.load(f"{scaling.__file__}:{part}")
+    sweep = sweep_of(f"scaling:{part}")
     rows = [row(point, part) for point in sweep.points]
     axes = series.axes_of(sweep.points)
     for run in series.placed(rows, axes, sweep.baseline, sweep.points):
@@ -107,8 +107,7 @@ AXES = {
 
 @pytest.mark.parametrize(("name", "axes"), AXES.items(), ids=AXES)
 def test_a_sweep_is_drawn_along_what_it_is_about(name, axes):
-    points = load(SWEEPS[0].with_name(f"{name}.py")).get_sweep()
-    assert series.axes_of(points) == series.Axes(*axes)
+    assert series.axes_of(sweep_of(name).points) == series.Axes(*axes)
 
 
 COMPARED = {name: (module, "tiny") for name, module in FAMILIES.items()}
@@ -152,8 +151,9 @@ def test_long_runs_of_algorithms_and_learners_have_equal_tokens_and_documents_si
     assert {e.inner for e in compared} == {best.inner}
 
 
-def points_of(argument):
-    return [experiment(point) for point in grid.load(argument).points if point["seed"] in (0, 100)]
+def experiments_of(name):
+    """The runs of a sweep with the first of its seeds."""
+    return [experiment(point) for point in sweep_of(name).points if point["seed"] in (0, 100)]
 
 
 def rows_of(module, argument):
@@ -161,9 +161,9 @@ def rows_of(module, argument):
 
 
 BY_LEARNERS = {  # what holds each number of learners against data-parallel
-    "num_learners": lambda: points_of(str(SWEEPS[0].with_name("num_learners.py"))),
+    "num_learners": lambda: experiments_of("num_learners"),
     **{
-        f"scaling {part} {scale}": lambda argument=f"{scaling.__file__}:{part},{scale}": points_of(argument)
+        f"scaling {part} {scale}": lambda name=f"scaling:{part},{scale}": experiments_of(name)
         for part in scaling.PARTS
         for scale in scaling.SIZES
     },

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.refusals import assert_refused
+
 CASES = {
     "unknown field": (["--config.train.step=3"], "config.train.step: no such setting; did you mean steps?"),
     "unknown group": (["--config.nope=1"], "config.nope: no such setting; known: algorithm, data, driver, "),
@@ -42,16 +44,9 @@ CASES = {
 }
 
 
-def check(done, told):
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: {told}")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
-
-
 @pytest.mark.parametrize(("arguments", "told"), CASES.values(), ids=CASES)
 def test_a_usage_error_is_told_in_one_line(arguments, told, programs, tmp_path):
-    check(programs.run("train", *arguments, f"--workdir={tmp_path / 'run'}"), told)
+    assert_refused(programs.run("train", *arguments, f"--workdir={tmp_path / 'run'}"), told)
     assert not (tmp_path / "run").exists()
 
 
@@ -61,13 +56,13 @@ def test_a_usage_error_is_told_in_one_line(arguments, told, programs, tmp_path):
 )
 def test_no_run_is_in_a_bucket(program, flag, programs):
     done = programs.run(program, f"--{flag}=gs://bucket/run")
-    check(done, f"{flag}: gs://bucket/run: must be on a disk with file locks")
+    assert_refused(done, f"{flag}: gs://bucket/run: must be on a disk with file locks")
 
 
 def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, tmp_path):
     told = "no_such_text"
     done = programs.run("train", f"--config.data.name={told}", f"--workdir={tmp_path / 'run'}")
-    check(done, f"TFDS knows no data set '{told}' and none is prepared under {programs.data_dir}")
+    assert_refused(done, f"TFDS knows no data set '{told}' and none is prepared under {programs.data_dir}")
     assert not (tmp_path / "run").exists()
 
 
@@ -119,4 +114,4 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
     ],
 )
 def test_the_other_programs_tell_usage_errors_too(name, arguments, told, programs):
-    check(programs.run(name, *arguments), told)
+    assert_refused(programs.run(name, *arguments), told)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.integration.programs import LIMIT, SMALLEST
+from tests.refusals import assert_refused
 
 LEARNERS = 3
 SHORT = (
@@ -94,5 +95,4 @@ def test_what_it_cannot_do_is_told_in_one_line(programs):
     }
     running = {told: programs.start("chaos", *arguments.split()) for arguments, told in wrong.items()}
     for told, process in running.items():
-        done = programs.finish(process)
-        assert (done.returncode, done.stderr) == (2, f"error: {told}\n")
+        assert_refused(programs.finish(process), told)

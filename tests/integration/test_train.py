@@ -11,6 +11,7 @@ import pytest
 from ddiloco.disk.checkpoints import restore
 from ddiloco.protocol.schedule import Schedule
 from tests.integration.remote_runs import steps_of, summary_of
+from tests.refusals import assert_refused
 
 NUMBER = (int, float)
 FIELDS = {
@@ -118,9 +119,7 @@ def test_a_corrupt_checkpoint_is_a_usage_error_of_one_line(programs, workdir, tm
         if path.is_file():
             path.write_bytes(b"\0" * path.stat().st_size)
     done = programs.run("evaluate", f"--checkpoint={tmp_path / 'checkpoints'}")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {damaged}: cannot be read: ")
-    assert done.stderr.count("\n") == 1
+    assert_refused(done, f"{damaged}: cannot be read: ")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import pathlib
 
 import pytest
 
+from tests.refusals import assert_refused
+
 PLAN = """
 def get_tuning():
     row = {"preset": "dense,data_parallel", "train.steps": 6, "axes": ["inner.learning_rate"]}
@@ -25,8 +27,8 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
     plan = tmp_path / "plan.py"
     plan.write_text("from configs.micro import get_config\n" + PLAN)
     small = [f"--config.{name}={value}" for name, value in SMALL.items()]
-    arguments = ["experiments.tune", f"--config={plan}", f"--output={tmp_path}/out", "--seeds=1", *small]
-    first = programs.finish(programs.start_module(*arguments), 200)
+    arguments = [f"--config={plan}", f"--output={tmp_path}/out", "--seeds=1", *small]
+    first = programs.finish(programs.start("tune", *arguments), 200)
     assert first.returncode == 0, first.stderr
     adamw, muon = json.loads((tmp_path / "out" / "chosen.json").read_text())
     for row in (adamw, muon):
@@ -48,7 +50,7 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
     assert other["gap"] == pytest.approx(other["eval_loss"] / one["eval_loss"] - 1)
     assert (tmp_path / "out" / "tune.png").read_bytes().startswith(b"\x89PNG")
 
-    again = programs.finish(programs.start_module(*arguments), 100)
+    again = programs.run("tune", *arguments)
     assert again.returncode == 0 and "[1/" not in again.stderr + again.stdout
     assert (tmp_path / "out" / "tune.md").read_text() == table
 
@@ -67,7 +69,7 @@ def get_tuning():
     return {{"rows": [{{**row, "axes": ["sync.interval"]}}], "grid": grid, "budget": 1, "choosing": choosing}}
 """)
     arguments = [f"--config={plan}", f"--output={tmp_path}/out", "--seeds=1", "--config.train.steps=12"]
-    done = programs.finish(programs.start_module("experiments.tune", *arguments), 100)
+    done = programs.run("tune", *arguments)
     assert done.returncode == 1
     assert done.stderr.endswith(
         "1 of the runs failed: counted sync.interval=4, seed 100 (it has not finished)\n"
@@ -88,15 +90,11 @@ def test_what_runs_differ_in_is_not_set_for_all_of_them(programs, tmp_path, give
     plan.write_text("from configs.micro import get_config\n" + PLAN)
     made = pathlib.Path("runs/tune-plan")  # where nothing else is asked for
     assert not made.exists()
-    done = programs.finish(
-        programs.start_module("experiments.tune", f"--config={plan}", f"--config.{given}=3"), 60
-    )
-    assert (done.returncode, done.stderr) == (2, f"error: {told}\n")
+    assert_refused(programs.run("tune", f"--config={plan}", f"--config.{given}=3"), told)
     assert not made.exists()
 
 
 def test_a_seed_that_chooses_is_not_reported(programs, tmp_path):
-    arguments = ["experiments.tune", "--config=configs/micro.py", "--tuning_seeds=1", f"--output={tmp_path}"]
-    done = programs.finish(programs.start_module(*arguments), 60)
-    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "tuning_seeds: a seed that chooses must not be reported" in done.stderr
+    done = programs.run("tune", "--config=configs/micro.py", "--tuning_seeds=1", f"--output={tmp_path}")
+    assert_refused(done, "tuning_seeds: a seed that chooses must not be reported")
+    assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
@@ -15,10 +16,16 @@ from experiments.front import cli
 from experiments.studies import runs
 from tests.remote.ends import alive, until
 
-ENDS = "import sys; sys.exit(int(sys.argv[1]))"
-THREADS = "import os, sys; sys.exit(int(os.environ['PJRT_NPROC']))"
+ENDS = """
+    import os, pathlib, sys
+    status, *left = sys.argv[1:]
+    for path in left:
+        pathlib.Path(path).write_text(os.environ["PJRT_NPROC"])
+    sys.exit(int(status))
+"""
 INTERRUPTS = """
     import os, signal, sys
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.kill(int(sys.argv[1]), signal.SIGINT)
     signal.pause()
 """
@@ -33,77 +40,79 @@ HOLDS = """
 @pytest.fixture(autouse=True)
 def programs(tmp_path, monkeypatch):
     """The programs above can be imported."""
-    for name, text in {"ends": ENDS, "threads": THREADS, "interrupts": INTERRUPTS, "holds": HOLDS}.items():
+    for name, text in {"ends": ENDS, "interrupts": INTERRUPTS, "holds": HOLDS}.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_runs_side_by_side_tell_their_exit_statuses():
-    started, ended = [], {}
-    runs.run_all("ends", [["0"], ["3"], ["2"]], 2, started.append, ended.__setitem__)
-    assert (started, ended) == ([0, 1, 2], {0: 0, 1: 3, 2: 2})
-
-
-def test_what_is_appended_as_a_run_ends_is_run_too():
-    arguments, ended = [["1"], ["2"]], []
-
-    def note(place, status):
-        ended.append((place, status))
-        if status < 5:
-            arguments.append([str(status + 4)])
-
-    runs.run_all("ends", arguments, 1, lambda _: None, note)
-    assert ended == [(0, 1), (1, 2), (2, 5), (3, 6)]
+@pytest.fixture
+def told(monkeypatch):
+    """What is said of the runs, which are of the program `ends`."""
+    lines = []
+    monkeypatch.setattr(runs, "PROGRAM", "ends")
+    monkeypatch.setattr(cli, "tell", lines.append)
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretended:
-    """A run that is over once it has been run."""
+    """A run of one of the programs above, which is over once there is its file."""
 
-    name: str
-    over: set[str]
+    path: pathlib.Path
+    arguments: tuple[str, ...] = ("0",)
+
+    @property
+    def name(self):
+        return self.path.name
 
     @property
     def run(self):
-        return runs.Run(self.name, (), pathlib.Path(self.name))
+        return types.SimpleNamespace(workdir=self.path, arguments=lambda: self.arguments)
 
     def lacks(self):
-        return None if self.name in self.over else "it has not finished"
+        return None if self.path.exists() else "it has not finished"
 
 
-def test_training_goes_on_with_what_a_run_leads_to_and_skips_what_is_there(monkeypatch):
-    over = {"b", "d"}
-    told, ended = [], []
-    leads = {"a": ["d", "e"], "e": ["f"]}
-    of = lambda names: [Pretended(name, over) for name in names]  # noqa: E731
+def ends(path, status="0"):
+    return Pretended(path, (status, str(path)))
 
-    def run_all(module, arguments, jobs, started, note):
-        for place, given in enumerate(arguments):  # which grows
-            started(place)
-            if not given[0].endswith("=f"):
-                over.add(given[0].removeprefix("--config="))
-            note(place, 0)
+
+def test_runs_side_by_side_are_named_if_they_fail(told, tmp_path):
+    ended = []
+    planned = [ends(tmp_path / "sound"), ends(tmp_path / "broken", "3"), Pretended(tmp_path / "idle")]
+    failed = runs.train(planned, 2, lambda run: ended.append(run.name))
+    assert sorted(failed) == ["broken (exit status 3)", "idle (it has not finished)"]
+    assert told == ["[1/3] sound", "[2/3] broken", "[3/3] idle"] and set(ended) == {"sound", "broken", "idle"}
+
+
+def test_training_goes_on_with_what_a_run_leads_to_and_skips_what_is_there(told, tmp_path):
+    of = lambda names: [ends(tmp_path / name) for name in names]  # noqa: E731
+    for name in "bd":
+        (tmp_path / name).touch()
+    leads, ended = {"a": of("de"), "e": [Pretended(tmp_path / "f")]}, []
 
     def end(run):
         ended.append(run.name)
-        return of(leads.get(run.name, []))
+        return leads.get(run.name)
 
-    monkeypatch.setattr(runs, "run_all", run_all)
-    monkeypatch.setattr(cli, "tell", told.append)
-    failed = runs.train(of(["a", "b", "c"]), 2, end)
+    assert runs.train(of("abc"), 1, end) == ["f (it has not finished)"]
     assert ended == ["a", "c", "e", "f"]
     assert told == ["[1/3] a", "[3/5] c", "[5/5] e", "[6/6] f"]
-    assert failed == ["f (it has not finished)"]
 
 
-def test_runs_side_by_side_divide_the_cores(monkeypatch):
+def test_a_run_that_is_refused_ends_the_others(told, tmp_path):
+    with pytest.raises(cli.UsageError, match=r"^refused: cannot run; the reason stands above$"):
+        runs.train([Pretended(tmp_path / "refused", ("2",)), ends(tmp_path / "other")], 1, lambda run: None)
+    assert told == ["[1/2] refused"]
+
+
+def test_runs_side_by_side_divide_the_cores(monkeypatch, told, tmp_path):
     monkeypatch.setattr(processes, "_own_cores", lambda: 6)
     monkeypatch.delenv("PJRT_NPROC", raising=False)
-    ended = {}
-    for runs_at_a_time, count in ((2, 3), (4, 2), (8, 1)):
-        runs.run_all("threads", [[]] * count, runs_at_a_time, lambda _: None, ended.__setitem__)
-        assert set(ended.values()) == {6 // min(runs_at_a_time, count)}
-        ended.clear()
+    for jobs, count in ((2, 3), (4, 2), (8, 1)):
+        planned = [ends(tmp_path / f"{jobs}-{i}") for i in range(count)]
+        assert runs.train(planned, jobs, lambda run: None) == []
+        assert {run.path.read_text() for run in planned} == {str(6 // min(jobs, count))}
 
 
 @pytest.fixture
@@ -114,20 +123,25 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c):
-    started, ended = [], []
+def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "PROGRAM", "interrupts")
+    ended = []
+    planned = [Pretended(tmp_path / name, (str(os.getpid()),)) for name in ("first", "second")]
     with pytest.raises(KeyboardInterrupt):
-        runs.run_all("interrupts", [[str(os.getpid())], [""]], 1, started.append, lambda *_: ended.append(_))
-    assert (started, ended) == ([0], [])
+        runs.train(planned, 1, ended.append)
+    assert (told, ended) == (["[1/2] first"], [])
 
 
 def test_runs_are_forked_and_end_with_who_runs_them_however_that_ends(tmp_path):
     told = tmp_path / "told"
     program = f"""
+import pathlib
 from ddiloco.launch import processes
 from experiments.studies import runs
+from tests.studies.test_runs import Pretended
 processes.PRELOADED = (processes.PRELOADED[0], "tensorboardX")  # no other import matters here
-runs.run_all("holds", [[{str(told)!r}]] * 2, 2, print, print)
+runs.PROGRAM = "holds"
+runs.train([Pretended(pathlib.Path("/nowhere"), ({str(told)!r},))] * 2, 2, print)
 """
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(

@@ -202,15 +202,20 @@ class SnapshotTaker:
             self.lost(learner)
 
     def lost(self, learner: int) -> None:
-        """The learner was lost: the snapshot leaves it out unless its part is written."""
+        """The learner was lost: the snapshot leaves it out unless its part is written.
+
+        Where it was the last one, the snapshot is given up: whoever resumed from it would lose what all held.
+        """
         taking = self._taking
         if taking is None or taking.completing:
             return
-        self._core.gone(learner)
         if learner not in taking.parts:
             taking.clocks.pop(learner, None)
-        self._write_when_recorded()
-        self._complete_when_written()
+        self._core.gone(learner)
+        if taking.asked and self._core.done and not taking.clocks:
+            self._give_up("all learners were lost")
+        else:
+            self._go_on()
 
     def silent(self, learner: int) -> None:
         """The learner has been silent for long: the snapshot leaves it out unless its mark has come."""
@@ -226,8 +231,9 @@ class SnapshotTaker:
             case StateRecorded(learner=learner, clock=clock):
                 if taking.asked.get(learner) != message.incarnation:
                     return
-                if clock is None:
-                    self.lost(learner)
+                if clock is None:  # it writes no parts: a snapshot may well have no learner
+                    self._core.gone(learner)
+                    self._go_on()
                 elif not is_consistent_cut(taking.clock, {learner: clock}):
                     self._give_up("what it recorded is no consistent cut", {learner}, alarm=True)
                 elif self._core.marked(Mark(taking.number, learner)):
@@ -280,6 +286,10 @@ class SnapshotTaker:
             self._give_up("the run is over")
         self._finisher.shutdown(wait=False, cancel_futures=True)
         self.writer.close(timeout)
+
+    def _go_on(self) -> None:
+        self._write_when_recorded()
+        self._complete_when_written()
 
     def _write_when_recorded(self) -> None:
         taking = self._taking

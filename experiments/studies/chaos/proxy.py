@@ -73,10 +73,6 @@ class Proxy:
         """For one direction of a connection: from when so many bytes came to when they leave, in seconds."""
         return lambda now, size: now
 
-    def lifetime(self) -> float | None:
-        """Seconds after which a connection is reset; None: it is not."""
-        return None
-
     def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_PATIENCE)
 
@@ -115,8 +111,8 @@ class Proxy:
             return
         both = self._pump(reader, far_writer), self._pump(far_reader, writer)
         try:
-            with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(_all_or_first_error(*both), self.lifetime())
+            with contextlib.suppress(OSError):
+                await _all_or_first_error(*both)
         finally:
             far_writer.transport.abort()
 

@@ -153,12 +153,33 @@ def test_a_learner_that_leaves_by_itself_before_its_part_is_written_gives_the_sn
     assert desk.newest() is None
 
 
-def test_one_that_has_nothing_to_record_or_is_silent_is_left_out(desk):
+def test_learners_with_nothing_to_record_are_left_out(desk):
     desk.begin()
-    desk.taker.take(StateRecorded(0, 1, 1, None))
-    desk.taker.silent(1)
+    for learner in (0, 1):
+        desk.taker.take(StateRecorded(learner, 1, 1, None))
     desk.settle()
     assert desk.noted[0][1]["absent"] == [0, 1]
+
+
+def test_a_silent_learner_is_left_out(desk):
+    desk.begin()
+    desk.taker.silent(0)
+    desk.mark(1)
+    desk.write(1)
+    desk.settle()
+    assert desk.noted[0][1]["absent"] == [0]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_one_of_which_all_learners_are_lost_is_given_up(desk, marked):
+    """As when all connections break at once: resumed from it, the run would lose what learners held."""
+    desk.begin()
+    if marked:
+        desk.mark(0)
+    for learner in (0, 1):
+        desk.taker.heard(events.LearnerLost(learner, 1, "its connection broke"))
+    assert desk.noted == [("snapshot_given_up", {"number": 1, "step": 0, "reason": "all learners were lost"})]
+    assert desk.newest() is None
 
 
 def test_a_part_that_cannot_be_written_gives_the_snapshot_up_with_an_alarm(desk):

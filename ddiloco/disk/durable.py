@@ -129,9 +129,13 @@ class DurableState:
     def restore(self, model: GlobalModel) -> SyncerState:
         """Loads a model's fragments, one after the other; of some of them the state is without learners.
 
-        Raises DurableStateError as `fragment` does, ValueError if they are of another model.
+        Their versions are kept, before which a syncer may have been killed. Raises DurableStateError as
+        `fragment` does, ValueError if they are of another model.
         """
-        return self._read(model.fragments, model.restore)
+        state = self._read(model.fragments, model.restore)
+        for p in model.fragments:
+            self._keep_version(p, state.versions[p], state.merged_steps[p])
+        return state
 
     def state(self) -> SyncerState:
         """The state that an earlier syncer left, with one fragment in memory at a time.
@@ -185,14 +189,16 @@ class DurableState:
             "lineage": lineage,
             "pieces": len(state.pieces),
         }
-        path = self._path(p)
         self._owner.check()
         begun, arrays = time.monotonic(), [*state.pieces, *state.optimizer]
-        array_file.save(path, FRAGMENT, header, arrays)
+        array_file.save(self._path(p), FRAGMENT, header, arrays)
         self.pace.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
+        self._keep_version(p, state.version, merged_step)
+
+    def _keep_version(self, p: int, version: int, merged_step: int) -> None:
         if self._keep > 1:
             try:
-                kept.keep(path, state.version, merged_step, self._keep)
+                kept.keep(self._path(p), version, merged_step, self._keep)
             except OSError as error:  # the run goes on, but cannot be rolled back that far
                 self._alarm(error, "earlier versions are not kept")
 

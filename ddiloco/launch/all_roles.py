@@ -17,6 +17,8 @@ from ddiloco.launch.ports import reserved_port
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 
+RESTARTED = ["--restarts=1"]  # what refuses a process that was started before may pass
+
 
 def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
     """Whether a run has begun in the workdir since this was called."""
@@ -56,6 +58,7 @@ def _parts(
                 f"--listen=127.0.0.1:{held.enter_context(reserved_port())}",
             ],
             supervisor.syncer_environment(environment),
+            RESTARTED,
         )
         for part in range(count)
     ]
@@ -95,7 +98,7 @@ def run_all(
             "experiments.syncer",
             [*shared, f"--listen={address}"],
             supervisor.syncer_environment(environment),
-            again=["--resume"],
+            again=["--resume", *RESTARTED],
             begun=_begun(workdir),
             alone=["--finish"],
         )
@@ -118,6 +121,7 @@ def run_all(
                     *(profiled if m == 0 else []),
                 ],
                 supervisor.learner_environment(m, learners, environment, hosts=experiment.hosts(m)),
+                again=[] if m in played else RESTARTED,
                 assignment="" if m in played else f"{m} {route(m, address)}",
                 hosts=experiment.hosts(m),
             )
@@ -128,12 +132,13 @@ def run_all(
             "experiments.evaluator",
             [*config, f"--workdir={workdir}"],
             supervisor.evaluator_environment(learners, os.environ),
+            RESTARTED,
         )
         spares = [
             supervisor.Role(
                 f"spare {n}",
                 "experiments.learner",
-                [*shared, "--spare"],
+                [*shared, "--spare", *RESTARTED],  # it stands in for one
                 supervisor.learner_environment(0, learners, environment),
             )
             for n in range(experiment.remote.spares)

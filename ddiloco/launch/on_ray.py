@@ -47,7 +47,7 @@ Options = Mapping[str, Any]  # of an actor
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
 POLL = 1.0  # seconds
 SETTLED_SECONDS = 600.0  # of a run, after which a refusal is a node's, not one of the settings that all have
-PAUSE = 60.0  # seconds until a process is begun again where a node refused it
+PAUSE = 60.0  # seconds until a process is begun again where a node refused it, or could not begin it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class RayRun:
         self._main, self._note, self._environment = main, note, dict(environment or {})
         self._kept = None if kept is None else kept.resolve()
         self._running: dict[Any, str] = {}  # by the exit code to come, the actor that it is of
-        self._calls: dict[str, tuple[Assignment, Any]] = {}  # by actor, what `run` was called with
+        self._begun: dict[str, tuple[Assignment, Security, Options]] = {}  # by actor, what it was made with
         self._groups: list[Any] = []
         self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
         self.actors: dict[str, Any] = {}
@@ -169,10 +169,8 @@ class RayRun:
         for m, own in enumerate(places):
             one = Assignment(LEARNER, m, processes=len(own), syncer=address, workdir=self._kept)
             one = dataclasses.replace(one, coordinator=str(self._resources.coordinators + 2 * m))
-            first = None
             for process, place in enumerate(own):
-                actor = self._start(dataclasses.replace(one, process=process), security.of(m), place, first)
-                first = first or actor
+                self._start(dataclasses.replace(one, process=process), security.of(m), place)
 
     def _places(self, learner: int) -> list[dict[str, Any]]:
         """The options of the actors of a learner's processes."""
@@ -192,40 +190,39 @@ class RayRun:
         strategies = (PlacementGroupSchedulingStrategy(placed, index) for index in range(count))
         return [{**each, "scheduling_strategy": strategy} for strategy in strategies]
 
-    def _start(self, assignment: Assignment, security: Security, options: Options, first: Any = None) -> Any:
+    def _start(self, assignment: Assignment, security: Security, options: Options) -> None:
+        name = assignment.name
+        self._begun[name] = assignment, security, options
         platform = {} if assignment.role == LEARNER else {"JAX_PLATFORMS": "cpu"}
         options = {**options, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 4}
         variables = {**self._environment, **platform}
         environment = {"env_vars": variables} if variables else None  # a process that Ray has ready will do
-        kind = ray.remote(RoleActor).options(name=assignment.name, runtime_env=environment, **options)
-        actor = kind.remote(self._main, self._experiment, security)
-        self.actors[assignment.name], self._calls[assignment.name] = actor, (assignment, first)
-        self._run(assignment.name)
-        return actor
-
-    def _run(self, name: str) -> None:
-        self._running[self.actors[name].run.remote(*self._calls[name])] = name
+        kind = ray.remote(RoleActor).options(name=name, runtime_env=environment, **options)
+        actor = self.actors[name] = kind.remote(self._main, self._experiment, security)
+        first = self.actors[dataclasses.replace(assignment, process=0).name] if assignment.process else None
+        self._running[actor.run.remote(assignment, first)] = name
 
     def _wait(self, stop: threading.Event) -> int:
-        told, settled_at = False, time.monotonic() + SETTLED_SECONDS
-        due_at: dict[str, float] = {}  # of those that a node has refused
+        settled_at = time.monotonic() + SETTLED_SECONDS
+        due_at: dict[str, float] = {}  # of those that a node has refused, or could not begin
         while True:
-            if stop.is_set() and not told:
-                told = True
+            if stop.is_set():  # told each time: another process may be the syncer by now
                 self.actors[SYNCER].end.remote()
             for name, code in self._ended(POLL):
                 if name == SYNCER:
                     while self._running and self._ended(LATE_SECONDS):
                         pass
-                    return PREEMPTED if told and not code else code
-                if code == REFUSED and name != EVALUATOR:
-                    if time.monotonic() < settled_at:
-                        return code
+                    return PREEMPTED if stop.is_set() and not code else code
+                refused = code == REFUSED and name != EVALUATOR
+                if refused and time.monotonic() < settled_at:
+                    return code
+                if refused or code == FAILED:
                     due_at[name] = time.monotonic() + PAUSE
             for name in [name for name, at in due_at.items() if at <= time.monotonic()]:
-                del due_at[name]
-                ray.kill(self.actors[name], no_restart=False)
-                self._run(name)
+                ray.kill(self.actors[name])
+                with contextlib.suppress(ValueError):  # the one that is gone may still have the name
+                    self._start(*self._begun[name])
+                    del due_at[name]
             self._leave_draining_nodes()
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:

@@ -51,7 +51,9 @@ def warm_up() -> None:
     if not _FORKS:
         return
     _context.set_forkserver_preload(PRELOADED)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C is for the caller alone
+    # A Ctrl-C is for the caller alone. A SIGTERM may be for all processes of a job: each program takes it
+    # once it can, and the server, with which they would end, outlives them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         forkserver.ensure_running()
     finally:
@@ -67,6 +69,8 @@ def start(
     quiet: bool = False,
 ) -> BaseProcess:
     """Runs a module as `python -m` would, in a session of its own; it ends when the caller does.
+
+    A SIGTERM waits until the module unblocks it (`experiments/front/ending.py`).
 
     Only one thread may start processes and ask for exit codes: `multiprocessing` can read each code once.
 

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from ddiloco.config import REFUSED
 from ddiloco.launch import chips, processes
 from ddiloco.launch.ports import reserved_ports
+from ddiloco.observe.records import reason
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
@@ -25,6 +26,7 @@ LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
+LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -48,7 +50,6 @@ class Role:
     process: BaseProcess | None = None
     stdin: Connection | None = None  # of a spare: the writing end
     failures: int = 0  # in a row
-    steady: bool = False  # whether a process of it has once lived for so long that its settings do
     started_at: float = 0.0
     ended_at: float = 0.0  # of the last process that `observe` has heard the end of
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
@@ -134,8 +135,8 @@ class Supervisor:
         code = self._syncer.process.exitcode
         if code is None or self._syncer.due_at is not None:
             return False
-        asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)  # 255: the fork server was killed
-        return code in (0, REFUSED, *asked) or (code > 0 and self._is_trained())
+        asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)
+        return code in (0, REFUSED, *asked) or (0 < code < LOST and self._is_trained())
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""
@@ -166,13 +167,17 @@ class Supervisor:
         now = time.monotonic()
         if role.due_at is not None:
             if now >= role.due_at:
-                self._start(role)
+                try:
+                    self._start(role)
+                except (OSError, EOFError) as error:  # such as too many processes: others go on meanwhile
+                    role.due_at = now + self._config.longest_backoff
+                    self._note(f"{role.name} cannot be started now: {reason(error)}")
             return
         self._end_together(role)
         code = role.process.exitcode
         if code is None:
             if now - role.started_at > STEADY_SECONDS:
-                role.failures, role.steady = 0, role is not self._syncer  # which ends the run with itself
+                role.failures = 0
             return
         if code == 0 or _refused(role) or role.failures > self._config.restarts:
             return
@@ -237,7 +242,10 @@ class Supervisor:
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
-        """Makes the syncer tell its learners that the run is over, and save everything."""
+        """Makes the syncer, or another one if it is dead, tell learners that the run is over and save all."""
+        dead = self._syncer.process.exitcode is not None and not self._run_is_over()
+        if dead and self._syncer.begun():
+            self._start(self._syncer)
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()
@@ -261,9 +269,8 @@ class Supervisor:
 
 
 def _refused(role: Role) -> bool:
-    """Whether it has ended as it would again; not where a disk or a network refused a later start."""
-    refused = any(p is not None and p.exitcode == REFUSED for p in (role.process, *role.others))
-    return role.over and refused and not role.steady
+    """Whether it has ended as it would again; what refuses a later start is a failure (RESTARTED)."""
+    return role.over and any(p is not None and p.exitcode == REFUSED for p in (role.process, *role.others))
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:

@@ -17,19 +17,18 @@ MADE = ("summary.json", "loss.png", "checkpoints")
 
 
 def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
-    """An event that SIGINT and SIGTERM set, and a list that they are put in; a second one ends at once.
+    """An event that SIGINT and SIGTERM set, and a list that they are put in; a second Ctrl-C ends at once.
 
     `grace` seconds after the first the process ends, whatever is not saved by then; 0: never. What an engine
-    kills counts as failed, what ends before counts as preempted. With a grace period a second SIGTERM changes
-    nothing: engines send it to a job's processes from more than one place.
+    kills counts as failed, what ends before counts as preempted. A second SIGTERM changes nothing: engines
+    send it to a job's processes from more than one place, and the launcher passes it on.
     """
     stop, received = threading.Event(), []
 
     def leave(number, _) -> None:
         received.append(number)
         stop.set()
-        again = signal.SIG_IGN if grace and number == signal.SIGTERM else signal.SIG_DFL
-        signal.signal(number, again)
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGTERM else signal.SIG_DFL)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
@@ -38,6 +37,7 @@ def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
         threading.Thread(target=_end_late, args=(grace, numbers), name="grace", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # one may have come before
     return stop, received
 
 

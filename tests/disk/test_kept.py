@@ -63,6 +63,17 @@ def test_the_newest_versions_of_each_fragment_are_kept_and_no_more(tmp_path):
         kept.as_of(tmp_path, 1)
 
 
+def test_what_was_committed_by_a_syncer_that_was_killed_before_it_was_kept_is_kept_by_the_next(tmp_path):
+    committed(tmp_path, ROUNDS)
+    before = listed(tmp_path)
+    for of_it in kept.versions(tmp_path).values():
+        of_it[-1].path.unlink()  # as it is between the two
+    later = GlobalModel(LAYOUT, THETA, OuterConfig(optimizer="nesterov"), 1)
+    DurableState(tmp_path, LAYOUT, print, threading.Event(), keep=3).restore(later)
+    assert listed(tmp_path) == before
+    assert [one.version for one in kept.as_of(tmp_path, 10).values()] == [3, 3]
+
+
 def test_a_version_that_is_kept_takes_no_room_until_it_is_replaced(tmp_path):
     committed(tmp_path, ROUNDS)
     newest = kept.versions(tmp_path)["fragment-0000"][-1].path

@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from ddiloco.disk.ownership import owned
+from ddiloco.observe.owner import LOCK, is_locked
 from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of, summary_of, wait_for
 from tests.remote.ends import alive
 
@@ -76,7 +78,9 @@ def story(programs, tmp_path_factory):
         wait(lambda: {r["fragment"] for r in again()} == {0, 1, 2}, "a merge of each fragment")
         wait(lambda: any({0, 1} == set(r["learners"]) for r in again()), "both learners in a merge")
         third = processes_of(process)
-        process.send_signal(signal.SIGTERM)
+        server = int(pathlib.Path(f"/proc/{third['syncer']}/stat").read_text().rpartition(")")[2].split()[1])
+        for one in (server, *third.values(), process.pid):  # as systemd and Slurm do
+            os.kill(one, signal.SIGTERM)
         done = programs.finish(process)
     finally:
         if process.poll() is None:
@@ -101,6 +105,7 @@ def test_a_line_tells_of_each_death_and_a_signal_ends_all_of_them(story):
     assert story.done.returncode == 143
     assert not any(map(alive, story.third.values()))
     assert (story.summary["driver"], story.summary["interrupted"]) == ("remote", True)
+    assert list(story.workdir.glob("checkpoints/*/params"))
 
 
 def test_the_other_learner_stepped_on_and_the_run_counts_as_up(story):
@@ -161,3 +166,43 @@ def test_its_timeline_shows_who_was_killed_and_who_went_on(programs, story):
     assert done.stdout.count("its tape ends here: killed, or still running") == 2
     assert re.search(r"goes on with inner state \d+ of learner 1's process", done.stdout)
     assert not re.search(r"^\S+  learner 1 ", done.stdout, re.MULTILINE)
+
+
+def test_what_is_in_the_way_of_a_process_that_starts_again_may_pass(programs, tmp_path):
+    workdir, data = tmp_path / "run", tmp_path / "data"
+    data.symlink_to(programs.data_dir)
+    changes = ["--config.driver=remote", *UNENDING, f"--config.data.data_dir={data}"]
+    process = programs.start("train", *programs.training(workdir), *changes)
+    wait = functools.partial(wait_for, [process])
+    rounds = lambda since: [r for r in lines(workdir / "rounds.jsonl") if r["time"] > since]  # noqa: E731
+
+    def killed(role):
+        """Ends its process, and gives what waits for the end of the next one."""
+        gone, later = processes_of(process)[role], set()
+        os.kill(gone, signal.SIGKILL)
+
+        def ended():
+            later.update({processes_of(process).get(role, gone)} - {gone})
+            return later and not all(map(alive, later))
+
+        return lambda: wait(ended, f"the end of the next {role}")
+
+    try:
+        wait(lambda: {m for r in rounds(0.0) for m in r["learners"]} == {0, 1}, "merges of both")
+        data.unlink()
+        data.touch()  # as where no disk is mounted
+        killed("0")()
+        data.unlink()
+        data.symlink_to(programs.data_dir)
+        since = time.time()
+        wait(lambda: any(0 in r["learners"] for r in rounds(since)), "a merge of the learner")
+        refused = killed("syncer")
+        wait(lambda: not is_locked(workdir / LOCK), "the lock")
+        with owned(workdir):
+            refused()
+        since = time.time()
+        wait(lambda: rounds(since), "a merge after that")
+        process.send_signal(signal.SIGTERM)
+        assert programs.finish(process).returncode == 143
+    finally:
+        process.kill()

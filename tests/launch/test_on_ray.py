@@ -16,6 +16,7 @@ from ddiloco.launch import on_ray  # noqa: E402
 from ddiloco.launch.assignment import Assignment  # noqa: E402
 from ddiloco.launch.on_ray import RayRun, Resources  # noqa: E402
 from ddiloco.launch.ports import reserved_ports  # noqa: E402
+from ddiloco.remote.wire.security import Security  # noqa: E402
 from ddiloco.settings.experiment import parse  # noqa: E402
 from experiments.front import cli  # noqa: E402
 from experiments.front.role_main import exit_code  # noqa: E402
@@ -207,21 +208,55 @@ def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monke
         assert "learner 0 has ended with exit code 2" in told
 
 
+def saved_at_the_second_try(assignment, experiment, security, stop):
+    """The syncer that is told to end fails to save, as on a full disk; the next one does not."""
+    told, go_on = assignment.workdir / "told", assignment.workdir / "go_on"
+    if assignment.role == "syncer":
+        until(stop.is_set, "the word to stop", LIMIT)
+        if not told.exists():
+            told.touch()
+            until(go_on.exists, "the test", LIMIT)
+            return 1
+    return 0
+
+
+def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(nodes, tmp_path):
+    nodes.have(1)
+    stop, codes = threading.Event(), []
+    run = RayRun(settings(*ONE), tmp_path, Resources(), saved_at_the_second_try, print)
+    thread = threading.Thread(target=lambda: codes.append(run.run(stop)), daemon=True)
+    thread.start()
+    stop.set()
+    until((tmp_path / "told").exists, "the word to stop", LIMIT)
+    ray.get(run.actors["syncer"].where.remote())  # the word was answered before
+    (tmp_path / "go_on").touch()
+    until(lambda: codes == [143], "the end", 180.0)
+
+
 class Unpacked(Exception):
-    """What an actor's arguments raise where they are unpacked."""
+    """What cannot be unpacked where an actor begins before there is a folder."""
 
     def __reduce__(self):
-        return (os.listdir, ("/nowhere",))
+        return (os.listdir, self.args)
 
 
-def test_an_actor_that_a_node_cannot_unpack_is_told_and_ends_no_run(nodes, tmp_path):
+def test_an_actor_that_a_node_cannot_unpack_is_told_and_begun_again(nodes, tmp_path, monkeypatch):
     nodes.have(1)
-    told = []
-    run = RayRun(settings(*ONE), tmp_path, Resources(), refused_once, told.append)
-    run._start(Assignment("learner", workdir=tmp_path), Unpacked(), {"num_cpus": 0})
-    until(lambda: ("learner 0", 1) in run._ended(1.0), "the end of the actor")
+    monkeypatch.setattr(on_ray, "PAUSE", 0.0)
+    (tmp_path / "refused").touch()
+    told, folder = [], tmp_path / "code"
+
+    def note(line):
+        told.append(line)
+        folder.mkdir(exist_ok=True)  # the node has what it needs from then on
+
+    run = RayRun(settings(*ONE), tmp_path, Resources(), refused_once, note)
+    for role, security in (("syncer", Security()), ("learner", Unpacked(str(folder)))):
+        run._start(Assignment(role, workdir=tmp_path), security, {"num_cpus": 0})
+    assert run._wait(threading.Event()) == 0
     run._close()
-    assert len(told) == 1 and told[0].startswith("learner 0 cannot begin: ")
+    assert told[0].startswith("learner 0 cannot begin: ")
+    assert sorted(told[1:]) == [f"{name} has ended with exit code 0" for name in ("learner 0", "syncer")]
 
 
 @pytest.mark.slow

@@ -78,7 +78,11 @@ MAKES_WAY = """
     with open(sys.argv[1], "w") as file:
         file.write(f"{nice} {group.read_text().split()[-1] if group.exists() else processes.NICENESS}")
 """
-WAITS = "import signal; signal.pause()"
+WAITS = """
+    import signal
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pause()
+"""
 SPEAKS = "print('here I am')"
 
 

@@ -94,6 +94,23 @@ def test_roles_begin_in_the_folder_that_the_paths_of_their_settings_are_of(comma
     assert set((tmp_path / "pwd").read_text().split()) == {str(ROOT)}
 
 
+def test_a_task_of_a_node_without_the_shared_disk_is_put_back(commands, tmp_path):
+    nodes = slurm.Slurm(str(tmp_path / "not mounted"), str(tmp_path / "run"))
+    slurm.plan(Fleet("reading", CONFIG, 3), nodes).write(tmp_path / "scripts")
+    assert commands.run("syncer.sbatch", tmp_path / "scripts", SLURM_JOB_ID="16")[0] == 1
+    assert commands.calls() == [["scontrol", "requeue", "16"]]
+
+
+def test_a_syncer_says_where_it_is_once_the_disk_has_room_for_that(commands, written, tmp_path):
+    address = tmp_path / "shared run.launch" / "address"
+    commands.add("sleep")
+    commands.add("mv", '[ "$(grep -c ^mv "$(dirname "$0")/log")" -gt 2 ] && exec /bin/mv "$@"')
+    commands.add("srun", "exit 1")
+    commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")
+    assert address.read_text() == "10.1.0.5:7070\n"
+    assert commands.calls("sleep") == [["5"], ["5"]]
+
+
 def test_a_task_has_the_cores_that_its_job_asked_for(commands, written, tmp_path):
     commands.add("srun")
     learner(commands, written(), tmp_path, SLURM_CPUS_PER_TASK="12")

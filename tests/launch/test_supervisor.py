@@ -1,5 +1,6 @@
 """Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -22,7 +23,13 @@ CONFIG = RemoteConfig(longest_backoff=0.25, restarts=2)
 
 # Each process writes a line for each of its starts; then it does as it is told.
 STANDS = "signal.pause()"
-ENDS_AT_THE_WORD = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); signal.pause()"
+ENDS_AT_THE_WORD = "\n".join(
+    [
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))",
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})",
+        "signal.pause()",
+    ]
+)
 PROGRAM = """
 import os, signal, sys
 with open({path!r}, "a") as file:
@@ -120,6 +127,26 @@ def test_a_killed_syncer_is_started_again_to_go_on(run):
     assert [words[1:] for words in it.starts("syncer")] == [[], ["again"]]
 
 
+def test_where_no_process_can_be_started_for_a_moment_the_others_go_on(run, monkeypatch):
+    it = run(ENDS_AT_THE_WORD, STANDS, STANDS)
+    until(lambda: len(it.starts("learner 0")) and len(it.starts("learner 1")))
+    start, refusals = processes.start, [OSError(errno.EAGAIN, "Resource temporarily unavailable"), EOFError()]
+
+    def short_of_processes(*args, **more):
+        if refusals:
+            raise refusals.pop()
+        return start(*args, **more)
+
+    monkeypatch.setattr(processes, "start", short_of_processes)
+    it.kill("learner 0")
+    until(lambda: len(it.starts("learner 0")) == 2)
+    assert it.told[1:] == [
+        "learner 0 cannot be started now: EOFError",
+        "learner 0 cannot be started now: Resource temporarily unavailable",
+    ]
+    assert len(it.starts("learner 1")) == len(it.starts("syncer")) == 1
+
+
 def test_a_killed_part_of_the_syncer_is_started_again_and_one_that_cannot_be_ends_the_run(run):
     it = run(ENDS_AT_THE_WORD, STANDS, part=STANDS)
     for again in range(1, 4):  # restarts + 1
@@ -198,12 +225,13 @@ def test_so_does_one_of_whose_hosts_a_later_one_was_refused(run):
     assert len(it.starts("learner 0")) == 2
 
 
-def test_a_learner_that_was_steady_and_cannot_start_again_is_given_up_alone(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.2)
-    refused = f"sys.exit(2) if os.path.exists({str(tmp_path / 'no.data')!r}) else signal.pause()"
-    it = run(ENDS_AT_THE_WORD, STANDS, refused)
-    until(lambda: it.supervisor._learners[1].steady)
-    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 60.0)  # a slow start is not steady
+def test_a_learner_that_cannot_start_again_is_given_up_alone(run, tmp_path):
+    it = run(
+        ENDS_AT_THE_WORD,
+        STANDS,
+        f"sys.exit(1) if os.path.exists({str(tmp_path / 'no.data')!r}) else signal.pause()",
+    )
+    until(lambda: it.starts("learner 0") and it.starts("learner 1"))
     (tmp_path / "no.data").touch()
     it.kill("learner 1")
     until(lambda: it.told and it.told[-1].endswith("is given up"))
@@ -355,6 +383,14 @@ def test_a_syncer_that_dies_after_all_learners_have_left_is_told_so(tmp_path):
     assert [words[1:] for words in run.starts("syncer")] == [[], ["again", "alone"]]
 
 
+def test_so_is_one_that_the_fork_server_took_along(run):
+    it = run("sys.exit(0) if 'alone' in sys.argv else signal.pause()", "sys.exit(0)")
+    until(lambda: it.starts("syncer") and it.ends, "the learner's end")
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    assert it.end() == 0
+    assert [words[1:] for words in it.starts("syncer")] == [[], ["again", "alone"]]
+
+
 def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
     run = Run(tmp_path, ENDS_AT_THE_WORD, "sys.exit(0)", STANDS)
     until(lambda: run.starts("syncer") and run.starts("learner 1"), "all to start")
@@ -365,9 +401,32 @@ def test_a_syncer_that_dies_while_a_learner_is_left_waits_for_it(tmp_path):
     assert run.end() == 143
 
 
-def test_a_syncer_that_is_dead_when_the_run_is_stopped_has_saved_nothing(run):
+def test_where_the_syncer_is_dead_as_the_run_is_stopped_another_saves_all(run, monkeypatch):
+    monkeypatch.setattr(supervisor, "backoff", lambda tries, longest: 600.0)
+    it = run(f"'again' in sys.argv or os.kill(os.getpid(), signal.SIGKILL)\n{ENDS_AT_THE_WORD}", STANDS)
+    until(lambda: it.told, "the syncer's death")
+    it.stop.set()
+    assert it.end() == 143
+    assert [words[1:] for words in it.starts("syncer")] == [[], ["again"]]
+
+
+def test_where_that_one_dies_too_the_run_has_failed(run):
     it = run("os.kill(os.getpid(), signal.SIGKILL)", STANDS)
     until(lambda: it.told and it.starts("learner 0"), "the syncer's death")
     it.stop.set()
     it.kill("learner 0")  # which nobody tells that the run is over
     assert it.end() == 1
+
+
+def test_the_word_to_stop_may_go_to_all_processes_and_before_they_can_take_it(run, tmp_path):
+    waits = "import time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\n"
+    it = run(waits.format(str(tmp_path / "go.on")) + ENDS_AT_THE_WORD, ENDS_AT_THE_WORD)
+    until(lambda: it.starts("syncer") and it.starts("learner 0"))
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)
+    for name in ("syncer", "learner 0"):
+        it.kill(name, signal.SIGTERM)
+    until(lambda: "learner 0" in it.ends, "the learner's end")
+    it.stop.set()
+    (tmp_path / "go.on").touch()
+    assert it.end() == 143
+    assert len(it.starts("syncer")) == 1

@@ -10,7 +10,8 @@ from tests.remote.ends import until
 
 
 def test_starts_and_ends_are_told_in_their_order_with_numbers_and_codes(tmp_path, monkeypatch):
-    (tmp_path / "stands.py").write_text("import signal; signal.pause()")
+    takes_it = "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})"
+    (tmp_path / "stands.py").write_text(f"import signal; {takes_it}; signal.pause()")
     monkeypatch.syspath_prepend(tmp_path)
     told, stop = [], threading.Event()
     roles = [Role(name, "stands", [], os.environ) for name in ("the syncer", "learner 0")]

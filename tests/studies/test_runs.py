@@ -25,6 +25,7 @@ ENDS = """
 """
 INTERRUPTS = """
     import os, signal, sys
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.kill(int(sys.argv[1]), signal.SIGINT)
     signal.pause()
 """

@@ -126,7 +126,8 @@ class SnapshotStore:
             array_file.make_durable(self.folder)
         except (OSError, ValueError, TypeError, SnapshotError) as error:
             raise SnapshotError(f"{folder}: cannot be completed: {reason(error)}") from error
-        self._retain(number)
+        with contextlib.suppress(OSError):  # the folder cannot be listed now
+            self._retain(number)
 
     def discard(self, number: int) -> None:
         """Removes a snapshot, as far as the disk lets it; parts that are still being written go later."""

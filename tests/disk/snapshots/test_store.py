@@ -198,6 +198,22 @@ def test_a_disk_that_cannot_be_read_for_a_while_costs_no_more_than_a_snapshot(tm
     assert store.next_number() == 5
 
 
+def test_a_snapshot_is_complete_though_older_ones_cannot_be_listed(tmp_path, monkeypatch):
+    store = SnapshotStore(tmp_path, keep=1)
+    store.complete(1, HEADER, written(tmp_path, 1, ["syncer"]))
+    parts = written(tmp_path, 2, ["syncer"])
+
+    def iterdir(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as stale:
+        stale.setattr(pathlib.Path, "iterdir", iterdir)
+        store.complete(2, HEADER, parts)  # else the parts of it would be removed
+    assert store.newest(nobody_warns).number == 2
+    store.complete(3, HEADER, written(tmp_path, 3, ["syncer"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["000003"]
+
+
 @pytest.mark.parametrize("unread", [(1, 2, 3), (3,)])
 def test_a_manifest_that_cannot_be_read_for_a_while_costs_no_complete_snapshot(unread, tmp_path, monkeypatch):
     store = SnapshotStore(tmp_path, keep=3)

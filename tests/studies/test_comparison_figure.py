@@ -12,7 +12,7 @@ from experiments.studies import comparison, comparison_figure
 def row(label, ratio, scores=()):
     """A row of one run, as `comparison.digest` gives it."""
     mean = dict.fromkeys(comparison.COLUMNS) | {"time_ratio": ratio}
-    run = {"finished": True, "eval_history": list(scores)}
+    run = {"finished": True, "driver": "virtual", "eval_history": list(scores)}
     std = dict.fromkeys(comparison.COLUMNS)
     return {"label": label, "paper": {}, "mean": mean, "std": std, "lost": {}, "runs": [run]}
 
@@ -32,7 +32,7 @@ def drawn(tmp_path, monkeypatch):
             found.extend(look(axes))
 
         monkeypatch.setattr(comparison_figure, "figure_at", figure_at)
-        comparison_figure.draw(tmp_path / "figure.png", rows, "virtual seconds")
+        comparison_figure.draw(tmp_path / "figure.png", rows)
         return found
 
     return draw

@@ -5,14 +5,18 @@ import json
 from tests.integration.remote_runs import summary_of
 from tests.refusals import assert_refused
 
-NO_ARRAYS = "--config.virtual.arrays=False"
-VIRTUAL = ("--config.driver=virtual", "--config.sample.tokens=0", "--config.virtual.step_seconds=(1.0, 1.5)")
+VIRTUAL = (
+    "--config.driver=virtual",
+    "--config.virtual.arrays=False",
+    "--config.virtual.step_seconds=(1.0, 1.5)",
+    "--config.train.min_step_seconds=()",
+)
 
 
 def test_a_fleet_in_which_everybody_dies_ends_with_exit_code_1_and_one_line(programs, tmp_path):
     (tmp_path / "lives.csv").write_text("time,learner,event\n2.5,0,fail\n4.0,1,fail\n")
     trace = ("--config.virtual.lives=trace", f"--config.virtual.trace={tmp_path / 'lives.csv'}")
-    done = programs.train(tmp_path / "run", *VIRTUAL, *trace, NO_ARRAYS)
+    done = programs.train(tmp_path / "run", *VIRTUAL, *trace)
     assert done.returncode == 1
     assert done.stderr == "error: every learner has died or left, and none returns\n"
     summary = summary_of(tmp_path / "run")

@@ -3,8 +3,10 @@
 import pytest
 
 from ddiloco.protocol import events
+from ddiloco.protocol.membership import Member, Membership
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.speed_limit import SELDOM, SpeedLimit
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, merges
@@ -123,3 +125,47 @@ def test_a_report_of_more_work_on_a_version_than_its_clock_allows_is_dropped():
         report = Report(1, 1, 4, (FragmentCounters(1, steps, 10 * steps),))
         told = desk.tell(events.StepReported(report), at=2.0)
         assert ("impossible report" in [getattr(action, "reason", "") for action in told]) is dropped
+
+
+class Counted(tuple):
+    """Learners, and how often somebody looked at all of them."""
+
+    looks = 0
+
+    def __iter__(self):
+        Counted.looks += 1
+        return super().__iter__()
+
+
+def fleet(size):
+    """So many learners that take a second for a step."""
+    members = Membership()
+    for m in range(size):
+        member = members.admit(Member(m, 1, 0.0))
+        members.begin(member, 0, (0,))
+        member.step_time.add(1.0)
+    return members
+
+
+def test_what_a_report_costs_does_not_grow_with_the_learners(monkeypatch):
+    members = fleet(1600)
+    live = Counted(members.live())
+    monkeypatch.setattr(members, "live", lambda: live)
+    limit = SpeedLimit(POLICY, SyncerState.initial(1))
+    monkeypatch.setattr(Counted, "looks", 0)
+    for n in range(1000):
+        assert limit.allows(n, 1, members, 0, 0.001 * n)
+    assert 1 <= Counted.looks <= 2 * 1000 / (1600 / SELDOM) + 1
+
+
+@pytest.mark.parametrize("size", [1, 4, 1600])
+def test_it_soon_follows_learners_that_become_faster(size):
+    members = fleet(size)
+    limit = SpeedLimit(POLICY, SyncerState.initial(1))
+    assert limit.allows(0, 0, members, 0, 0.0)
+    too_far = POLICY.interval + 200  # in ten seconds: 160 steps of a second are allowed
+    assert not limit.allows(0, too_far, members, 0, 10.0)
+    for member in members.live():
+        member.step_time.value = 0.5
+    tries = [limit.allows(0, too_far, members, 0, 10.0) for _ in range(size // SELDOM + 1)]
+    assert tries[-1]

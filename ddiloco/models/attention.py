@@ -110,10 +110,9 @@ def _splash(
     if mesh is None:
         return attend(query_BxLxNxH, key_BxLxKxH, value_BxLxKxH, segments_BxL)
     query = constrain.spec(("batch", None, "heads", None), query_BxLxNxH.shape)
-    key = constrain.spec(("batch", None, "kv_heads", None), key_BxLxKxH.shape)
     segments = constrain.spec(("batch", None), segments_BxL.shape)
     shards = jax.shard_map(
-        attend, mesh=mesh, in_specs=(query, key, key, segments), out_specs=query, check_vma=False
+        attend, mesh=mesh, in_specs=(query, query, query, segments), out_specs=query, check_vma=False
     )
     return shards(query_BxLxNxH, key_BxLxKxH, value_BxLxKxH, segments_BxL)
 

@@ -13,6 +13,9 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 SHORTEST_LEAD = 2.0
 """Steps of the front before a due step at which every learner has been asked."""
 
+SELDOM = 16
+"""Of N live members the median step is looked for again each time that it is asked for N over this often."""
+
 
 class State(enum.Enum):
     """Where a learner stands.
@@ -147,6 +150,8 @@ class Membership:
         self._live: tuple[Member, ...] | None = None  # None: to be computed again
         self._at: collections.Counter[int] = collections.Counter()  # live members by step
         self.count = 0  # of the live members
+        self._median_step: float | None = None
+        self._still = 0  # how often it may be asked for before it is looked for again
 
     def newest(self, learner: int) -> Member | None:
         """The learner's newest incarnation, gone or not."""
@@ -174,7 +179,7 @@ class Membership:
         counted = member.state is State.LIVE
         member.move(state)
         if counted != (state is State.LIVE):
-            self._live = None
+            self._live, self._still = None, 0
             self._count(member.step, -1 if counted else 1)
             self.count += -1 if counted else 1
 
@@ -214,6 +219,15 @@ class Membership:
         if self._live is None:
             self._live = tuple(m for m in self.present() if m.state is State.LIVE)
         return self._live
+
+    def median_step(self) -> float | None:
+        """Seconds that the median live member's steps take, of two the shorter; None: not known."""
+        self._still -= 1
+        if self._still < 0:
+            times = sorted(m.step_time.value for m in self.live() if m.step_time.value)
+            self._median_step = times[(len(times) - 1) // 2] if times else None
+            self._still = self.count // SELDOM
+        return self._median_step
 
     # Where the live members stand; the cost is that of the number of different steps.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddiloco.protocol.membership import Member, Membership
+from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -17,9 +17,6 @@ SHORTEST_STEP = 1e-3
 
 PAUSE = 2.0
 """Median steps without a word of any learner that are a pause, of the syncer or of its network."""
-
-SELDOM = 16
-"""Among N live learners the median step is looked for again once in N over this many calls, or sooner."""
 
 FURTHER = 4.0
 """How much further than half of the learners one may have gone on while the syncer was away."""
@@ -45,8 +42,6 @@ class SpeedLimit:
         self._began: float | None = None
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
         self._median: float | None = None  # of a step, in seconds, as last known
-        self._found: float | None = None  # the same as last looked for, so many calls ago, and of whom
-        self._calls, self._of = 0, tuple[Member, ...]()
         self._before = self._step, self._at, 1.0  # as the last pause began: step, time and median
         self._heard = self._paused_until = 0.0  # when a learner last spoke; until when the pause counts
         self._known = self._left = state.step  # the furthest step that was believed; and where the syncer was
@@ -82,7 +77,7 @@ class SpeedLimit:
         if gone < UNUSUAL * self._policy.interval and not self._returning(now):
             return None
         seconds, self._since = now - self._since[1], (step, now)
-        pace = gone * (self._median_step(members) or 0.0) / seconds if seconds > 0 else 0.0
+        pace = gone * (members.median_step() or 0.0) / seconds if seconds > 0 else 0.0
         return None if self._returning(now) or pace <= UNUSUAL else pace
 
     def may_be_vouched(self, step: int, now: float) -> bool:
@@ -105,22 +100,9 @@ class SpeedLimit:
         gap, self._heard = now - self._heard, now
         if self._median and gap > PAUSE * self._median and now + gap > self._paused_until:
             self._before, self._paused_until = (self._step, self._at, self._median), now + gap
-        self._median = self._median_step(members) or self._median
+        self._median = members.median_step() or self._median
 
     def _certain(self, members: Membership, now: float) -> float:
-        median = self._median_step(members)
+        median = members.median_step()
         shortest = SHORTEST_STEP if median is None else median / FASTEST
         return self._step + (now - self._at) / shortest
-
-    def _median_step(self, members: Membership) -> float | None:
-        """Seconds that the median learner's steps take, of two the shorter; None: not known.
-
-        Asked at every report, which must not cost more the more learners there are.
-        """
-        live = members.live()
-        self._calls += 1
-        if live is not self._of or SELDOM * self._calls > len(live):
-            times = sorted(m.step_time.value for m in live if m.step_time.value)
-            self._found = times[(len(times) - 1) // 2] if times else None
-            self._calls, self._of = 0, live
-        return self._found

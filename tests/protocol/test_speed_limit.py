@@ -3,10 +3,10 @@
 import pytest
 
 from ddiloco.protocol import events
-from ddiloco.protocol.membership import Member, Membership
+from ddiloco.protocol.membership import SELDOM, Member, Membership
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.speed_limit import SELDOM, SpeedLimit
+from ddiloco.protocol.speed_limit import SpeedLimit
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, merges

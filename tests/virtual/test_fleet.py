@@ -152,11 +152,16 @@ def test_a_thin_link_carries_a_welcome_and_an_update_once_however_often_they_are
     assert sum(received for _, _, received in told.of("bytes")) == 100 * (1 + merges)
 
 
+def thin_one(way, steps):
+    """A fleet, what it told, and the link of learner 1, `up` or `down`, that is too thin for it."""
+    fleet, told = small_fleet(dataclasses.replace(TWO, num_fragments=2), steps, sizes=(100, 100))
+    link = getattr(fleet.places[1], way)
+    link.quality = LinkQuality(bandwidth=20.0)  # 5 s for a fragment, of which one is due every 2 s
+    return fleet, told, link
+
+
 def test_an_offer_that_an_update_overtakes_while_it_waits_for_its_link_is_not_sent():
-    policy = dataclasses.replace(TWO, num_fragments=2)
-    fleet, told = small_fleet(policy, 60, sizes=(100, 100))
-    thin = fleet.places[1].up
-    thin.quality = LinkQuality(bandwidth=20.0)  # 5 s for a fragment, of which one is due every 2 s
+    fleet, told, thin = thin_one("up", 60)
     run(fleet)
     sent = [sum(up for m, up, _ in told.of("bytes") if m == learner) for learner in (0, 1)]
     assert sent[0] == 100 * 60 // 2
@@ -164,19 +169,16 @@ def test_an_offer_that_an_update_overtakes_while_it_waits_for_its_link_is_not_se
     assert thin.free_at < fleet.calendar.now + 5.0  # nor does anything queue up
 
 
-def test_an_update_that_waits_for_its_link_gives_way_to_a_newer_one_and_is_lost_with_its_syncer():
-    policy = dataclasses.replace(TWO, num_fragments=2)
-    fleet, told = small_fleet(policy, 120, sizes=(100, 100))
-    thin = fleet.places[1].down
-    thin.quality = LinkQuality(bandwidth=20.0)  # 5 s for a fragment, of which one is due every 2 s
+def test_an_update_that_waits_for_its_link_gives_way_to_a_newer_one():
+    fleet, told, thin = thin_one("down", 120)
     run(fleet)
     newest, here = ([v for _, m, v in told.of("update") if m == learner][-1] for learner in (0, 1))
     assert here >= newest - 2
     assert thin.free_at < fleet.calendar.now + 5.0
 
-    fleet, told = small_fleet(policy, 120, sizes=(100, 100))
-    thin = fleet.places[1].down
-    thin.quality = LinkQuality(bandwidth=20.0)
+
+def test_updates_that_wait_for_their_link_are_lost_with_the_syncer():
+    fleet, _, thin = thin_one("down", 120)
     fleet.calendar.at(60.5, fleet.syncer.crash)
     fleet.run(stop=lambda: fleet.calendar.now > 200.0)
     assert thin.free_at < 60.5 + 5.0

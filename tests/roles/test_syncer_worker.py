@@ -138,8 +138,11 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
     [
         (full(np.nan), "layers/0/kernel holds values that are not finite or beyond 1e19"),
         (full(np.inf), "layers/0/kernel holds values that are not finite or beyond 1e19"),
-        (full(1.0).astype(np.float64), "layers/0/kernel is float64[2, 3], but must be float32[2, 3]"),
-        (full(1.0)[:1], "layers/0/kernel is float32[1, 3], but must be float32[2, 3]"),
+        (
+            full(1.0).astype(np.float64),
+            "array 0 of fragment 0 in f32 is float64[2, 3], but must be float32[2, 3]",
+        ),
+        (full(1.0)[:1], "array 0 of fragment 0 in f32 is float32[1, 3], but must be float32[2, 3]"),
         (ConnectionError("link down"), "link down"),
     ],
     ids=["nan", "inf", "float64", "shape", "broken"],

@@ -21,7 +21,6 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.security import Gate, Security, donor_address
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
-from ddiloco.schema import codec
 
 Broke = Callable[[Exception], None]
 Key = tuple[int, int, int, int]
@@ -272,9 +271,3 @@ class Followers:
             forget_older(self._here, key)
             forget_older(self._own, key)
         self.deliver(told)
-
-
-def failed_offer(message: pb.FromHost, learner: int) -> events.OfferFailed:
-    """The offer that a host could not give."""
-    event: Any = codec.told_by(message.failed)
-    return events.OfferFailed(event.round, learner, event.incarnation, event.reason)

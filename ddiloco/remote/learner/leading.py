@@ -16,7 +16,7 @@ from ddiloco.observe import records
 from ddiloco.observe.health import Health
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.followers import Followers, failed_offer
+from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
 from ddiloco.remote.learner.host_snapshots import HostPartWriter
@@ -27,6 +27,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig
 
 
@@ -120,7 +121,7 @@ class Lead:
     def _told(self, client: SyncerClient, message: pb.FromHost) -> None:
         match message.WhichOneof("kind"):
             case "failed":
-                client.outbox.send(failed_offer(message, self._learner))
+                client.outbox.send(codec.told_by(message.failed))
             case "erred":
                 step, devices = json.loads(message.erred)
                 for found in records.corruption(self._learner, step, devices, time.time()):

@@ -33,8 +33,8 @@ MUTANTS = (
     ),
     Mutant(
         "downlink: a version that was sent is sent again",
-        "if self._newest.get(fragment).version > self._sent.get(fragment, -1):",
-        "if self._newest.get(fragment).version >= self._sent.get(fragment, -1):",
+        "if self._newest.get(fragment).update.version > self._sent.get(fragment, -1):",
+        "if self._newest.get(fragment).update.version >= self._sent.get(fragment, -1):",
         WIRE,
     ),
     Mutant(

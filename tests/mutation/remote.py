@@ -123,8 +123,8 @@ MUTANTS = (
     ),
     Mutant(
         "recovery: a peer's state with fewer steps in it replaces the own copy",
-        "state = self._tried(gift.take) if gift.trained >= least else None",
-        "state = self._tried(gift.take)",
+        "state = self._tried(self._taken, gift) if gift.trained >= least else None",
+        "state = self._tried(self._taken, gift)",
         ("remote/test_recovery.py",),
     ),
     Mutant(

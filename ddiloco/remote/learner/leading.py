@@ -18,10 +18,10 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
-from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
+from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.host_snapshots import HostPartWriter
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
-from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
@@ -82,10 +82,9 @@ class Lead:
         """What writes the learner's part of a snapshot with all hosts; waits so many seconds for them."""
         return HostPartWriter(folder, self.followers, patience)
 
-    def keeping(self) -> tuple[Callable[..., ProcessRecovery], Callable[..., Checkpointer]]:
-        """What makes the learner's recovery and its copies on disk, of which each host has its part."""
-        followers = self.followers
-        return functools.partial(HostRecovery, followers), functools.partial(HostCheckpointer, followers)
+    def recovery(self, *parts: Any) -> ProcessRecovery:
+        """What has the learner recover, of whose copies on disk each host has its part."""
+        return HostRecovery(self.followers, *parts)
 
     def begin(self, position: str) -> None:
         """All hosts draw their batches from here; steps that hang end them from now on."""

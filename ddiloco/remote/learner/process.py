@@ -207,13 +207,12 @@ class LearnerProcess:
             else:
                 donor.detach()
 
-        make_recovery, make_checkpointer = ProcessRecovery, Checkpointer
+        make_recovery: Callable[..., ProcessRecovery] = ProcessRecovery
         if lead is not None:
             equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core, client.resume_from)
             record = lead.watching(record)
-            make_recovery, make_checkpointer = lead.keeping()
-        copies = OwnCopies(folder, inner)
-        recovery = make_recovery(client, inner, self._security, config, copies, steps)
+            make_recovery = lead.recovery
+        recovery = make_recovery(client, inner, self._security, config, OwnCopies(folder, inner), steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
@@ -249,9 +248,8 @@ class LearnerProcess:
             if writer is not None:
                 stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
             if folder is not None and config.checkpoint_every:
-                checkpointer = make_checkpointer(
-                    worker.inbox, copies, config.checkpoint_every, record, client.run
-                )
+                every = config.checkpoint_every
+                checkpointer = Checkpointer(worker.inbox, recovery.keep, folder, every, record)
                 checkpointer.start()
                 stack.callback(checkpointer.stop, _ABANDONED_SECONDS)
             worker.start()

@@ -12,10 +12,13 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.parts import Part
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import EventDelivery
-from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
+from ddiloco.roles.snapshots.fragments import FragmentsRecording
+from ddiloco.roles.snapshots.messages import CutOver, PartWritten, StateRecorded
 from ddiloco.roles.syncer_worker import SyncerWorker
 from tests.remote.ends import until
 
@@ -110,6 +113,24 @@ def desk():
 
 def full(value):
     return np.full((2, 3), value, np.float32)
+
+
+def test_a_part_takes_an_offer_that_overtook_a_snapshot_once_that_is_over():
+    policy, taken = SyncPolicy(2, num_fragments=1, interval=2), []
+    layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
+    core = Part(policy, 2, SyncerState((0,), (0,)), [0])
+    worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 2), taken.append)
+    worker.take_part_in_snapshots(FragmentsRecording(0, [0], 0, None, lambda written: None, PATIENCE))
+    dropped = lambda: [r.values["learner"] for r in taken if getattr(r, "name", "") == "drop"]  # noqa: E731
+    worker.start()
+    for learner, epoch in ((0, 1), (1, 0)):
+        contribution = Contribution(learner, 1, fragment=0, version=0, step=2, steps=2, tokens=10)
+        worker.take_offer(events.FragmentArrived(RoundId(2, 0), contribution), (full(1.0),), epoch)
+    until(dropped, "the word of the offer that does not wait")
+    assert dropped() == [1]  # no round waits for it
+    worker.send(CutOver(1))
+    until(lambda: dropped() == [1, 0], "the word of the other")
+    assert worker.stop(PATIENCE) and worker.failure is None
 
 
 def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):

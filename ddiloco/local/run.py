@@ -154,30 +154,25 @@ class LocalRun:
         return taker
 
     def _make_learners(self, equipment: Sequence[Equipment], origin: Origin | None) -> list[LearnerWorker]:
-        if origin is None:
-            return [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
-        positions = origin.positions(self._assembly.experiment)
-        return [
-            self._add_learner(m, origin.incarnation(m), parts, position, origin)
-            for m, (parts, position) in enumerate(zip(equipment, positions, strict=True))
-        ]
+        e = self._assembly.experiment
+        positions = [None] * len(equipment) if origin is None else origin.positions(e)
+        begun = enumerate(zip(equipment, positions, strict=True))
+        return [self._add_learner(m, parts, position, origin) for m, (parts, position) in begun]
 
     def _add_learner(
         self,
         learner: int,
-        incarnation: int,
         equipment: Equipment,
-        position: dict[str, Any] | None = None,
-        origin: Origin | None = None,
+        position: dict[str, Any] | None,
+        origin: Origin | None,
     ) -> LearnerWorker:
         """`position`: where its batches begin, if the run resumes, from `origin`."""
         e = self._assembly.experiment
+        incarnation = 1 if origin is None else origin.incarnation(learner)
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
         def send(event: events.SyncerEvent) -> None:
-            if isinstance(
-                event, events.LearnerJoined
-            ):  # for the first time, or it rejoins with a new incarnation
+            if isinstance(event, events.LearnerJoined):  # for the first time, or again with a new incarnation
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 

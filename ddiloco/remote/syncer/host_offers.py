@@ -47,17 +47,13 @@ class HostOffers:
         """
         fragment = offer.round.fragment
         with self._lock:
-            growing = self._growing.pop(fragment, None)
-            if growing is not None and growing.offer.round == offer.round:
-                known, now = growing.offer.contribution.step, offer.contribution.step
-                if now < known:
-                    self._growing[fragment] = growing
-                    raise WireError("another offer", "a newer one has come already")
-                if now > known or host in growing.hosts:  # what came before will never be whole
-                    growing = None
-            else:
-                growing = None
-            growing = growing or _Growing(offer, formats, blocks)
+            growing, step = self._growing.get(fragment), offer.contribution.step
+            same = growing is not None and growing.offer.round == offer.round
+            if same and step < growing.offer.contribution.step:
+                raise WireError("another offer", "a newer one has come already")
+            if not same or step > growing.offer.contribution.step or host in growing.hosts:
+                growing = _Growing(offer, formats, blocks)  # what came before will never be whole
+            self._growing.pop(fragment, None)
             if growing.offer != offer:
                 raise WireError("another offer", "a learner's hosts differ in what they say of it")
             try:

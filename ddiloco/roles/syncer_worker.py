@@ -19,7 +19,7 @@ from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, learner_of
+from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, sender_of
 from ddiloco.roles.links import WHICHEVER, LearnerLink, Links
 from ddiloco.roles.merging import Arrived, Gathered, Merged, Merging
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
@@ -297,7 +297,7 @@ class SyncerWorker:
                 self._snapshots.heard(event)
             decided = self.core.handle(event, now)
         except Exception as error:
-            learner = learner_of(event) if isinstance(event, events.SyncerEvent) else None
+            learner = sender_of(event)[0] if isinstance(event, events.SyncerEvent) else None
             if learner is None:
                 raise
             return [self._refused(learner, error, getattr(event, "round", None))]

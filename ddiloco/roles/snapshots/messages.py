@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 
 from ddiloco.disk.snapshots.parts import PartFiles
-from ddiloco.protocol import events, news
+from ddiloco.protocol import news
 from ddiloco.protocol.clocks import VectorClock
 
 SYNCER = -1  # its number among those whose parts are awaited; those below are its parts'
@@ -78,13 +78,3 @@ class FragmentsWritten:
     files: PartFiles | None
     versions: tuple[news.Committed, ...]
     problem: str = ""
-
-
-def sender_of(event: object) -> tuple[int | None, int]:
-    """Learner and incarnation that an event came from over its channel; None: it is no such event."""
-    match event:
-        case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
-            return sent.learner, sent.incarnation
-        case events.LearnerJoined() | events.LearnerReady() | events.LearnerLost():
-            return event.learner, event.incarnation
-    return None, 0

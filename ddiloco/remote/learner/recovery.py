@@ -21,7 +21,7 @@ from etils import epath
 
 from ddiloco.observe import records
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.gift import Gift
+from ddiloco.remote.learner.gift import Asking, Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
 from ddiloco.remote.learner.own_copies import OwnCopies
@@ -113,10 +113,10 @@ class ProcessRecovery:
         least, comparison = 0 if own is None else own.trained, Comparison(own)
         self._without, peers = [], len(waiting)
         security = self._security.among_peers(self._client.peers_token)
+        asking = Asking(self._inner, security, self._config.keepalive)
         while waiting and (left := deadline - time.monotonic()) > 0:
             asked, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-            keepalive = self._config.keepalive
-            gifts = [Gift(at, versions, self._inner, security, keepalive, left) for at in asked]
+            gifts = [Gift(asking, address, versions, left) for address in asked]
             try:
                 opened = sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True)
                 for gift in opened:

@@ -25,7 +25,7 @@ from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, Pieces
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.resuming import DonatedInner, Origin, run_of
+from ddiloco.roles.resuming import Origin, run_of
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
@@ -189,7 +189,8 @@ class LocalRun:
             send,
             send_offer,
             self._record,
-            recovery=None if origin is None or learner in origin.learners else DonatedInner(origin),
+            # Only who needs the snapshot keeps it.
+            inner_state=(lambda _: None) if origin is None or resumed else (lambda _: origin.donated()),
             tape=self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with),
             recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
             resumed=resumed,

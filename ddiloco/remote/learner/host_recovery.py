@@ -18,7 +18,7 @@ from ddiloco.roles.exchange import InnerState
 
 
 class HostRecovery(ProcessRecovery):
-    """The `Recovery` of host 0: from peers, and on disk, what all hosts can have."""
+    """The recovery of host 0: from peers, and on disk, what all hosts can have."""
 
     def __init__(self, followers: Followers, *parts: Any) -> None:
         super().__init__(*parts)

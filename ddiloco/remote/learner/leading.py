@@ -45,7 +45,7 @@ class Lead:
     ) -> None:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
-        self._left = threading.Event()  # set once the others are told to leave
+        self.left = threading.Event()  # set once the others are told to leave
         self._learner, self._terms, self._stop = learner, terms, stop
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
@@ -96,19 +96,14 @@ class Lead:
 
         Ends this process at once where there is a failure: all are to be started again.
         """
-        self._left.set()
+        self.left.set()
         if failure is not None:
             end_at_once(f"learner {self._learner}: {failure}")
         self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
 
-    @property
-    def left(self) -> bool:
-        """Whether the others were told to leave."""
-        return self._left.is_set()
-
     def _watch(self) -> None:
-        while not self._left.wait(self._patience / 20):
+        while not self.left.wait(self._patience / 20):
             hangs = self._health.hanging()
             if hangs is not None:
                 end_at_once(f"learner {self._learner}: a step hangs, for {hangs:.1f} s")

@@ -97,7 +97,8 @@ class LearnerProcess:
         e, config = self._experiment, self._experiment.remote
         with contextlib.ExitStack() as ending:
             if self._place is not None:
-                ending.enter_context(self._place.ending(lambda: self._lead is not None and self._lead.left))
+                left = lambda: self._lead is not None and self._lead.left.is_set()  # noqa: E731
+                ending.enter_context(self._place.ending(left))
             if learner >= e.most_learners:
                 problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
                 raise ConfigError(f"learner_id: {problem}")
@@ -232,7 +233,8 @@ class LearnerProcess:
             client.outbox.send,
             client.send_offer,
             watched,
-            recovery,
+            recovery.inner_state,
+            recovery.finished,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
             resumed,

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class ProcessRecovery:
-    """The `Recovery` of a learner that is a process of its own."""
+    """Where a learner's process finds the state that the syncer does not have, and keeps it for the next."""
 
     def __init__(
         self,

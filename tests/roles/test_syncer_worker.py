@@ -94,6 +94,10 @@ class Desk:
             if given is not None:
                 peer.offer(round_id, given, tokens)
 
+    def is_merged(self):
+        """Waits until the first round is over: its update comes before it is recorded."""
+        until(lambda: self.commits, "the end of the round")
+
     def noted(self, name):
         return [r.values for r in self.taken if isinstance(r, records.Noted) and r.name == name]
 
@@ -142,6 +146,7 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
         np.testing.assert_allclose(update.fragments[0][0], full(3.0), rtol=1e-6)
     assert it.worker.ended.wait(PATIENCE)
     assert it.worker.failure is None
+    it.is_merged()
     assert it.commits == [2]
     [values] = it.noted("round")
     assert values["learners"] == [0, 1, 2]
@@ -173,6 +178,7 @@ def test_what_cannot_be_used_is_dropped_and_counted_and_the_others_are_merged(de
     it.offers(full(2.0), answer, full(4.0))
     for peer in it.peers:  # also to the one that was left out
         np.testing.assert_allclose(peer.next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
+    it.is_merged()
     assert it.noted("drop") == [{"learner": 1, "reason": reason}]
     assert [values["learners"] for values in it.noted("round")] == [[0, 2]]
     assert it.worker.failure is None
@@ -187,6 +193,7 @@ def test_a_peer_whose_offer_failed_is_asked_again_once_it_speaks_while_the_round
     it.peers[1].offer(round_id, full(4.0))
     it.peers[0].offer(round_id, full(2.0))
     np.testing.assert_allclose(it.peers[1].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
+    it.is_merged()
     assert [values["learners"] for values in it.noted("round")] == [[0, 1]]
     assert [values["learner"] for values in it.noted("drop")] == [1]
 
@@ -203,6 +210,7 @@ def test_of_a_merge_that_is_empty_nothing_is_committed_nor_sent_and_the_next_one
         update = peer.next(events.UpdateArrived)
         assert update.event.version == 1
         np.testing.assert_allclose(update.fragments[0][0], full(5.0), rtol=1e-6)
+    it.is_merged()
     assert it.commits == [2]
     assert it.noted("round_refused") == [{"step": 2, "fragment": 0, "left_out": [0, 1]}]
     assert len(it.noted("round")) == 1

@@ -188,7 +188,7 @@ class SyncerWorker:
                     self._carry_out(decided)
             case Merged():
                 self._carry_out(self._note_merge(message))
-                if not message.empty:
+                if not message.made.empty:
                     self._on_commit(self.core.step, self._merging.newest())
                 if self._snapshot_is_due():
                     self._merging.gather()

@@ -33,7 +33,6 @@ class Outbox:
     """
 
     def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
-        self._learner = learner
         self._change = threading.Condition()
         self._events: collections.deque[pb.FromLearner] = collections.deque()
         self._presence: pb.FromLearner | None = None  # the last join or report

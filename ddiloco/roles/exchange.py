@@ -69,12 +69,6 @@ def fragments_with(event: events.FromSyncer) -> Sequence[int]:
     return ()
 
 
-def sender_of(event: object) -> tuple[int | None, int]:
-    """Learner and incarnation that an event comes from; None: it is the syncer's own."""
-    said = getattr(event, "report", None) or getattr(event, "contribution", event)
-    return getattr(said, "learner", None), getattr(said, "incarnation", 0)
-
-
 @dataclasses.dataclass(frozen=True)
 class InnerState:
     """A learner's inner optimizer state at one step boundary."""

@@ -151,10 +151,14 @@ class Merging:
         """Has the fragments copied for a snapshot; answered by Gathered."""
         self._merger.submit(self._gather)
 
-    def end(self) -> None:
-        """Waits for the merge under way, and until all that was merged is durable; begins no further one."""
+    def end(self) -> list[int]:
+        """Waits for the merge under way, and until all that was merged is durable; begins no further one.
+
+        Gives the versions of its fragments.
+        """
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._committer.shutdown(wait=True)
+        return [self._model.fragment(p)[0] for p in self._model.fragments]
 
     # The methods below run on other threads, and change nothing of this object but the last commits.
 

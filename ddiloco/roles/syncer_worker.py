@@ -19,7 +19,7 @@ from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, sender_of
+from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun
 from ddiloco.roles.links import WHICHEVER, LearnerLink, Links
 from ddiloco.roles.merging import Arrived, Gathered, Merged, Merging
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
@@ -31,6 +31,7 @@ from ddiloco.roles.snapshots.messages import (
     PartWritten,
     SnapshotMessage,
     StateRecorded,
+    sender_of,
 )
 from ddiloco.roles.snapshots.taking import SnapshotTaker
 
@@ -98,7 +99,6 @@ class SyncerWorker:
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         self._links = Links()
         self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
-        self._model = model
         self._merging: Merging | None = None
         if model is not None:
             self._merging = Merging(model, core.policy.overlap, self._inbox.put, record, durable, self._tape)
@@ -159,10 +159,7 @@ class SyncerWorker:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
-            if self._merging is not None:
-                self._merging.end()
-            held = () if self._model is None else self._model.fragments
-            self._tape.end([self._model.fragment(p)[0] for p in held])
+            self._tape.end([] if self._merging is None else self._merging.end())
             self.ended.set()
 
     def _next(self) -> Message:

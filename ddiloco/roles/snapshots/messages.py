@@ -78,3 +78,9 @@ class FragmentsWritten:
     files: PartFiles | None
     versions: tuple[news.Committed, ...]
     problem: str = ""
+
+
+def sender_of(event: object) -> tuple[int | None, int]:
+    """Learner and incarnation that an event comes from; None: it is the syncer's own."""
+    said = getattr(event, "report", None) or getattr(event, "contribution", event)
+    return getattr(said, "learner", None), getattr(said, "incarnation", 0)

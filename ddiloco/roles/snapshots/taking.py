@@ -38,7 +38,6 @@ from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.snapshot import Mark, SnapshotCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import sender_of
 from ddiloco.roles.snapshots.messages import (
     SYNCER,
     Completed,
@@ -47,6 +46,7 @@ from ddiloco.roles.snapshots.messages import (
     PartWritten,
     SnapshotMessage,
     StateRecorded,
+    sender_of,
 )
 from ddiloco.settings.experiment import SnapshotConfig
 

@@ -86,8 +86,7 @@ class FragmentCalls:
 
     def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
         """By fragment, the blocks of each piece that one of a learner's hosts needs."""
-        with self._handshakes.one(context):
-            first = next(requests, b"")
+        first = self._handshakes.first(requests, context)
         try:
             return wanted_cuts(parse(pb.Wanted, first), self._terms.down)
         except WireError as error:

@@ -29,7 +29,7 @@ class HostOffers:
     """Of one learner, at most one a fragment; a newer one takes the place of what never became whole."""
 
     def __init__(self, hosts: int) -> None:
-        self.hosts = hosts
+        self._hosts = hosts
         self._lock = threading.Lock()
         self._growing: dict[int, _Growing] = {}  # by fragment
 
@@ -60,7 +60,7 @@ class HostOffers:
                 for gathered, part in zip(growing.gathered, blocks, strict=True):
                     gathered.add(part)
                 growing.hosts.add(host)
-                if len(growing.hosts) < self.hosts:
+                if len(growing.hosts) < self._hosts:
                     self._growing[fragment] = growing
                     return None
                 whole = [gathered.blocks().all for gathered in growing.gathered]

@@ -22,7 +22,6 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
-from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
@@ -79,12 +78,11 @@ class PartServer:
     def open(self, opened: pb.ToPart.Session) -> None:
         """A learner may come in this session; what is for it waits there until it does."""
         name, learner = opened.name, opened.learner
-        offers = HostOffers(opened.hosts) if opened.hosts > 1 else None
 
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
 
-        session = Session(name, learner, opened.process, self._newest, moved=moved, offers=offers)
+        session = Session(name, learner, opened.process, self._newest, moved=moved, hosts=opened.hosts)
         with self._change:
             self._sessions[name] = session
             self._change.notify_all()

@@ -15,7 +15,6 @@ from ddiloco.remote.syncer.admission import LEAP, Admission
 from ddiloco.remote.syncer.allowances import Allowances
 from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
-from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
@@ -181,9 +180,7 @@ class SyncerServer:
     # Each call runs in a thread of gRPC's.
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._listening.handshakes.one(context):
-            first = next(requests, b"")
-        session = self._welcome_session(first, context)
+        session = self._welcome_session(self._listening.handshakes.first(requests, context), context)
         if not context.add_callback(lambda: self._end(session, "connection lost")):
             self._end(session, "connection lost")
         reader = threading.Thread(
@@ -195,13 +192,10 @@ class SyncerServer:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
 
     def _manage(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._listening.handshakes.one(context):
-            yield from self._management.answer(requests, context)
+        yield from self._management.answer(self._listening.handshakes.first(requests, context), context)
 
     def _part(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._listening.handshakes.one(context):
-            first = next(requests, b"")
-        yield from self._parts.answer(first, requests, context)
+        yield from self._parts.answer(self._listening.handshakes.first(requests, context), requests, context)
 
     def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Learners that may have an inner state to give, beginning with the one after the asking learner."""
@@ -253,8 +247,8 @@ class SyncerServer:
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
-        offers = HostOffers(hello.hosts) if hello.hosts > 1 else None
-        session = Session(name, hello.learner, hello.process, self._newest, donor, caller, moved, offers)
+        whose = name, hello.learner, hello.process
+        session = Session(*whose, self._newest, donor, caller, moved, max(1, hello.hosts))
         session.newest_incarnation = max(known, hello.process)
         self.intake.joined(hello.learner, hello.process)
         with self._lock:

@@ -36,14 +36,11 @@ class Session:
         donor: str | None = None,
         caller: Caller = UNKNOWN,
         moved: Callable[[int], None] = lambda size: None,
-        offers: HostOffers | None = None,
+        hosts: int = 1,
     ) -> None:
-        """`name` is known only to this learner's process. `moved`: as a Downlink's.
-
-        `offers`: puts together what the learner's hosts send; None: it is one.
-        """
-        self.hosts = 1 if offers is None else offers.hosts
-        self.offers = offers
+        """`name` is known only to this learner's process. `moved`, `hosts`: as a Downlink's."""
+        self.hosts = hosts
+        self.offers = HostOffers(hosts) if hosts > 1 else None  # puts together what they send
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.caller = caller

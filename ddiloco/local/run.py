@@ -25,7 +25,7 @@ from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, Pieces
 from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.resuming import DonatedInner, Origin, run_of
+from ddiloco.roles.resuming import Origin, run_of
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
@@ -154,30 +154,25 @@ class LocalRun:
         return taker
 
     def _make_learners(self, equipment: Sequence[Equipment], origin: Origin | None) -> list[LearnerWorker]:
-        if origin is None:
-            return [self._add_learner(m, 1, parts) for m, parts in enumerate(equipment)]
-        positions = origin.positions(self._assembly.experiment)
-        return [
-            self._add_learner(m, origin.incarnation(m), parts, position, origin)
-            for m, (parts, position) in enumerate(zip(equipment, positions, strict=True))
-        ]
+        e = self._assembly.experiment
+        positions = [None] * len(equipment) if origin is None else origin.positions(e)
+        begun = enumerate(zip(equipment, positions, strict=True))
+        return [self._add_learner(m, parts, position, origin) for m, (parts, position) in begun]
 
     def _add_learner(
         self,
         learner: int,
-        incarnation: int,
         equipment: Equipment,
-        position: dict[str, Any] | None = None,
-        origin: Origin | None = None,
+        position: dict[str, Any] | None,
+        origin: Origin | None,
     ) -> LearnerWorker:
         """`position`: where its batches begin, if the run resumes, from `origin`."""
         e = self._assembly.experiment
+        incarnation = 1 if origin is None else origin.incarnation(learner)
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
         def send(event: events.SyncerEvent) -> None:
-            if isinstance(
-                event, events.LearnerJoined
-            ):  # for the first time, or it rejoins with a new incarnation
+            if isinstance(event, events.LearnerJoined):  # for the first time, or again with a new incarnation
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 
@@ -194,7 +189,8 @@ class LocalRun:
             send,
             send_offer,
             self._record,
-            recovery=None if origin is None or learner in origin.learners else DonatedInner(origin),
+            # Only who needs the snapshot keeps it.
+            inner_state=(lambda _: None) if origin is None or resumed else (lambda _: origin.donated()),
             tape=self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with),
             recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
             resumed=resumed,

@@ -58,7 +58,7 @@ class Codec:
       >>> x = jnp.array([1.0, -0.5, 0.002, 0.0])
       >>> scales, codes = codec.encode(x)
       >>> print(codes)
-      [127 -64   0   0]
+      [127 192   0   0]
       >>> print(codec.decode((scales, codes), x.shape).round(3))
       [ 1.    -0.504  0.     0.   ]
       >>> [part.nbytes for part in codec.formats((1024, 1024))]
@@ -119,17 +119,6 @@ def _scaled(scales: jax.Array, codes: jax.Array, shape: Shape) -> jax.Array:
     return values.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _int8_encode(x: jax.Array, powers: bool) -> tuple[jax.Array, ...]:
-    scales, codes = _quantised(x, 127, powers)
-    return scales, codes.reshape(-1)[: x.size]
-
-
-def _int8_decode(arrays: Sequence[jax.Array], shape: Shape) -> jax.Array:
-    scales, codes = arrays
-    codes = jnp.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP)
-    return _scaled(scales, codes, shape)
-
-
 def _packed(codes: jax.Array, bits: int, size: int) -> jax.Array:
     """Bytes with the lowest `bits` of each code (groups, GROUP), of which the first `size` count.
 
@@ -150,15 +139,16 @@ def _unpacked(packed: jax.Array, bits: int) -> jax.Array:
     return jnp.concatenate([(rows >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)], axis=1)
 
 
-def _few_bits_encode(x: jax.Array, bits: int, powers: bool) -> tuple[jax.Array, ...]:
+def _integers_encode(x: jax.Array, bits: int, powers: bool) -> tuple[jax.Array, ...]:
     scales, codes = _quantised(x, 2 ** (bits - 1) - 1, powers)
     return scales, _packed(codes, bits, x.size)
 
 
-def _few_bits_decode(arrays: Sequence[jax.Array], shape: Shape, bits: int) -> jax.Array:
+def _integers_decode(arrays: Sequence[jax.Array], shape: Shape, bits: int) -> jax.Array:
     scales, packed = arrays
-    codes = _unpacked(packed, bits).astype(jnp.int8)
-    return _scaled(scales, jnp.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes), shape)
+    # To the left as unsigned and back as signed, so that the highest bit of a code is its sign.
+    codes = (_unpacked(packed, bits) << (8 - bits)).astype(jnp.int8) >> (8 - bits)
+    return _scaled(scales, codes, shape)
 
 
 def _signs_encode(x: jax.Array) -> tuple[jax.Array, ...]:
@@ -187,10 +177,10 @@ _FLOAT32_SHARE = 2.0**-20
 def _integers(bits: int, powers: bool = False) -> Codec:
     """Each element as a multiple of its group's scale, in so many bits; `powers` as in `_quantised`."""
     largest = 2 ** (bits - 1) - 1
-    encode = _int8_encode if bits == 8 else functools.partial(_few_bits_encode, bits=bits)
-    decode = _int8_decode if bits == 8 else functools.partial(_few_bits_decode, bits=bits)
+    encode = functools.partial(_integers_encode, bits=bits, powers=powers)
+    decode = functools.partial(_integers_decode, bits=bits)
     relative = 1 / largest if powers else 0.5 / largest + _FLOAT32_SHARE
-    return Codec(functools.partial(encode, powers=powers), decode, GROUP, relative, largest * SMALLEST_SCALE)
+    return Codec(encode, decode, GROUP, relative, largest * SMALLEST_SCALE)
 
 
 CODECS: dict[str, Codec] = {

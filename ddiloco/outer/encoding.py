@@ -127,8 +127,8 @@ class FragmentDecoder:
     def __call__(self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray]) -> Sequence[Any]:
         """The pieces theta_{m,p}, float32, whose values are still to be validated.
 
-        They have the codec's error and float32's own, at most 2^-24 of the parameter. With f32 the arrays are
-        returned as they are, unchecked.
+        They have the codec's error and float32's own, at most 2^-24 of the parameter. With f32 they are the
+        arrays.
 
         Args:
           arrays: what came, which may be anything.
@@ -137,8 +137,6 @@ class FragmentDecoder:
         Raises:
           InvalidContribution: the arrays are not those of `wire_format`; raised before decoding takes memory.
         """
-        if self._codec.of_parameters:
-            return arrays
         expected = wire_format(self._layout, p, self._name)
         if len(arrays) != len(expected):
             raise InvalidContribution(
@@ -150,6 +148,8 @@ class FragmentDecoder:
                     f"array {i} of fragment {p} in {self._name} is {array.dtype}{list(array.shape)}, "
                     f"but must be {dtype}{list(shape)}"
                 )
+        if self._codec.of_parameters:
+            return arrays
         given = [tuple(aligned(np.asarray(x)) for x in group) for group in (arrays, anchor)]
         pieces = self._reading(self._layout.piece_shapes(p))(*given)
         return tuple(np.asarray(piece) for piece in pieces)

@@ -250,9 +250,8 @@ class Assembly:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading from the cache holds no lock
             program = pool.submit(self.recipe.program, *key)
             transfer = self._transfer(self._placement(key))
-        if hosts == 1:
-            return self._equipment(learner, program.result(), transfer)
-        return self._equipment(learner, program.result(), transfer, self.recipe.host_batches(learner, key[0]))
+        batches = self.recipe.host_batches(learner, key[0]) if hosts > 1 else None
+        return self._equipment(learner, program.result(), transfer, batches)
 
     def reassigned(self, equipment: Equipment, learner: int) -> Equipment:
         """The same programs for another learner of the same kind."""

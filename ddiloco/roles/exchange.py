@@ -69,12 +69,6 @@ def fragments_with(event: events.FromSyncer) -> Sequence[int]:
     return ()
 
 
-def learner_of(event: events.SyncerEvent) -> int | None:
-    """The learner that an event comes from; None: it is the syncer's own."""
-    said = getattr(event, "report", None) or getattr(event, "contribution", event)
-    return getattr(said, "learner", None)
-
-
 @dataclasses.dataclass(frozen=True)
 class InnerState:
     """A learner's inner optimizer state at one step boundary."""

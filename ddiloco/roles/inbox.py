@@ -46,10 +46,6 @@ class Inbox:
                         del self._newest[fragment]
                     return held[0]
 
-    def get_nowait(self) -> Delivery:
-        """The oldest. Raises queue.Empty if there is none."""
-        return self.get(timeout=0.0)
-
 
 def _updated(delivery: Delivery) -> int | None:
     """The fragment that the delivery updates, if it does."""

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -39,16 +39,6 @@ from ddiloco.training.step_meter import StepMeter
 
 HANGS = 10.0  # a step this many times as long as the longest before it sends no more heartbeats
 Result = TypeVar("Result")
-
-
-class Recovery(Protocol):
-    """Where a learner's process finds the state that the syncer does not have, and keeps it for the next."""
-
-    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
-        """The inner state for a learner welcomed with these versions; may wait. None: a fresh one."""
-
-    def finished(self, position: dict[str, Any]) -> None:
-        """Keeps the position of the batches after the last finished step; never waits."""
 
 
 class _Step(NamedTuple):
@@ -81,14 +71,17 @@ class LearnerWorker:
         to_syncer: Callable[[events.SyncerEvent], None],
         send_offer: Callable[[RoundId, Contribution, Offer], None],
         record: Callable[[Any], None],
-        recovery: Recovery | None = None,
+        inner_state: Callable[[tuple[int, ...]], InnerState | None] = lambda versions: None,
+        finished: Callable[[dict[str, Any]], None] | None = None,
         tape: LearnerTape | None = None,
         recording: LearnerRecording | None = None,
         resumed: ResumedLearner | None = None,
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
-        """`send_offer` must not wait. `recovery` is None if the learner's process is never restarted.
+        """`send_offer` must not wait.
 
+        `inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
+        `finished` hears of the batches' position after each finished step, for the learner's next process.
         `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the state of
         the learner in the snapshot, if the run resumes from one.
         """
@@ -104,7 +97,7 @@ class LearnerWorker:
         devices = equipment.program.mesh.devices.flat
         self._meter = StepMeter(devices, equipment.step_flops, equipment.peak_flops)
         self._in_flight: collections.deque[_Step] = collections.deque()
-        self._recovery = recovery
+        self._inner_state, self._finished = inner_state, finished
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
         self._recording = recording
         self._resumed = resumed
@@ -211,7 +204,7 @@ class LearnerWorker:
         tokens, metrics = self._patiently(lambda: self._arrays.step(clock))
         self.tokens += tokens
         self._trained += 1
-        position = self._arrays.position() if self._recovery is not None else None
+        position = self._arrays.position() if self._finished is not None else None
         wait = self._arrays.data_wait
         self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, wait, position))
         self._handle(events.StepStarted(tokens))
@@ -234,7 +227,7 @@ class LearnerWorker:
                 self._patiently(lambda metrics=step.metrics: jax.block_until_ready(metrics))
             self._in_flight.popleft()
             if step.position is not None:
-                self._recovery.finished(step.position)
+                self._finished(step.position)
             metrics = {**step.metrics, **self._meter.finished(step.data_wait)}
             self._record(records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, metrics))
             self._handle(events.StepFinished())
@@ -267,7 +260,7 @@ class LearnerWorker:
         while True:
             try:
                 wait = timeout is not None and not arrived
-                delivery = self.inbox.get(timeout=timeout) if wait else self.inbox.get_nowait()
+                delivery = self.inbox.get(timeout if wait else 0.0)
             except queue.Empty:
                 self._donate()
                 return arrived
@@ -334,7 +327,7 @@ class LearnerWorker:
             case actions.AdoptAll(step=step, versions=versions):
                 if self._timeline is State.STEPPING:  # whoever waits for an inner state takes no step
                     self._enter(State.RECONFIGURING)
-                inner = self._recovery.inner_state(versions) if self._recovery is not None else None
+                inner = self._inner_state(versions)
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
                 self._trained = inner.trained if inner is not None else 0

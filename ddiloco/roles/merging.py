@@ -35,11 +35,9 @@ class Merged:
 
     event: events.MergeFinished
     version: int  # the newest of its fragment
-    pieces: Pieces  # of that
-    difference: Pieces  # from the version before, in the update codec; (): the pieces are sent
+    made: NextVersion
     metrics: Mapping[str, Any]  # for the record of the round
     sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
-    empty: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +126,8 @@ class Merging:
         self.under_way -= 1
         p = merged.event.round.fragment
         self._metrics[p] = merged.metrics
-        if not merged.empty:
-            newest = _Committed(merged.version, merged.pieces, merged.difference)
+        if not merged.made.empty:
+            newest = _Committed(merged.version, merged.made.pieces, merged.made.difference)
             self._committed[p] = [newest, self._committed[p][0]]
 
     def told(self, fragment: int) -> Mapping[str, Any]:
@@ -153,10 +151,14 @@ class Merging:
         """Has the fragments copied for a snapshot; answered by Gathered."""
         self._merger.submit(self._gather)
 
-    def end(self) -> None:
-        """Waits for the merge under way, and until all that was merged is durable; begins no further one."""
+    def end(self) -> list[int]:
+        """Waits for the merge under way, and until all that was merged is durable; begins no further one.
+
+        Gives the versions of its fragments.
+        """
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._committer.shutdown(wait=True)
+        return [self._model.fragment(p)[0] for p in self._model.fragments]
 
     # The methods below run on other threads, and change nothing of this object but the last commits.
 
@@ -193,7 +195,7 @@ class Merging:
             if not needless:
                 metrics["disk_seconds"] = time.monotonic() - begun
             finished = events.MergeFinished(which, made.left_out)
-            self._send(Merged(finished, version, made.pieces, made.difference, metrics, sha256, made.empty))
+            self._send(Merged(finished, version, made, metrics, sha256))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

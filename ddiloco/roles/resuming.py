@@ -198,17 +198,3 @@ class Origin:
                 kept = numbered(f"residual/{p}", known) if self._same_codec else ()
                 arrays |= named(f"residual/{p}", kept or [np.zeros(x.shape, np.float32) for x in anchor])
         return arrays
-
-
-class DonatedInner:
-    """The `Recovery` of a learner that has no part in the snapshot from which the run resumes."""
-
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-
-    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
-        """The inner state of one of the parts; None if there is no part."""
-        return self._origin.donated()
-
-    def finished(self, position: dict[str, Any]) -> None:
-        """Keeps nothing, since such a learner's thread is never restarted."""

@@ -19,7 +19,7 @@ from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, learner_of
+from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun
 from ddiloco.roles.links import WHICHEVER, LearnerLink, Links
 from ddiloco.roles.merging import Arrived, Gathered, Merged, Merging
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
@@ -31,6 +31,7 @@ from ddiloco.roles.snapshots.messages import (
     PartWritten,
     SnapshotMessage,
     StateRecorded,
+    sender_of,
 )
 from ddiloco.roles.snapshots.taking import SnapshotTaker
 
@@ -86,7 +87,7 @@ class SyncerWorker:
         the syncer, without waiting; a PartConnected says that the part is told all from now on.
         """
         self._snapshots: SnapshotTaker | None = None
-        self._recording: FragmentsRecording[Arrived] | None = None
+        self._recording: FragmentsRecording | None = None
         self.core: Any = core
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
@@ -98,11 +99,9 @@ class SyncerWorker:
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         self._links = Links()
         self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
-        self._model = model
         self._merging: Merging | None = None
         if model is not None:
-            put = self._inbox.put
-            self._merging = Merging(model, core.policy.overlap, put, record, durable, self._tape)
+            self._merging = Merging(model, core.policy.overlap, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
 
@@ -114,7 +113,7 @@ class SyncerWorker:
         """Has snapshots taken; call it before `start`."""
         self._snapshots = taker
 
-    def take_part_in_snapshots(self, recording: FragmentsRecording[Arrived]) -> None:
+    def take_part_in_snapshots(self, recording: FragmentsRecording) -> None:
         """Has a part's fragments recorded when the authority takes a snapshot; call it before `start`."""
         self._recording = recording
 
@@ -131,7 +130,6 @@ class SyncerWorker:
 
         `epoch`: of the last snapshot that the learner had recorded its state for when it made it.
         """
-        assert self._merging is not None, "learners offer to who merges"
         self._merging.take_offer(event, arrays, epoch)
 
     def last_snapshot_seconds(self) -> float:
@@ -161,11 +159,7 @@ class SyncerWorker:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
-            versions: list[int] = []
-            if self._merging is not None and self._model is not None:
-                self._merging.end()
-                versions = [self._model.fragment(p)[0] for p in self._model.fragments]
-            self._tape.end(versions)
+            self._tape.end([] if self._merging is None else self._merging.end())
             self.ended.set()
 
     def _next(self) -> Message:
@@ -191,7 +185,7 @@ class SyncerWorker:
                     self._carry_out(decided)
             case Merged():
                 self._carry_out(self._note_merge(message))
-                if not message.empty:
+                if not message.made.empty:
                     self._on_commit(self.core.step, self._merging.newest())
                 if self._snapshot_is_due():
                     self._merging.gather()
@@ -230,26 +224,29 @@ class SyncerWorker:
             self._links.joined(join)
 
     def _comes_early(self, arrived: Arrived) -> bool:
-        """Whether an offer overtook its learner's report to the authority; then it waits for that report."""
-        key = arrived.event.contribution.learner, arrived.event.round.fragment
-        recording, now = self._recording, time.monotonic()
-        if recording is not None and recording.holds(*key, arrived.epoch, arrived, now):
-            return True
-        if not isinstance(self.core, Part) or not self.core.is_early(arrived.event):
-            return False
-        self._early[key] = arrived
-        return True
+        """Whether an offer overtook a snapshot, or its learner's report; it waits, or the next one does."""
+        learner, recording = arrived.event.contribution.learner, self._recording
+        key = learner, arrived.event.round.fragment
+        self._early.pop(key, None)
+        waits = recording is not None and recording.awaits(learner, arrived.epoch, time.monotonic())
+        if waits or (isinstance(self.core, Part) and self.core.is_early(arrived.event)):
+            self._early[key] = arrived
+        return key in self._early
+
+    def _take_early(self, learner: int | None = None) -> None:
+        """Takes the offers of the learner that waited, None: of all, but for those that wait on."""
+        for key in [key for key in self._early if learner in (None, key[0])]:
+            self._take(self._early.pop(key))
 
     def _take_of_another(self, message: FromOthers) -> None:
         """Takes what another process of the syncer says; it is trusted."""
         match message:
             case news.Heard(report):
                 self._carry_out(self._decide(message))
-                for key in [key for key in self._early if key[0] == report.learner]:
-                    self._take(self._early.pop(key))
+                self._take_early(report.learner)
             case CutOver(number):
-                for early in self._recording.missed(number):
-                    self._take(early)
+                self._recording.missed(number)
+                self._take_early()
             case CutBegun(number, learners):
                 begun = SnapshotBegun(number, self.core.versions)
                 for learner in learners:
@@ -297,7 +294,7 @@ class SyncerWorker:
                 self._snapshots.heard(event)
             decided = self.core.handle(event, now)
         except Exception as error:
-            learner = learner_of(event) if isinstance(event, events.SyncerEvent) else None
+            learner = sender_of(event)[0] if isinstance(event, events.SyncerEvent) else None
             if learner is None:
                 raise
             return [self._refused(learner, error, getattr(event, "round", None))]
@@ -318,8 +315,8 @@ class SyncerWorker:
     def _record_state(self, fragments: list[FragmentState]) -> None:
         """Records this process's state for a snapshot, and has the others record theirs."""
         if self._recording is not None:
-            for early in self._recording.record(self.core.durable, fragments):
-                self._take(early)
+            self._recording.record(self.core.durable, fragments)
+            self._take_early()
             return
         newest = dict(self.core.state().incarnations)
         for mark in self._snapshots.begin(self.core, fragments, time.monotonic()):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ddiloco.outer.blocks import Blocks, Cut, needed, owned, placed
-from ddiloco.outer.codecs import CODECS, Codec
+from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encode, wire_format
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.sharded_rows import divides, row_of, row_sharding
 from ddiloco.outer.stacks import homes
 
+Arrays = tuple[jax.Array, ...]
 Parameters = dict[str, jax.Array]
 Shardings = Mapping[str, NamedSharding]
 
@@ -72,38 +74,9 @@ class FragmentTransfer:
         self.error_feedback = error_feedback
         self.rebase = rebase
         self._layout = layout
-        of = homes(shardings)
-        self._names = [
-            tuple(dict.fromkeys(of[name][0] for name in layout.names(p))) for p in range(layout.num_fragments)
+        self._fragments = [
+            _Fragment(layout, p, shardings, codec, error_feedback) for p in range(layout.num_fragments)
         ]
-        self._placement = [placement(layout, p, shardings) for p in range(layout.num_fragments)]
-        self._shapes = [
-            tuple(part.shape for part in wire_format(layout, p, codec)) for p in range(layout.num_fragments)
-        ]
-        self._own = [
-            jax.jit(functools.partial(_copy, layout, shardings, p), out_shardings=self._placement[p])
-            for p in range(layout.num_fragments)
-        ]
-        self._take = [
-            jax.jit(
-                functools.partial(_encode, layout, shardings, p, CODECS[codec], self._placement[p]),
-                out_shardings=(None, self._placement[p] if error_feedback else ()),
-            )
-            if self.keeps_anchors
-            else self._own[p]
-            for p in range(layout.num_fragments)
-        ]
-        self._mix, self._rebase = (
-            [
-                jax.jit(
-                    functools.partial(function, layout, shardings, p),
-                    donate_argnums=0,
-                    out_shardings={name: shardings[name] for name in self._names[p]},
-                )
-                for p in range(layout.num_fragments)
-            ]
-            for function in (_mix, _rebased)
-        )
 
     def offer(
         self,
@@ -117,29 +90,29 @@ class FragmentTransfer:
         `anchor`: the adopted version, as `place` gave it, if the codec needs one. `residual`: what to send
         along, with error feedback.
         """
-        tensors = {name: params[name] for name in self._names[fragment]}
+        own = self._fragments[fragment]
+        tensors = own.of(params)
         if self.keeps_anchors:
-            arrays, left = self._take[fragment](tensors, tuple(anchor), tuple(residual))
-            offer = Offer(arrays, left, shapes=self._shapes[fragment])
+            arrays, left = own.encode(tensors, tuple(anchor), tuple(residual))
+            offer = Offer(arrays, left, shapes=own.sent_shapes)
         else:
-            offer = Offer(self._take[fragment](tensors))
+            offer = Offer(own.copy(tensors))
         for array in offer.arrays:
             array.copy_to_host_async()
         if not self.rebase:
             return offer
-        own = self._own[fragment](tensors) if self.keeps_anchors else offer.arrays
-        return dataclasses.replace(offer, own=own)
+        return dataclasses.replace(offer, own=own.copy(tensors) if self.keeps_anchors else offer.arrays)
 
     def needs(self, fragment: int) -> tuple[Cut, ...]:
         """The blocks of each piece that this process's devices hold."""
-        laid = zip(self._placement[fragment], self._layout.piece_shapes(fragment), strict=True)
-        return tuple(needed(sharding, shape) for sharding, shape in laid)
+        own = self._fragments[fragment]
+        return tuple(map(needed, own.placement, own.shapes))
 
     def place(
         self, fragment: int, pieces: Sequence[np.ndarray | Blocks | jax.Array]
     ) -> tuple[jax.Array, ...]:
         """A global fragment on the devices; each piece is sharded like its tensor if it divides evenly."""
-        return placed(tuple(pieces), self._placement[fragment])
+        return placed(tuple(pieces), self._fragments[fragment].placement)
 
     def apply(
         self,
@@ -154,11 +127,10 @@ class FragmentTransfer:
         `pieces` of Theta_p: from the host, or as `place` gave them. With `offered`, an offer's `own`, it is
         theta_p <- Theta_p + theta_p - offered instead.
         """
-        tensors = {name: params[name] for name in self._names[fragment]}
-        update = self.place(fragment, pieces)
+        own, update = self._fragments[fragment], self.place(fragment, pieces)
         if offered:
-            return {**params, **self._rebase[fragment](tensors, update, tuple(offered))}
-        return {**params, **self._mix[fragment](tensors, update, np.float32(mixing))}
+            return {**params, **own.rebase(own.of(params), update, tuple(offered))}
+        return {**params, **own.mix(own.of(params), update, np.float32(mixing))}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
@@ -168,27 +140,22 @@ class FragmentTransfer:
         self, fragment: int, params: Mapping[str, jax.ShapeDtypeStruct]
     ) -> dict[str, Callable[[], jax.stages.Traced]]:
         """The fragment's `copy` and `apply` for parameters of these shapes and shardings, to be traced."""
-        tensors = {name: params[name] for name in self._names[fragment]}
-        pieces = tuple(
-            jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
-            for shape, sharding in zip(
-                self._layout.piece_shapes(fragment), self._placement[fragment], strict=True
-            )
-        )
-        encoded = (tensors, pieces, pieces if self.error_feedback else ())
-        copied = encoded if self.keeps_anchors else (tensors,)
-        found = {"copy": functools.partial(self._take[fragment].trace, *copied)}
-        if self.rebase:
-            found["apply"] = functools.partial(self._rebase[fragment].trace, tensors, pieces, pieces)
+        own = self._fragments[fragment]
+        tensors, laid = own.of(params), zip(own.shapes, own.placement, strict=True)
+        pieces = tuple(jax.ShapeDtypeStruct(shape, np.float32, sharding=at) for shape, at in laid)
+        if self.keeps_anchors:
+            copy = functools.partial(own.encode.trace, tensors, pieces, pieces if self.error_feedback else ())
         else:
-            mixing = jax.ShapeDtypeStruct((), np.float32)
-            found["apply"] = functools.partial(self._mix[fragment].trace, tensors, pieces, mixing)
-        return found
+            copy = functools.partial(own.copy.trace, tensors)
+        if self.rebase:
+            return {"copy": copy, "apply": functools.partial(own.rebase.trace, tensors, pieces, pieces)}
+        mixing = jax.ShapeDtypeStruct((), np.float32)
+        return {"copy": copy, "apply": functools.partial(own.mix.trace, tensors, pieces, mixing)}
 
     def compile(self, params: Parameters) -> Parameters:
         """Compiles every offer and update now, so that no step waits for it; gives the parameters back."""
-        for p in range(self._layout.num_fragments):
-            zeros = self.place(p, [np.zeros(shape, np.float32) for shape in self._layout.piece_shapes(p)])
+        for p, own in enumerate(self._fragments):
+            zeros = self.place(p, [np.zeros(shape, np.float32) for shape in own.shapes])
             self.offer(p, params, zeros, zeros if self.error_feedback else ())
             params = self.apply(p, params, zeros, 1.0)
             if self.rebase:
@@ -200,99 +167,78 @@ def placement(layout: FragmentLayout, fragment: int, shardings: Shardings) -> tu
     """Where the pieces of a global fragment lie on a learner's devices."""
     of, shapes = homes(shardings), dict(layout.shapes)
     return tuple(
-        _piece_sharding(_tensor_sharding(shardings, *of[piece.name], shapes[piece.name]), shape)
+        _piece_sharding(shardings, *of[piece.name], shapes[piece.name], shape)
         for piece, shape in zip(layout.fragments[fragment], layout.piece_shapes(fragment), strict=True)
     )
 
 
-def _tensor_sharding(
-    shardings: Shardings, array: str, row: int | None, shape: tuple[int, ...]
+def _piece_sharding(
+    shardings: Shardings, array: str, row: int | None, tensor: tuple[int, ...], piece: tuple[int, ...]
 ) -> NamedSharding:
-    return shardings[array] if row is None else row_sharding(shardings[array], shape)
-
-
-def _piece_sharding(tensor: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """Like its tensor's if the piece divides evenly; else whole on every device."""
-    return tensor if divides(tensor, shape) else NamedSharding(tensor.mesh, PartitionSpec())
+    laid = shardings[array] if row is None else row_sharding(shardings[array], tensor)
+    return laid if divides(laid, piece) else NamedSharding(laid.mesh, PartitionSpec())
 
 
-def _take(
-    layout: FragmentLayout, shardings: Shardings, fragment: int, arrays: Parameters
-) -> tuple[jax.Array, ...]:
-    of = homes(arrays)
-    tensors = {name: _tensor(arrays, shardings, *of[name]) for name in layout.names(fragment)}
-    return take(layout, fragment, tensors)
+class _Fragment:
+    """One fragment of the arrays on a mesh: the compiled functions that take it out and put it back."""
 
+    def __init__(
+        self, layout: FragmentLayout, p: int, shardings: Shardings, codec: str, error_feedback: bool
+    ) -> None:
+        self._layout, self._p, self._shardings, self._codec = layout, p, shardings, CODECS[codec]
+        self._homes = homes(shardings)
+        self._arrays = tuple(dict.fromkeys(self._homes[name][0] for name in layout.names(p)))
+        self.shapes, self.placement = layout.piece_shapes(p), placement(layout, p, shardings)
+        self.sent_shapes = tuple(part.shape for part in wire_format(layout, p, codec))
+        left = self.placement if error_feedback else ()
+        self.copy = jax.jit(self._copy, out_shardings=self.placement)
+        self.encode = jax.jit(self._encode, out_shardings=(None, left))
+        laid = {name: shardings[name] for name in self._arrays}
+        self.mix = jax.jit(self._mix, donate_argnums=0, out_shardings=laid)
+        self.rebase = jax.jit(self._rebase, donate_argnums=0, out_shardings=laid)
 
-def _tensor(arrays: Parameters, shardings: Shardings, array: str, row: int | None) -> jax.Array:
-    return arrays[array] if row is None else row_of(arrays[array], row, shardings[array])
+    def of(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays that have some of the fragment."""
+        return {name: params[name] for name in self._arrays}
 
+    def _take(self, arrays: Parameters) -> tuple[jax.Array, ...]:
+        tensors = {name: self._tensor(arrays, *self._homes[name]) for name in self._layout.names(self._p)}
+        return take(self._layout, self._p, tensors)
 
-def _put(
-    layout: FragmentLayout, fragment: int, arrays: Parameters, pieces: Sequence[jax.Array]
-) -> Parameters:
-    """The arrays with these pieces in the place of the fragment's."""
-    of, result = homes(arrays), dict(arrays)
-    for piece, value in zip(layout.fragments[fragment], pieces, strict=True):
-        array, row = of[piece.name]
-        if row is not None:
-            begin = (row, piece.start or 0, *[0] * value.ndim)[: value.ndim + 1]
-            result[array] = jax.lax.dynamic_update_slice(result[array], value[None], begin)
-        elif piece.whole:
-            result[array] = value
-        else:
-            result[array] = result[array].at[piece.start : piece.stop].set(value)
-    return result
+    def _tensor(self, arrays: Parameters, array: str, row: int | None) -> jax.Array:
+        return arrays[array] if row is None else row_of(arrays[array], row, self._shardings[array])
 
+    def _put(self, arrays: Parameters, pieces: Sequence[jax.Array]) -> Parameters:
+        """The arrays with these pieces in the place of the fragment's."""
+        result = dict(arrays)
+        for piece, value in zip(self._layout.fragments[self._p], pieces, strict=True):
+            array, row = self._homes[piece.name]
+            if row is not None:
+                begin = (row, piece.start or 0, *[0] * value.ndim)[: value.ndim + 1]
+                result[array] = jax.lax.dynamic_update_slice(result[array], value[None], begin)
+            elif piece.whole:
+                result[array] = value
+            else:
+                result[array] = result[array].at[piece.start : piece.stop].set(value)
+        return result
 
-def _copy(
-    layout: FragmentLayout, shardings: Shardings, fragment: int, tensors: Parameters
-) -> tuple[jax.Array, ...]:
-    return tuple(jnp.copy(piece) for piece in _take(layout, shardings, fragment, tensors))
+    def _copy(self, tensors: Parameters) -> tuple[jax.Array, ...]:
+        return tuple(jnp.copy(piece) for piece in self._take(tensors))
 
+    def _encode(self, tensors: Parameters, anchor: Arrays, residual: Arrays) -> tuple[Arrays, Arrays]:
+        laid = [at if isinstance(at, NamedSharding) and at.mesh.size > 1 else None for at in self.placement]
+        return encode(self._codec, self._take(tensors), anchor, residual, laid)
 
-def _encode(
-    layout: FragmentLayout,
-    shardings: Shardings,
-    fragment: int,
-    codec: Codec,
-    placed: tuple[Sharding, ...],
-    tensors: Parameters,
-    anchor: tuple[jax.Array, ...],
-    residual: tuple[jax.Array, ...],
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    placements = [
-        sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
-        for sharding in placed
-    ]
-    return encode(codec, _take(layout, shardings, fragment, tensors), anchor, residual, placements)
+    def _mix(self, tensors: Parameters, update: Arrays, mixing: jax.Array) -> Parameters:
+        # where, not arithmetic, at mixing 0: an own value of NaN must not survive its overwriting.
+        mixed = tuple(
+            jnp.where(mixing == 0, theirs, (1 - mixing) * theirs + mixing * ours)
+            for ours, theirs in zip(self._take(tensors), update, strict=True)
+        )
+        return self._put(tensors, mixed)
 
-
-def _mix(
-    layout: FragmentLayout,
-    shardings: Shardings,
-    fragment: int,
-    tensors: Parameters,
-    update: tuple[jax.Array, ...],
-    mixing: jax.Array,
-) -> Parameters:
-    own = _take(layout, shardings, fragment, tensors)
-    # where, not arithmetic, at mixing 0: an own value of NaN must not survive its overwriting.
-    mixed = tuple(
-        jnp.where(mixing == 0, theirs, (1 - mixing) * theirs + mixing * ours)
-        for ours, theirs in zip(own, update, strict=True)
-    )
-    return _put(layout, fragment, tensors, mixed)
-
-
-def _rebased(
-    layout: FragmentLayout,
-    shardings: Shardings,
-    fragment: int,
-    tensors: Parameters,
-    update: tuple[jax.Array, ...],
-    offered: tuple[jax.Array, ...],
-) -> Parameters:
-    own = _take(layout, shardings, fragment, tensors)
-    later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
-    return _put(layout, fragment, tensors, later)
+    def _rebase(self, tensors: Parameters, update: Arrays, offered: Arrays) -> Parameters:
+        own = self._take(tensors)
+        later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
+        return self._put(tensors, later)

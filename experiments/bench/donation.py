@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import Gift
+from ddiloco.remote.learner.gift import Asking, Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.learner_arrays import Equipment
@@ -74,7 +74,7 @@ def _take(
     donating, taken = False, 0
     while donating is not None:
         if donating and not pipe.poll():
-            gift = Gift(address, (0,) * num_fragments, inner, Security(), 20.0, PATIENCE)
+            gift = Gift(Asking(inner, Security(), 20.0), address, (0,) * num_fragments, PATIENCE)
             with contextlib.closing(gift):
                 gift.open().take()
             taken += 1

@@ -343,7 +343,7 @@ class _Learner:
         while not leaving or sum(core.versions) < core.total_steps:
             idle = not core.recovered or core.blocked or core.done
             try:
-                message = self.inbox.get(timeout=core.heartbeat) if idle else self.inbox.get_nowait()
+                message = self.inbox.get(timeout=core.heartbeat if idle else 0.0)
             except queue.Empty:
                 if idle:
                     self._take(events.Heartbeat())

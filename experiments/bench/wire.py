@@ -22,6 +22,7 @@ from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
@@ -126,17 +127,17 @@ def _syncer(pipe: Connection, size: int) -> None:
     def take_offer(event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int) -> None:
         inbox.put(arrays)
 
-    server = SyncerServer(
-        _terms(size), Security(), CONFIG, connect, inbox.put, take_offer, lambda record: None
-    )
-    port = server.start("127.0.0.1:0")
+    terms = _terms(size)
+    listening = Listening("127.0.0.1:0", Security(), CONFIG, terms.most_learners)
+    server = SyncerServer(terms, Security(), listening, connect, inbox.put, take_offer, lambda record: None)
+    port = server.start()
     server.open()
-    listening = socket.create_server(("127.0.0.1", 0))
-    pipe.send((f"127.0.0.1:{port}", listening.getsockname()))
+    beside = socket.create_server(("127.0.0.1", 0))
+    pipe.send((f"127.0.0.1:{port}", beside.getsockname()))
     assert isinstance(inbox.get(timeout=PATIENCE), events.LearnerJoined)
     zeros = [np.zeros(part.shape, part.dtype) for part in _formats(size)]
     links[0].deliver(EventDelivery(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
-    raw, _ = listening.accept()
+    raw, _ = beside.accept()
     while isinstance(event := inbox.get(timeout=PATIENCE), events.StepReported):
         step = event.report.step
         links[0].deliver(EventDelivery(events.OfferAsked(RoundId(step, 0), 0, step)))

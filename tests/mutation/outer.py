@@ -55,9 +55,9 @@ MUTANTS = (
         CODECS,
     ),
     Mutant(
-        "codecs: the most negative of few bits is read as positive",
-        "return _scaled(scales, jnp.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes), shape)",
-        "return _scaled(scales, jnp.where(codes > 2 ** (bits - 1) + 1, codes - 2**bits, codes), shape)",
+        "codecs: the sign of few bits is lost",
+        "codes = (_unpacked(packed, bits) << (8 - bits)).astype(jnp.int8) >> (8 - bits)",
+        "codes = _unpacked(packed, bits).astype(jnp.int8)",
         CODECS,
     ),
     Mutant(

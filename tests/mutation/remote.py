@@ -33,8 +33,8 @@ MUTANTS = (
     ),
     Mutant(
         "downlink: a version that was sent is sent again",
-        "if self._newest.get(fragment).version > self._sent.get(fragment, -1):",
-        "if self._newest.get(fragment).version >= self._sent.get(fragment, -1):",
+        "if self._newest.get(fragment).update.version > self._sent.get(fragment, -1):",
+        "if self._newest.get(fragment).update.version >= self._sent.get(fragment, -1):",
         WIRE,
     ),
     Mutant(
@@ -123,8 +123,8 @@ MUTANTS = (
     ),
     Mutant(
         "recovery: a peer's state with fewer steps in it replaces the own copy",
-        "state = self._tried(gift.take) if gift.trained >= least else None",
-        "state = self._tried(gift.take)",
+        "state = self._tried(self._taken, gift) if gift.trained >= least else None",
+        "state = self._tried(self._taken, gift)",
         ("remote/test_recovery.py",),
     ),
     Mutant(

@@ -194,19 +194,19 @@ def test_a_learner_that_did_not_move_contributes_exactly_nothing():
             np.testing.assert_array_equal(read, a)
 
 
-@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("name", CODECS)
 @settings(max_examples=times(8, 25), deadline=None)
 @given(data=st.data())
 def test_a_peer_that_sends_other_arrays_is_told_so_in_one_line(name, data):
     anchor = pieces_of(parameters(0))
-    arrays, _ = sent(name, anchor, anchor)
+    arrays = sent(name, anchor, anchor)[0] if name in LOSSY else list(anchor)
     i = data.draw(st.sampled_from([i for i, array in enumerate(arrays) if array.size]))
     change = data.draw(st.sampled_from(["longer", "shorter", "reshaped", "retyped", "missing", "extra"]))
     match change:
         case "longer":
-            arrays[i] = np.concatenate([arrays[i], np.zeros(1, arrays[i].dtype)])
+            arrays[i] = np.concatenate([arrays[i], arrays[i][:1]])
         case "shorter":
-            arrays[i] = arrays[i][: data.draw(st.integers(0, arrays[i].size - 1))]
+            arrays[i] = arrays[i][: data.draw(st.integers(0, len(arrays[i]) - 1))]
         case "reshaped":
             arrays[i] = arrays[i][None]
         case "retyped":

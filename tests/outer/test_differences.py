@@ -37,8 +37,8 @@ def read_by_hand(name, arrays, last):
                 rows = np.pad(codes, (0, -codes.size % (GROUP // 2))).reshape(-1, GROUP // 2)
                 nibbles = np.concatenate([rows & 15, rows >> 4], axis=1).astype(np.int8)
                 codes = np.where(nibbles > 7, nibbles - 16, nibbles).reshape(-1)
-            codes = np.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP).astype(np.float32)
-            step = (codes * scales[:, None]).reshape(-1)
+            codes = np.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP).view(np.int8)
+            step = (codes.astype(np.float32) * scales[:, None]).reshape(-1)
         pieces.append(old - step.reshape(-1)[: old.size].reshape(old.shape))
     return pieces
 

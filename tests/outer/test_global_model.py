@@ -155,16 +155,6 @@ def test_a_contribution_with_one_value_that_is_not_a_usable_number_is_refused(va
         model().validate(0, pieces)
 
 
-def test_a_contribution_of_other_shape_dtype_or_number_of_pieces_is_refused():
-    m, pieces = model(), take(LAYOUT, 0, parameters(1))
-    with pytest.raises(InvalidContribution, match=f"has {len(pieces)} pieces, but {len(pieces) + 1} came"):
-        m.validate(0, [*pieces, pieces[0]])
-    with pytest.raises(InvalidContribution, match=r"is float64.*but must be float32"):
-        m.validate(0, [x.astype(np.float64) for x in pieces])
-    with pytest.raises(InvalidContribution, match="but must be float32"):
-        m.validate(0, [x[:-1] for x in pieces])
-
-
 def test_sha256_is_over_names_dtypes_shapes_and_bytes_in_the_order_of_names():
     given = {"b": np.arange(3, dtype=np.int32), "a": np.ones((2, 1), np.float32)}
     content = b"a\0float32\0(2, 1)\0" + given["a"].tobytes() + b"b\0int32\0(3,)\0" + given["b"].tobytes()

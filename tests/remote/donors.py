@@ -11,7 +11,6 @@ import numpy as np
 from ddiloco.remote.learner import client
 from ddiloco.remote.learner import gift as gifts
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
@@ -69,13 +68,13 @@ class Steps:
 def read_donation(messages, versions, inner):
     """The inner state in what a donor of one host sends, as a Gift takes it."""
     header = gifts._header(messages, versions, inner)
-    taken = gifts._Taken(inner)
+    taken = gifts._Taken(gifts.Asking(inner, Security(), 20.0))
     taken.add(header, messages)
     return taken.state(header)
 
 
 def ask(address, versions=(3, 4), inner=FORMAT, security=None, timeout=PATIENCE):
-    gift = Gift(address, versions, inner, security or Security(), 20.0, timeout)
+    gift = gifts.Gift(gifts.Asking(inner, security or Security(), 20.0), address, versions, timeout)
     with contextlib.closing(gift):
         return gift.open().take()
 

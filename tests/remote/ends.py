@@ -12,6 +12,7 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -105,17 +106,19 @@ class SyncerEnd:
     def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
         self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), Taken()
         self.links = {}
+        security = security or Security()
+        listening = Listening(address, security, config, terms.most_learners)
         self.server = SyncerServer(
             terms,
-            security or Security(),
-            config,
+            security,
+            listening,
             self._connect,
             self.heard.put,
             lambda event, arrays, epoch: self.offers.put((event, arrays)),
             self.records.append,
             **more,
         )
-        self.port = self.server.start(address)
+        self.port = self.server.start()
         if opened:
             self.server.open()
         self.address = f"localhost:{self.port}"

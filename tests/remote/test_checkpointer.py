@@ -1,5 +1,6 @@
 """Where a learner's own copies of its inner optimizer state are taken and written."""
 
+import functools
 import queue
 
 from ddiloco.remote.learner.own_copies import OwnCopies
@@ -8,9 +9,14 @@ from tests.remote.donors import FORMAT, assert_same, state
 from tests.remote.ends import PATIENCE, until
 
 
+def checkpointer(inbox, folder, told):
+    keep = functools.partial(OwnCopies(folder, FORMAT).keep, run="run")
+    return Checkpointer(inbox, keep, folder, 0.01, told.append)
+
+
 def test_the_checkpointer_asks_the_worker_and_writes_what_it_gets(tmp_path):
     inbox, told = queue.SimpleQueue(), []
-    copies = Checkpointer(inbox, OwnCopies(tmp_path, FORMAT), 0.01, told.append, "run")
+    copies = checkpointer(inbox, tmp_path, told)
     copies.start()
     for value in (1, 2):
         wish = inbox.get(timeout=PATIENCE)
@@ -31,7 +37,7 @@ def test_where_there_is_no_copy_or_no_memory_to_write_one_the_next_is_kept(tmp_p
         keep(self, given, run)
 
     monkeypatch.setattr(OwnCopies, "keep", kept)
-    copies = Checkpointer(inbox, OwnCopies(tmp_path, FORMAT), 0.01, told.append, "run")
+    copies = checkpointer(inbox, tmp_path, told)
     copies.start()
     inbox.get(timeout=PATIENCE).answer.set_exception(MemoryError("no copy"))
     inbox.get(timeout=PATIENCE).answer.set_result(state(1, step=2))
@@ -46,7 +52,7 @@ def test_where_there_is_no_copy_or_no_memory_to_write_one_the_next_is_kept(tmp_p
 def test_a_folder_that_cannot_be_written_to_is_an_alarm(tmp_path):
     (tmp_path / "file").write_text("in the way")
     inbox, told = queue.SimpleQueue(), []
-    copies = Checkpointer(inbox, OwnCopies(tmp_path / "file", FORMAT), 0.01, told.append, "run")
+    copies = checkpointer(inbox, tmp_path / "file", told)
     copies.start()
     inbox.get(timeout=PATIENCE).answer.set_result(state(1))
     until(lambda: told, "the alarm")

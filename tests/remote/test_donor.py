@@ -14,7 +14,7 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.outer.blocks import Blocks, Cut, box_of
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import Gift, _Call, _checked, fetch_copy
+from ddiloco.remote.learner.gift import Asking, Gift, _Call, _checked, fetch_copy
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -133,10 +133,11 @@ def test_each_host_of_a_peer_gets_its_own_blocks_while_the_gift_is_open():
         for c in columns
     ]
     with two_hosts() as (donor, whole, _):
-        gift = Gift(donor.address, (3, 4), formats[0], Security(), 20.0, PATIENCE).open()
+        asking = [Asking(inner, Security(), 20.0) for inner in formats]
+        gift = Gift(asking[0], donor.address, (3, 4), PATIENCE).open()
         taken = gift.take().arrays
         copy, hosts = gift.rest
-        others = fetch_copy(hosts, copy, formats[1], Security(), 20.0, PATIENCE)
+        others = fetch_copy(asking[1], hosts, copy, PATIENCE)
         for blocks, own in ((taken, columns[0]), (others, columns[1])):
             assert blocks[0].all == whole[0]
             np.testing.assert_array_equal(blocks[1].all, whole[1][own])
@@ -144,7 +145,7 @@ def test_each_host_of_a_peer_gets_its_own_blocks_while_the_gift_is_open():
 
         def gone():
             try:
-                fetch_copy(hosts[:1], copy, formats[1], Security(), 20.0, PATIENCE)
+                fetch_copy(asking[1], hosts[:1], copy, PATIENCE)
             except WireError:
                 return False  # it still gives, though one host alone is not a whole
             except grpc.RpcError as error:
@@ -162,7 +163,8 @@ def test_many_hosts_of_a_peer_are_given_to_at_once():
     with contextlib.ExitStack() as stack:
         stack.callback(donor.stop)
         for _ in range(40):
-            call = _Call(address, pb.DonationRequest(copy=COPY), inner, Security(), 20.0, PATIENCE)
+            asking = Asking(inner, Security(), 20.0)
+            call = _Call(asking, address, pb.DonationRequest(copy=COPY), PATIENCE)
             stack.callback(call.close)
             assert _checked(call.messages, inner).size == 4 * leaf.size  # nobody reads the rest yet
 

@@ -259,10 +259,9 @@ def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_
     one, two = (Host(leading.address, host=number) for number in (1, 2))
     assert leading.followers.gather(threading.Event())
     heard, parts = [], [(0, 2, "a:1"), (1, 2, "b:1"), (1, 2, "b:2")]
-    for number, place in enumerate(parts, start=1):
-        leading.followers.connect(
-            "session", "token", lambda error, n=number: heard.append((n, error)), *place
-        )
+    for number, (part, count, address) in enumerate(parts, start=1):
+        streams = pb.Order.Streams(session="session", part=part, parts=count, address=address)
+        leading.followers.connect(streams, lambda error, n=number: heard.append((n, error)))
     orders = [one.next().streams for _ in parts]
     assert [(o.session, o.part, o.parts, o.address) for o in orders] == [("session", *p) for p in parts]
     assert [two.next().streams.number for _ in parts] == [o.number for o in orders]

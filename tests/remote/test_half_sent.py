@@ -28,6 +28,7 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
+from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import payload
@@ -112,10 +113,11 @@ def syncer():
     made.model.compile()
     core = SyncerCore(POLICY, 1000)
     worker = SyncerWorker(core, made.model, made.records.append, lambda step, fragments: None)
+    listening = Listening("127.0.0.1:0", Security(), CONFIG, BIG_TERMS.most_learners)
     server = SyncerServer(
-        BIG_TERMS, Security(), CONFIG, worker.connect, worker.send, worker.take_offer, made.records.append
+        BIG_TERMS, Security(), listening, worker.connect, worker.send, worker.take_offer, made.records.append
     )
-    made.address = ("127.0.0.1", server.start("127.0.0.1:0"))
+    made.address = ("127.0.0.1", server.start())
     server.open()
     worker.start()
     yield made

@@ -199,8 +199,8 @@ def test_calls_in_sessions_that_there_are_not_leave_room_for_those_that_there_ar
     worker = types.SimpleNamespace(connect=lambda *link: None, send=None, take_offer=None)
     listening = Listening("127.0.0.1:0", TOKENS, CONFIG, 2)
     stack.callback(listening.stop, None)
-    server = PartServer(TERMS, TOKENS, worker, types.SimpleNamespace(record=None), PATIENCE)
-    server.start(listening)
+    server = PartServer(TERMS, TOKENS, listening, worker, types.SimpleNamespace(record=None), PATIENCE)
+    server.start()
     channels = [TOKENS.of(1).channel(listening.address, []) for _ in range(9)]
     for channel in channels:
         stack.enter_context(channel)

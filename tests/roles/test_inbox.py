@@ -18,7 +18,7 @@ def all_in(inbox):
     found = []
     with pytest.raises(queue.Empty):
         while True:
-            found.append(inbox.get_nowait())
+            found.append(inbox.get(0.0))
     return found
 
 

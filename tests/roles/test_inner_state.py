@@ -42,7 +42,7 @@ def host(arrays):
 
 
 class Recovered:
-    """A Recovery that has a given inner state, and keeps the positions."""
+    """Has a given inner state, and keeps the positions."""
 
     def __init__(self, state=None):
         self.state, self.asked, self.positions = state, [], queue.SimpleQueue()
@@ -63,7 +63,13 @@ class Worker:
         core = LearnerCore(0, 1, e.sync, e.train.steps)
         self.told = []
         self.worker = LearnerWorker(
-            core, assembly.own_equipment(0), lambda e: None, lambda *offer: None, self.told.append, recovery
+            core,
+            assembly.own_equipment(0),
+            lambda e: None,
+            lambda *offer: None,
+            self.told.append,
+            recovery.inner_state,
+            recovery.finished,
         )
         self.inbox = self.worker.inbox
         self.fragments = fragments

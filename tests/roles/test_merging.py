@@ -7,7 +7,7 @@ import pytest
 
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.outer.fragments import fragment
-from ddiloco.outer.global_model import GlobalModel
+from ddiloco.outer.global_model import GlobalModel, NextVersion
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -25,7 +25,8 @@ def merging():
 
 def merged(version):
     pieces, difference = (np.full(2, version, np.float32),), (np.full(2, -version, np.int8),)
-    return Merged(events.MergeFinished(RoundId(version, 0)), version, pieces, difference, {}, None)
+    made = NextVersion(pieces, {}, difference=difference)
+    return Merged(events.MergeFinished(RoundId(version, 0)), version, made, {}, None)
 
 
 def handed_out(merging, event):
@@ -56,10 +57,10 @@ def test_a_merge_writes_into_the_memory_of_a_version_that_nobody_is_told_of_any_
         event = events.FragmentArrived(round_id, given)
         merging.arrivals.keep(event, [], (np.full(size, version, np.float32),))
         merging.merge(actions.Merge(round_id, version, (given,)))
-        made = inbox.get(timeout=30.0)
-        merging.take(made)
-        places.append(made.pieces[0].ctypes.data)
-        del made  # a test that holds a version keeps its memory from being written
+        done = inbox.get(timeout=30.0)
+        merging.take(done)
+        places.append(done.made.pieces[0].ctypes.data)
+        del done  # a test that holds a version keeps its memory from being written
         assert merging.told(0)["merge_seconds"] > 0.0
     merging.end()
     assert len(set(places)) == 2

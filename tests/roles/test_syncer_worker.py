@@ -12,10 +12,13 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.parts import Part
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import EventDelivery
-from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
+from ddiloco.roles.snapshots.fragments import FragmentsRecording
+from ddiloco.roles.snapshots.messages import CutOver, PartWritten, StateRecorded
 from ddiloco.roles.syncer_worker import SyncerWorker
 from tests.remote.ends import until
 
@@ -91,6 +94,10 @@ class Desk:
             if given is not None:
                 peer.offer(round_id, given, tokens)
 
+    def is_merged(self):
+        """Waits until the first round is over: its update comes before it is recorded."""
+        until(lambda: self.commits, "the end of the round")
+
     def noted(self, name):
         return [r.values for r in self.taken if isinstance(r, records.Noted) and r.name == name]
 
@@ -112,6 +119,24 @@ def full(value):
     return np.full((2, 3), value, np.float32)
 
 
+def test_a_part_takes_an_offer_that_overtook_a_snapshot_once_that_is_over():
+    policy, taken = SyncPolicy(2, num_fragments=1, interval=2), []
+    layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
+    core = Part(policy, 2, SyncerState((0,), (0,)), [0])
+    worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 2), taken.append)
+    worker.take_part_in_snapshots(FragmentsRecording(0, [0], 0, None, lambda written: None, PATIENCE))
+    dropped = lambda: [r.values["learner"] for r in taken if getattr(r, "name", "") == "drop"]  # noqa: E731
+    worker.start()
+    for learner, epoch in ((0, 1), (1, 0)):
+        contribution = Contribution(learner, 1, fragment=0, version=0, step=2, steps=2, tokens=10)
+        worker.take_offer(events.FragmentArrived(RoundId(2, 0), contribution), (full(1.0),), epoch)
+    until(dropped, "the word of the offer that does not wait")
+    assert dropped() == [1]  # no round waits for it
+    worker.send(CutOver(1))
+    until(lambda: dropped() == [1, 0], "the word of the other")
+    assert worker.stop(PATIENCE) and worker.failure is None
+
+
 def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
     it = desk(3)
     it.offers(full(1.0), full(2.0), full(6.0))
@@ -121,6 +146,7 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
         np.testing.assert_allclose(update.fragments[0][0], full(3.0), rtol=1e-6)
     assert it.worker.ended.wait(PATIENCE)
     assert it.worker.failure is None
+    it.is_merged()
     assert it.commits == [2]
     [values] = it.noted("round")
     assert values["learners"] == [0, 1, 2]
@@ -138,8 +164,11 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
     [
         (full(np.nan), "layers/0/kernel holds values that are not finite or beyond 1e19"),
         (full(np.inf), "layers/0/kernel holds values that are not finite or beyond 1e19"),
-        (full(1.0).astype(np.float64), "layers/0/kernel is float64[2, 3], but must be float32[2, 3]"),
-        (full(1.0)[:1], "layers/0/kernel is float32[1, 3], but must be float32[2, 3]"),
+        (
+            full(1.0).astype(np.float64),
+            "array 0 of fragment 0 in f32 is float64[2, 3], but must be float32[2, 3]",
+        ),
+        (full(1.0)[:1], "array 0 of fragment 0 in f32 is float32[1, 3], but must be float32[2, 3]"),
         (ConnectionError("link down"), "link down"),
     ],
     ids=["nan", "inf", "float64", "shape", "broken"],
@@ -149,6 +178,7 @@ def test_what_cannot_be_used_is_dropped_and_counted_and_the_others_are_merged(de
     it.offers(full(2.0), answer, full(4.0))
     for peer in it.peers:  # also to the one that was left out
         np.testing.assert_allclose(peer.next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
+    it.is_merged()
     assert it.noted("drop") == [{"learner": 1, "reason": reason}]
     assert [values["learners"] for values in it.noted("round")] == [[0, 2]]
     assert it.worker.failure is None
@@ -163,6 +193,7 @@ def test_a_peer_whose_offer_failed_is_asked_again_once_it_speaks_while_the_round
     it.peers[1].offer(round_id, full(4.0))
     it.peers[0].offer(round_id, full(2.0))
     np.testing.assert_allclose(it.peers[1].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
+    it.is_merged()
     assert [values["learners"] for values in it.noted("round")] == [[0, 1]]
     assert [values["learner"] for values in it.noted("drop")] == [1]
 
@@ -179,6 +210,7 @@ def test_of_a_merge_that_is_empty_nothing_is_committed_nor_sent_and_the_next_one
         update = peer.next(events.UpdateArrived)
         assert update.event.version == 1
         np.testing.assert_allclose(update.fragments[0][0], full(5.0), rtol=1e-6)
+    it.is_merged()
     assert it.commits == [2]
     assert it.noted("round_refused") == [{"step": 2, "fragment": 0, "left_out": [0, 1]}]
     assert len(it.noted("round")) == 1

@@ -75,7 +75,6 @@ class Recorder:
         self._file: TapeFile | None = None
         self._waiting: list[pb.Entry] = []
         self._written_at = 0.0
-        self.header = header
         if path is not None:
             try:
                 self._file = TapeFile(path)

@@ -261,7 +261,7 @@ class _Connection:
         if client.connections == 1:
             client.position, client.resume_from = accepted.position, accepted.resume_from
         if self._parts is None:
-            self._streams = self._make_streams(channels, self._metadata, self.broke)
+            self._streams = self._make_streams(channels, self._metadata, self.broke, pb.Order.Streams())
         client.outbox.accepted()
         client.accepted.set()
 
@@ -270,14 +270,13 @@ class _Connection:
         channels: list[grpc.Channel],
         metadata: Sequence[tuple[str, str]],
         broke: Callable[[Exception], None],
-        part: int = 0,
-        parts: int = 0,
-        address: str = "",
+        place: pb.Order.Streams,
     ) -> Streams:
-        """With the syncer, or with one of its `parts`; other hosts make theirs, too."""
+        """With the syncer, or with the one of its parts that `place` names; other hosts make theirs, too."""
         client = self._client
         if client._followers is not None:
-            client._followers.connect(client._session, client.peers_token, broke, part, parts, address)
+            place.session, place.peers_token = client._session, client.peers_token
+            client._followers.connect(place, broke)
         return Streams(
             channels,
             metadata,

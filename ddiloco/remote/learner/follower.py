@@ -26,7 +26,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.followers import Key, forget_older, key_of
-from ddiloco.remote.learner.gift import fetch_copy
+from ddiloco.remote.learner.gift import Asking, fetch_copy
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.host_snapshots import write_own
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
@@ -237,13 +237,12 @@ class Follower:
 
     def _fetch(self, order: pb.Order.Fetch) -> None:
         """Fetches this host's blocks of a peer's inner state, which must be like the copy on disk."""
-        security, problem = self._security.among_peers(self._token), ""
+        asking = Asking(self._inner, self._security.among_peers(self._token), self._config.keepalive)
+        problem = ""
         try:
             first = self._place.number % max(1, len(order.addresses))  # else all would begin with the same
             addresses = [*order.addresses[first:], *order.addresses[:first]]
-            blocks = fetch_copy(
-                addresses, order.copy, self._inner, security, self._config.keepalive, order.seconds
-            )
+            blocks = fetch_copy(asking, addresses, order.copy, order.seconds)
             self._copies.check_like(order.like, blocks)
             self._fetched[order.copy] = blocks
         except grpc.RpcError as error:

@@ -21,7 +21,6 @@ from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.security import Gate, Security, donor_address
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
-from ddiloco.schema import codec
 
 Broke = Callable[[Exception], None]
 Key = tuple[int, int, int, int]
@@ -117,20 +116,15 @@ class Followers:
             for orders in self._orders.values():
                 orders.put(order)
 
-    def connect(
-        self, session: str, token: str, broke: Broke, part: int = 0, parts: int = 0, address: str = ""
-    ) -> None:
+    def connect(self, streams: pb.Order.Streams, broke: Broke) -> None:
         """Has the others exchange their blocks with the syncer, or with one of its parts, in a session.
 
-        `token`: that learners show to each other. `broke` hears if such a stream has ended, unless others
-        have taken its place.
+        `streams` gets its number. `broke` hears if such a stream has ended, unless others have taken its
+        place.
         """
         with self._change:
-            number = next(self._numbers)
-            self._streams[part] = number, broke
-            streams = pb.Order.Streams(
-                number=number, session=session, part=part, parts=parts, address=address, peers_token=token
-            )
+            streams.number = next(self._numbers)
+            self._streams[streams.part] = streams.number, broke
             self.order(pb.Order(streams=streams))
 
     def send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
@@ -272,9 +266,3 @@ class Followers:
             forget_older(self._here, key)
             forget_older(self._own, key)
         self.deliver(told)
-
-
-def failed_offer(message: pb.FromHost, learner: int) -> events.OfferFailed:
-    """The offer that a host could not give."""
-    event: Any = codec.told_by(message.failed)
-    return events.OfferFailed(event.round, learner, event.incarnation, event.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,28 +21,25 @@ from ddiloco.remote.wire.security import Security, is_address
 from ddiloco.roles.exchange import InnerState
 
 
+class Asking(NamedTuple):
+    """How this host asks other learners for an inner state."""
+
+    inner: InnerFormat  # what it needs
+    security: Security  # what it shows
+    keepalive: float  # seconds
+
+
 class Gift:
     """What a peer has to give: first what it is, and its arrays only if it is taken."""
 
-    def __init__(
-        self,
-        address: str,
-        versions: tuple[int, ...],
-        inner: InnerFormat,
-        security: Security,
-        keepalive: float,
-        timeout: float,
-    ) -> None:
+    def __init__(self, asking: Asking, address: str, versions: tuple[int, ...], timeout: float) -> None:
         """Asks the learner at HOST:PORT for its inner state once it has applied these versions.
 
         `timeout`: seconds until all of it must be here.
         """
-        self._versions, self._inner = versions, inner
-        self._address, self._security, self._keepalive = address, security, keepalive
+        self._asking, self._address, self._versions = asking, address, versions
         self.until = time.monotonic() + timeout
-        self._call = _Call(
-            address, pb.DonationRequest(versions=versions), inner, security, keepalive, timeout
-        )
+        self._call = _Call(asking, address, pb.DonationRequest(versions=versions), timeout)
         self._header: pb.DonationHeader | None = None
 
     def open(self) -> Gift:
@@ -51,7 +49,7 @@ class Gift:
           grpc.RpcError: it cannot be reached, or does not give.
           WireError: what it gives is another optimizer's or of another time.
         """
-        self._header = _header(self._call.messages, self._versions, self._inner)
+        self._header = _header(self._call.messages, self._versions, self._asking.inner)
         return self
 
     @property
@@ -73,9 +71,9 @@ class Gift:
           WireError: what it gives is cut short, has gaps, or holds a number that is not finite.
         """
         copy, [_, *others] = self.rest
-        taken = _Taken(self._inner)
+        taken = _Taken(self._asking)
         taken.add(self._header, self._call.messages)
-        taken.add_copy(others, copy, self._security, self._keepalive, self.until)
+        taken.add_copy(others, copy, self.until)
         return taken.state(self._header)
 
     def close(self) -> None:
@@ -84,31 +82,19 @@ class Gift:
 
 
 def fetch_copy(
-    addresses: Sequence[str],
-    copy: int,
-    inner: InnerFormat,
-    security: Security,
-    keepalive: float,
-    timeout: float,
+    asking: Asking, addresses: Sequence[str], copy: int, timeout: float
 ) -> Sequence[np.ndarray | Blocks]:
     """This host's blocks of a copy that the hosts of a learner, at HOST:PORT, keep; raises as a Gift."""
-    taken = _Taken(inner)
-    taken.add_copy(addresses, copy, security, keepalive, time.monotonic() + timeout)
+    taken = _Taken(asking)
+    taken.add_copy(addresses, copy, time.monotonic() + timeout)
     return taken.arrays()
 
 
 class _Call:
     """One call of a donor, which gives until it is closed."""
 
-    def __init__(
-        self,
-        address: str,
-        request: pb.DonationRequest,
-        inner: InnerFormat,
-        security: Security,
-        keepalive: float,
-        timeout: float,
-    ) -> None:
+    def __init__(self, asking: Asking, address: str, request: pb.DonationRequest, timeout: float) -> None:
+        inner, security, keepalive = asking
         request.wanted.extend(map(cut_message, inner.needs))
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(request.SerializeToString())
@@ -125,9 +111,9 @@ class _Call:
 class _Taken:
     """What has come of a state."""
 
-    def __init__(self, inner: InnerFormat) -> None:
-        self._inner = inner
-        formats = zip(inner.needs, inner.arrays, strict=True)
+    def __init__(self, asking: Asking) -> None:
+        self._asking, self._inner = asking, asking.inner
+        formats = zip(self._inner.needs, self._inner.arrays, strict=True)
         self._gathered = [Gathered(cut, form.dtype) for cut, form in formats]
 
     def add(self, header: pb.DonationHeader, messages: Iterator[bytes]) -> None:
@@ -144,13 +130,11 @@ class _Taken:
                     raise WireError("donation not finite")
             gathered.add(blocks)
 
-    def add_copy(
-        self, addresses: Sequence[str], copy: int, security: Security, keepalive: float, until: float
-    ) -> None:
+    def add_copy(self, addresses: Sequence[str], copy: int, until: float) -> None:
         """Takes what hosts keep under a number; `until`: by time.monotonic. Raises as `take`."""
         for address in addresses:
             request, left = pb.DonationRequest(copy=copy), max(0.0, until - time.monotonic())
-            call = _Call(address, request, self._inner, security, keepalive, left)
+            call = _Call(self._asking, address, request, left)
             try:
                 header = _checked(call.messages, self._inner)
                 self.add(header, call.messages)

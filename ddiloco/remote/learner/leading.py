@@ -16,17 +16,18 @@ from ddiloco.observe import records
 from ddiloco.observe.health import Health
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.followers import Followers, failed_offer
+from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
-from ddiloco.remote.learner.host_recovery import HostCheckpointer, HostRecovery
+from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.host_snapshots import HostPartWriter
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
-from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig
 
 
@@ -44,7 +45,7 @@ class Lead:
     ) -> None:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
-        self._left = threading.Event()  # set once the others are told to leave
+        self.left = threading.Event()  # set once the others are told to leave
         self._learner, self._terms, self._stop = learner, terms, stop
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
@@ -81,10 +82,9 @@ class Lead:
         """What writes the learner's part of a snapshot with all hosts; waits so many seconds for them."""
         return HostPartWriter(folder, self.followers, patience)
 
-    def keeping(self) -> tuple[Callable[..., ProcessRecovery], Callable[..., Checkpointer]]:
-        """What makes the learner's recovery and its copies on disk, of which each host has its part."""
-        followers = self.followers
-        return functools.partial(HostRecovery, followers), functools.partial(HostCheckpointer, followers)
+    def recovery(self, *parts: Any) -> ProcessRecovery:
+        """What has the learner recover, of whose copies on disk each host has its part."""
+        return HostRecovery(self.followers, *parts)
 
     def begin(self, position: str) -> None:
         """All hosts draw their batches from here; steps that hang end them from now on."""
@@ -96,19 +96,14 @@ class Lead:
 
         Ends this process at once where there is a failure: all are to be started again.
         """
-        self._left.set()
+        self.left.set()
         if failure is not None:
             end_at_once(f"learner {self._learner}: {failure}")
         self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
 
-    @property
-    def left(self) -> bool:
-        """Whether the others were told to leave."""
-        return self._left.is_set()
-
     def _watch(self) -> None:
-        while not self._left.wait(self._patience / 20):
+        while not self.left.wait(self._patience / 20):
             hangs = self._health.hanging()
             if hangs is not None:
                 end_at_once(f"learner {self._learner}: a step hangs, for {hangs:.1f} s")
@@ -120,7 +115,7 @@ class Lead:
     def _told(self, client: SyncerClient, message: pb.FromHost) -> None:
         match message.WhichOneof("kind"):
             case "failed":
-                client.outbox.send(failed_offer(message, self._learner))
+                client.outbox.send(codec.told_by(message.failed))
             case "erred":
                 step, devices = json.loads(message.erred)
                 for found in records.corruption(self._learner, step, devices, time.time()):

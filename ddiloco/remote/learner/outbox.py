@@ -7,7 +7,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddiloco.observe import records
@@ -33,7 +33,6 @@ class Outbox:
     """
 
     def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
-        self._learner = learner
         self._change = threading.Condition()
         self._events: collections.deque[pb.FromLearner] = collections.deque()
         self._presence: pb.FromLearner | None = None  # the last join or report
@@ -44,8 +43,7 @@ class Outbox:
         self._due = 0  # number of the first record that may wait longer than the messages
         self._connection = 0
         self._finished = False
-        self._raw: queue.SimpleQueue[LearnerRecord | pb.FromLearner | dict[str, Any] | threading.Event]
-        self._raw = queue.SimpleQueue()  # a dictionary is a position
+        self._unpacked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()
 
     def send(self, event: events.FromLearner | events.OfferFailed) -> None:
@@ -66,15 +64,26 @@ class Outbox:
 
     def say_after_records(self, message: pb.FromLearner) -> None:
         """Puts a message in that is sent only after every earlier record."""
-        self._raw.put(message)
+
+        def say() -> None:
+            with self._change:
+                self._due = self._records.end
+            self.say(message)
+
+        self._unpacked.put(say)
 
     def record(self, record: LearnerRecord) -> None:
         """Puts a record in; its metrics may still be on the devices."""
-        self._raw.put(record)
+        self._unpacked.put(lambda: self._keep(record))
 
     def position(self, position: dict[str, Any]) -> None:
         """Puts in where the batches go on; it travels with the records that follow, not with earlier ones."""
-        self._raw.put(position)
+
+        def keep() -> None:
+            with self._change:
+                self._position = position
+
+        self._unpacked.put(keep)
 
     def taken(self, following: int) -> None:
         """The syncer has all records before this number."""
@@ -109,7 +118,7 @@ class Outbox:
         """Waits until all records are confirmed; returns whether they are. Nothing may be put in later."""
         deadline = time.monotonic() + timeout
         packed = threading.Event()
-        self._raw.put(packed)
+        self._unpacked.put(packed.set)
         packed.wait(timeout)
         with self._change:
             self._finished = True
@@ -150,26 +159,13 @@ class Outbox:
     def _pack(self) -> None:
         """Turns records into messages, so that they keep no device memory; only this waits for devices."""
         while True:
-            record = self._raw.get()
-            if isinstance(record, threading.Event):
-                record.set()
-                continue
-            if isinstance(record, dict):
-                with self._change:
-                    self._position = record
-                continue
-            if isinstance(record, pb.FromLearner):
-                with self._change:
-                    self._due = self._records.end
-                self.say(record)
-                continue
-            try:
-                message = record_message(record)
-            except Exception:  # of a device that has failed; the steps' own thread reports it
-                continue
-            self._keep(message)
+            self._unpacked.get()()
 
-    def _keep(self, message: pb.Record) -> None:
+    def _keep(self, record: LearnerRecord) -> None:
+        try:
+            message = record_message(record)
+        except Exception:  # of a device that has failed; the steps' own thread reports it
+            return
         with self._change:
             self._records.append(message)
             if message.HasField("state_changed"):

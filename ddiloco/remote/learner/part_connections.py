@@ -21,7 +21,8 @@ from ddiloco.settings.remote import RemoteConfig, backoff
 
 if TYPE_CHECKING:
     MakeStreams = Callable[
-        [list[grpc.Channel], Sequence[tuple[str, str]], Callable[[Exception], None], int, int, str], Streams
+        [list[grpc.Channel], Sequence[tuple[str, str]], Callable[[Exception], None], pb.Order.Streams],
+        Streams,
     ]
 
 
@@ -29,7 +30,7 @@ class _PartConnection:
     """Keeps the connection with one part: a part that dies comes back, perhaps at another address."""
 
     def __init__(self, connections: PartConnections, part: int, parts: int, address: str) -> None:
-        self.address, self._part, self._parts = address, part, parts
+        self.address, self._place = address, pb.Order.Streams(part=part, parts=parts, address=address)
         self.streams: Streams | None = None  # while there is a connection
         self._connections = connections
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ class _PartConnection:
                 if self._closing.is_set():
                     return
             broke = lambda error: control.cancel()  # noqa: E731
-            streams = made.make_streams(channels, made.metadata, broke, self._part, self._parts, self.address)
+            streams = made.make_streams(channels, made.metadata, broke, self._place)
             stack.callback(streams.close)
             streams.start()
             self.streams = streams
@@ -105,8 +106,8 @@ class PartConnections:
         broke: Callable[[Exception], None],
     ) -> None:
         """`metadata`: of every call, with the session. `take` gets a part's messages; `broke` hears that all
-        must be connected again. `make_streams`: of channels, metadata, what to call when they break, the
-        number of the part, how many there are, and its address."""
+        must be connected again. `make_streams`: of channels, metadata, what to call when they break, and
+        which part they are with."""
         self.metadata, self.security, self.config = metadata, security, config
         self.make_streams, self.take, self.broke = make_streams, take, broke
         self._lock = threading.Lock()

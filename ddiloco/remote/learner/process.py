@@ -97,7 +97,8 @@ class LearnerProcess:
         e, config = self._experiment, self._experiment.remote
         with contextlib.ExitStack() as ending:
             if self._place is not None:
-                ending.enter_context(self._place.ending(lambda: self._lead is not None and self._lead.left))
+                left = lambda: self._lead is not None and self._lead.left.is_set()  # noqa: E731
+                ending.enter_context(self._place.ending(left))
             if learner >= e.most_learners:
                 problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
                 raise ConfigError(f"learner_id: {problem}")
@@ -207,13 +208,12 @@ class LearnerProcess:
             else:
                 donor.detach()
 
-        make_recovery, make_checkpointer = ProcessRecovery, Checkpointer
+        make_recovery: Callable[..., ProcessRecovery] = ProcessRecovery
         if lead is not None:
             equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core, client.resume_from)
             record = lead.watching(record)
-            make_recovery, make_checkpointer = lead.keeping()
-        copies = OwnCopies(folder, inner)
-        recovery = make_recovery(client, inner, self._security, config, copies, steps)
+            make_recovery = lead.recovery
+        recovery = make_recovery(client, inner, self._security, config, OwnCopies(folder, inner), steps)
         recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
@@ -233,7 +233,8 @@ class LearnerProcess:
             client.outbox.send,
             client.send_offer,
             watched,
-            recovery,
+            recovery.inner_state,
+            recovery.finished,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
             resumed,
@@ -249,9 +250,8 @@ class LearnerProcess:
             if writer is not None:
                 stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
             if folder is not None and config.checkpoint_every:
-                checkpointer = make_checkpointer(
-                    worker.inbox, copies, config.checkpoint_every, record, client.run
-                )
+                every = config.checkpoint_every
+                checkpointer = Checkpointer(worker.inbox, recovery.keep, folder, every, record)
                 checkpointer.start()
                 stack.callback(checkpointer.stop, _ABANDONED_SECONDS)
             worker.start()

@@ -17,10 +17,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import grpc
+from etils import epath
 
 from ddiloco.observe import records
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.gift import Gift
+from ddiloco.remote.learner.gift import Asking, Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
 from ddiloco.remote.learner.own_copies import OwnCopies
@@ -38,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class ProcessRecovery:
-    """The `Recovery` of a learner that is a process of its own."""
+    """Where a learner's process finds the state that the syncer does not have, and keeps it for the next."""
 
     def __init__(
         self,
@@ -85,6 +86,10 @@ class ProcessRecovery:
             self._stepping(True)
         self._client.outbox.position(position)
 
+    def keep(self, state: InnerState) -> None:
+        """Keeps an own copy on disk; returns once it is durable. Raises OSError."""
+        self._copies.keep(state, self._client.run)
+
     def resume_data(self, batches: Batches) -> None:
         """Moves the batches to the last position of an earlier process that the syncer knows."""
         if not self._client.position:
@@ -108,16 +113,17 @@ class ProcessRecovery:
         least, comparison = 0 if own is None else own.trained, Comparison(own)
         self._without, peers = [], len(waiting)
         security = self._security.among_peers(self._client.peers_token)
+        asking = Asking(self._inner, security, self._config.keepalive)
         while waiting and (left := deadline - time.monotonic()) > 0:
             asked, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-            gifts = [self._gift(address, versions, security, left) for address in asked]
+            gifts = [Gift(asking, address, versions, left) for address in asked]
             try:
                 opened = sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True)
                 for gift in opened:
                     # One that is slow leaves half to the others, and has none of the time for steps.
                     left = min(deadline - time.monotonic(), patience)
                     with ended_after(left / 2 if waiting or gift is not opened[-1] else left, gift.close):
-                        state = self._tried(gift.take) if gift.trained >= least else None
+                        state = self._tried(self._taken, gift) if gift.trained >= least else None
                     if state is not None and comparison.agrees(state):
                         return state
             finally:
@@ -134,15 +140,16 @@ class ProcessRecovery:
             self._client.outbox.record(records.Alarm(problem, time.time()))
         return alone
 
-    def _gift(self, address: str, versions: tuple[int, ...], security: Security, seconds: float) -> Gift:
-        return Gift(address, versions, self._inner, security, self._config.keepalive, seconds)
+    def _taken(self, gift: Gift) -> InnerState:
+        """What a gift that is open holds; raises as it does."""
+        return gift.take()
 
     def _opened(self, gifts: Sequence[Gift], deadline: float) -> list[Gift]:
         """The gifts that peers have described so far, once all have or the rest are late."""
         answers: queue.SimpleQueue[Gift | None] = queue.SimpleQueue()
 
         def open_one(gift: Gift) -> None:
-            answers.put(self._tried(gift.open))
+            answers.put(self._tried(Gift.open, gift))
 
         for gift in gifts:
             threading.Thread(target=open_one, args=(gift,), name="gift", daemon=True).start()
@@ -158,13 +165,13 @@ class ProcessRecovery:
                 opened.append(gift)
         return opened
 
-    def _tried(self, call: Callable[[], Result]) -> Result | None:
+    def _tried(self, call: Callable[[Gift], Result], gift: Gift) -> Result | None:
         """What the call to a peer gives; None if it fails, counted if what came was wrong.
 
         A peer that answers but keeps others waiting still counts as having a gift.
         """
         try:
-            return call()
+            return call(gift)
         except WireError as error:
             values = {"reason": f"peer: {error.reason}"}
             self._client.outbox.record(records.Noted("drop", values, time.time()))
@@ -200,14 +207,14 @@ class Checkpointer:
     def __init__(
         self,
         inbox: Inbox,
-        copies: OwnCopies,
+        keep: Callable[[InnerState], None],
+        folder: epath.Path,
         every: float,
         record: Callable[[Any], None],
-        run: str,
     ) -> None:
-        """`every`: seconds between two copies. `run`: the id of the run that they are of."""
-        self._inbox, self._copies, self._every = inbox, copies, every
-        self._record, self._run_id = record, run
+        """`keep`: as a ProcessRecovery's, whose copies are in `folder`. `every`: seconds between two."""
+        self._inbox, self._keep, self._folder, self._every = inbox, keep, folder, every
+        self._record = record
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inner-checkpoints", daemon=True)
 
@@ -243,8 +250,5 @@ class Checkpointer:
         try:
             self._keep(state)
         except Exception as error:  # of the disk, of a bucket's library, or no memory for the bytes
-            problem = f"{self._copies.folder}: {records.reason(error)}: the inner optimizer state is not kept"
+            problem = f"{self._folder}: {records.reason(error)}: the inner optimizer state is not kept"
             self._record(records.Alarm(problem, time.time()))
-
-    def _keep(self, state: InnerState) -> None:
-        self._copies.keep(state, self._run_id)

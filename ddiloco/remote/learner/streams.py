@@ -143,7 +143,6 @@ class Collector:
     def __init__(self, num_fragments: int) -> None:
         self._lock = threading.Lock()
         self._welcome = 0
-        self._step = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
         self._delivered: dict[int, int] = {}  # version by fragment, of the welcome if it is complete
         self._num_fragments = num_fragments
@@ -166,7 +165,6 @@ class Collector:
             if self._delivered:
                 newer = update.version > self._delivered[update.fragment]
                 return EventDelivery(update, (pieces,), header.epoch) if newer else None
-            self._step = header.step
             self._collected[update.fragment] = update, pieces
             if len(self._collected) < self._num_fragments:
                 return None
@@ -176,7 +174,7 @@ class Collector:
         updates = [update for update, _ in collected]
         event = events.Welcomed(
             header.welcome,
-            max(self._step, *(update.step for update in updates)),
+            max(header.step, *(update.step for update in updates)),
             tuple(update.version for update in updates),
             tuple(update.step for update in updates),
             lineages=tuple(update.lineage for update in updates),

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from ddiloco.observe.pace import Pace
 from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Given
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import MOST_DIFFERENCES
 from ddiloco.remote.wire.payload import chunks, payload_bytes
@@ -25,11 +24,8 @@ MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and
 class Version(NamedTuple):
     """One version of a fragment."""
 
-    version: int
-    merged_step: int
-    lineage: int
+    update: events.UpdateArrived
     pieces: Pieces
-    merged: tuple[Given, ...] = ()
 
 
 class NewestFragments:
@@ -43,21 +39,22 @@ class NewestFragments:
         self._newest: dict[int, Version] = {}
         self._differences: dict[int, list[Pieces]] = {}
 
-    def put(self, fragment: int, version: Version, difference: Pieces = ()) -> None:
+    def put(self, update: events.UpdateArrived, pieces: Pieces, difference: Pieces = ()) -> None:
         """Keeps it unless a newer one is known; `difference` leads to it from the version before."""
+        fragment = update.fragment
         with self._lock:
-            known = self._newest.get(fragment)
-            if known is not None and version.version < known.version:
+            known = self._newest[fragment].update if fragment in self._newest else None
+            if known is not None and update.version < known.version:
                 return
-            if known is not None and (version.version, version.lineage) == (known.version, known.lineage):
+            if known is not None and (update.version, update.lineage) == (known.version, known.lineage):
                 # A welcome does not say whose offers are in it; who waits for the update is still to hear.
-                version = version._replace(merged=version.merged or known.merged)
-            self._newest[fragment] = version
-            if known is None or version.version == known.version:
+                update = dataclasses.replace(update, merged=update.merged or known.merged)
+            self._newest[fragment] = Version(update, pieces)
+            if known is None or update.version == known.version:
                 return
-            follows = bool(difference) and version.version == known.version + 1
+            follows = bool(difference) and update.version == known.version + 1
             differences = [*self._differences.get(fragment, ()), difference] if follows else []
-            most = payload_bytes(version.pieces) // (2 * payload_bytes(difference)) if follows else 0
+            most = payload_bytes(pieces) // (2 * payload_bytes(difference)) if follows else 0
             self._differences[fragment] = differences[-min(most, MOST_DIFFERENCES) :] if most else []
 
     def get(self, fragment: int) -> Version:
@@ -69,7 +66,7 @@ class NewestFragments:
         """The newest, and the differences that lead to it from this version; none: it must be sent whole."""
         with self._lock:
             newest, differences = self._newest[fragment], self._differences.get(fragment, [])
-            missing = 0 if version is None else newest.version - version
+            missing = 0 if version is None else newest.update.version - version
             return newest, differences[-missing:] if 0 < missing <= len(differences) else ()
 
 
@@ -122,17 +119,16 @@ class Downlink:
     def put(self, message: EventDelivery) -> None:
         """Sends what goes with a welcome or an update when its turn comes."""
         match message.event:
-            case events.UpdateArrived(p, version, step, merged, lineage):
-                newest = Version(version, step, lineage, message.fragments[0], merged)
-                self._newest.put(p, newest, message.difference)
+            case events.UpdateArrived() as update:
+                self._newest.put(update, message.fragments[0], message.difference)
                 with self._change:
-                    self._updates[p] = None
+                    self._updates[update.fragment] = None
                     self._change.notify_all()
             case events.Welcomed() as event:
                 lineages = event.lineages or (0,) * len(event.versions)
-                held = zip(event.versions, event.merged_steps, lineages, message.fragments, strict=True)
-                for p, version in zip(fragments_with(event), held, strict=True):
-                    self._newest.put(p, Version(*version))
+                told = fragments_with(event), event.versions, event.merged_steps, lineages, message.fragments
+                for p, version, step, lineage, pieces in zip(*told, strict=True):
+                    self._newest.put(events.UpdateArrived(p, version, step, lineage=lineage), pieces)
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
@@ -203,23 +199,17 @@ class Downlink:
         while self._updates:
             fragment = next(iter(self._updates))
             del self._updates[fragment]
-            if self._newest.get(fragment).version > self._sent.get(fragment, -1):
+            if self._newest.get(fragment).update.version > self._sent.get(fragment, -1):
                 return self._item(fragment, 0)
         return None
 
     def _item(self, fragment: int, welcome: int) -> _Item:
         newest, differences = self._newest.since(fragment, None if welcome else self._sent.get(fragment))
-        self._sent[fragment] = newest.version
+        version = self._sent[fragment] = newest.update.version
         snapshot = self._snapshot
-        later = snapshot is not None and newest.version > snapshot.versions[fragment]
+        later = snapshot is not None and version > snapshot.versions[fragment]
         header = pb.DownHeader(
-            update={
-                "fragment": fragment,
-                "version": newest.version,
-                "step": newest.merged_step,
-                "lineage": newest.lineage,
-                "merged": list(map(dataclasses.asdict, newest.merged)),
-            },
+            update=dataclasses.asdict(newest.update),
             welcome=welcome,
             step=self._step,
             epoch=snapshot.number if later else 0,

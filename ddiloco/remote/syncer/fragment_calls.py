@@ -30,12 +30,7 @@ class FragmentCalls:
     """Answers Updates and Offers of the learners that have a session; each call in a thread of gRPC's.
 
     A call holds one fragment at most.
-
-    Attributes:
-      handshakes: of the server that it answers at; set it before that begins.
     """
-
-    handshakes: Handshakes
 
     def __init__(
         self,
@@ -44,9 +39,10 @@ class FragmentCalls:
         send: Callable[[events.OfferFailed], None],
         take_offer: TakeOffer,
         record: Callable[[object], None],
+        handshakes: Handshakes,
     ) -> None:
         """`find`: the session of a name. `send`, `take_offer`: those of a SyncerWorker."""
-        self._terms, self._find, self._record = terms, find, record
+        self._terms, self._find, self._record, self._handshakes = terms, find, record, handshakes
         self._send, self._take_offer = send, take_offer
         self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
         self.handlers = {
@@ -90,8 +86,7 @@ class FragmentCalls:
 
     def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
         """By fragment, the blocks of each piece that one of a learner's hosts needs."""
-        with self.handshakes.one(context):
-            first = next(requests, b"")
+        first = self._handshakes.first(requests, context)
         try:
             return wanted_cuts(parse(pb.Wanted, first), self._terms.down)
         except WireError as error:

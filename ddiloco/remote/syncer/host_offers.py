@@ -29,7 +29,7 @@ class HostOffers:
     """Of one learner, at most one a fragment; a newer one takes the place of what never became whole."""
 
     def __init__(self, hosts: int) -> None:
-        self.hosts = hosts
+        self._hosts = hosts
         self._lock = threading.Lock()
         self._growing: dict[int, _Growing] = {}  # by fragment
 
@@ -47,24 +47,20 @@ class HostOffers:
         """
         fragment = offer.round.fragment
         with self._lock:
-            growing = self._growing.pop(fragment, None)
-            if growing is not None and growing.offer.round == offer.round:
-                known, now = growing.offer.contribution.step, offer.contribution.step
-                if now < known:
-                    self._growing[fragment] = growing
-                    raise WireError("another offer", "a newer one has come already")
-                if now > known or host in growing.hosts:  # what came before will never be whole
-                    growing = None
-            else:
-                growing = None
-            growing = growing or _Growing(offer, formats, blocks)
+            growing, step = self._growing.get(fragment), offer.contribution.step
+            same = growing is not None and growing.offer.round == offer.round
+            if same and step < growing.offer.contribution.step:
+                raise WireError("another offer", "a newer one has come already")
+            if not same or step > growing.offer.contribution.step or host in growing.hosts:
+                growing = _Growing(offer, formats, blocks)  # what came before will never be whole
+            self._growing.pop(fragment, None)
             if growing.offer != offer:
                 raise WireError("another offer", "a learner's hosts differ in what they say of it")
             try:
                 for gathered, part in zip(growing.gathered, blocks, strict=True):
                     gathered.add(part)
                 growing.hosts.add(host)
-                if len(growing.hosts) < self.hosts:
+                if len(growing.hosts) < self._hosts:
                     self._growing[fragment] = growing
                     return None
                 whole = [gathered.blocks().all for gathered in growing.gathered]

@@ -28,9 +28,8 @@ class Handshakes:
         self._lock = threading.Lock()
         self._waiting: list[grpc.ServicerContext] = []
 
-    @contextlib.contextmanager
-    def one(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """The call has as long as the `with` block lasts, if that is not too long."""
+    def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """The first request of a call, which is ended if that takes too long; empty if there is none."""
         with self._lock:
             self._waiting.append(context)
             oldest = self._waiting.pop(0) if len(self._waiting) > self._most else None
@@ -38,7 +37,7 @@ class Handshakes:
             oldest.cancel()
         try:
             with wire.ended_after(self._seconds, context.cancel):
-                yield
+                return next(requests, b"")
         finally:
             with self._lock:
                 if context in self._waiting:

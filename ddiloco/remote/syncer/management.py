@@ -51,14 +51,14 @@ class Management:
         with self._lock:
             return learner in self._drained
 
-    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The handler of the call."""
+    def answer(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """What the call gives."""
         caller = self._security.caller(context)
         if caller.learner not in (None, OPERATOR):
             whose = "a learner's credentials are for its own work; take the operator's"
             context.abort(grpc.StatusCode.PERMISSION_DENIED, whose)
         try:
-            command = Command.read(next(requests, b""))
+            command = Command.read(request)
         except WireError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         yield bytes(self.do(command, caller.host))

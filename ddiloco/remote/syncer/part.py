@@ -22,7 +22,6 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
-from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
@@ -49,10 +48,17 @@ class PartServer:
     """Answers learners, in the sessions that the authority has opened for them."""
 
     def __init__(
-        self, terms: Terms, security: Security, worker: SyncerWorker, uplink: Uplink, patience: float
+        self,
+        terms: Terms,
+        security: Security,
+        listening: Listening,
+        worker: SyncerWorker,
+        uplink: Uplink,
+        patience: float,
     ) -> None:
         """`patience`: seconds that a learner may be ahead of the authority's word of it."""
         self._security, self._worker, self._uplink = security, worker, uplink
+        self._listening = listening
         self._patience = patience
         self._early = 0  # calls that wait for such a word
         self._most_early = EARLY * (terms.most_learners + 4)
@@ -60,23 +66,23 @@ class PartServer:
         self._sessions: dict[str, Session] = {}
         self._attached: set[str] = set()  # sessions to which a learner has come
         self._newest = NewestFragments()
-        self._calls = FragmentCalls(terms, self._find, worker.send, worker.take_offer, uplink.record)
+        self._calls = FragmentCalls(
+            terms, self._find, worker.send, worker.take_offer, uplink.record, listening.handshakes
+        )
 
-    def start(self, listening: Listening) -> None:
+    def start(self) -> None:
         """Answers from now on."""
-        self._calls.handshakes = listening.handshakes
         control = grpc.stream_stream_rpc_method_handler(self._control)
-        listening.begin({"Control": control, **self._calls.handlers})
+        self._listening.begin({"Control": control, **self._calls.handlers})
 
     def open(self, opened: pb.ToPart.Session) -> None:
         """A learner may come in this session; what is for it waits there until it does."""
         name, learner = opened.name, opened.learner
-        offers = HostOffers(opened.hosts) if opened.hosts > 1 else None
 
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
 
-        session = Session(name, learner, opened.process, self._newest, moved=moved, offers=offers)
+        session = Session(name, learner, opened.process, self._newest, moved=moved, hosts=opened.hosts)
         with self._change:
             self._sessions[name] = session
             self._change.notify_all()
@@ -251,8 +257,8 @@ class PartRun:
         tell, patience = uplink.tell_of_fragments, e.sync.offer_timeout
         recording = FragmentsRecording(place.part, self._own, epoch, self._writer, tell, patience)
         worker.take_part_in_snapshots(recording)
-        server = PartServer(self._terms, self._security, worker, uplink, e.remote.handshake)
+        server = PartServer(self._terms, self._security, self._listening, worker, uplink, e.remote.handshake)
         uplink.mark = mark
         self._worker, self._server = worker, server
         worker.start()
-        server.start(self._listening)
+        server.start()

@@ -16,7 +16,6 @@ from ddiloco.disk.snapshots.parts import PartFiles
 from ddiloco.observe import records
 from ddiloco.protocol import events, news
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
-from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -59,10 +58,7 @@ class PartLinks:
 
     Attributes:
       count: S.
-      handshakes: of the server that it answers at; set it before that begins.
     """
-
-    handshakes: Handshakes
 
     def __init__(
         self,
@@ -146,10 +142,10 @@ class PartLinks:
 
     # The call of a part, in threads of gRPC's.
 
-    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The handler of the call."""
-        with self.handshakes.one(context):
-            first = next(requests, b"")
+    def answer(
+        self, first: bytes, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """What the call gives; `first`: its first request, which has come."""
         link = self._connected(self._hello(first, context), context)
         if not context.add_callback(lambda: self._gone(link)):
             self._gone(link)

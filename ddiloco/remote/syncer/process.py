@@ -129,7 +129,7 @@ class SyncerRun:
         self._server = SyncerServer(
             terms_of(e, assembly.layout),
             security,
-            e.remote,
+            listening,
             self._syncer.connect,
             self._syncer.send,
             self._syncer.take_offer,
@@ -144,7 +144,7 @@ class SyncerRun:
         if actions is not None:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
         self._server.know(core.state().incarnations)
-        self._server.start(listening)  # learners compile while this process does
+        self._server.start()  # learners compile while this process does
         self._scoring = Scoring(assembly, workdir, durable.run, record, stop)
         if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself
             self._model.compile()
@@ -298,7 +298,7 @@ def tell_of_the_end(
     server = SyncerServer(
         terms_of(e, assembly.layout),
         security,
-        e.remote,
+        listening,
         lambda learner, incarnation, link: None,
         lambda event: None,
         lambda event, arrays, epoch: None,
@@ -306,5 +306,5 @@ def tell_of_the_end(
         run=mark.run,
     )
     server.away |= set(range(e.most_learners))
-    server.start(listening)
+    server.start()
     server.stop(_LEAVE_SECONDS, patience=e.remote.longest_backoff)

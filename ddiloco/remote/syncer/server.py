@@ -15,7 +15,6 @@ from ddiloco.remote.syncer.admission import LEAP, Admission
 from ddiloco.remote.syncer.allowances import Allowances
 from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
-from ddiloco.remote.syncer.host_offers import HostOffers
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
@@ -32,7 +31,6 @@ from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import Leave
 from ddiloco.roles.links import LearnerLink
 from ddiloco.roles.snapshots.messages import SnapshotMessage
-from ddiloco.settings.remote import RemoteConfig
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
 JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before
@@ -49,7 +47,7 @@ class SyncerServer:
         self,
         terms: Terms,
         security: Security,
-        config: RemoteConfig,
+        listening: Listening,
         connect: Callable[[int, int, LearnerLink], None],
         send: Callable[[events.SyncerEvent | SnapshotMessage], None],
         take_offer: TakeOffer,
@@ -74,7 +72,7 @@ class SyncerServer:
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._record = connect, send, record
-        self._config, self._run = config, run
+        self._listening, self._run = listening, run
         self._peers_token = secrets.token_hex(16)
         self._admission = Admission(terms, run)
         self._admitting = threading.Lock()
@@ -87,32 +85,21 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        self._calls = FragmentCalls(terms, self._find, send, take_offer, record)
+        self._calls = FragmentCalls(terms, self._find, send, take_offer, record, listening.handshakes)
         self._management = management or Management(security, terms.most_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
-            **({} if parts is None else {"Part": grpc.stream_stream_rpc_method_handler(parts.answer)}),
+            **({} if parts is None else {"Part": grpc.stream_stream_rpc_method_handler(self._part)}),
             **(self._calls.handlers if parts is None else {}),
         }
-        self._listening: Listening | None = None
+        listening.gate.refused = self._without_credentials
 
-    def start(self, where: str | Listening) -> int:
-        """Answers at HOST:PORT, or where a port was taken before; returns the port.
-
-        Raises:
-          ConfigError: the address is not available.
-        """
-        if isinstance(where, str):
-            where = Listening(where, self._security, self._config, self._terms.most_learners)
-        self._listening = where
-        where.gate.refused = self._without_credentials
-        self._calls.handshakes = where.handshakes
-        if self._parts is not None:
-            self._parts.handshakes = where.handshakes
-        return where.begin(self._handlers)
+    def start(self) -> int:
+        """Answers from now on; returns the port. Raises ConfigError: it is not available."""
+        return self._listening.begin(self._handlers)
 
     def open(self) -> None:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
@@ -183,8 +170,7 @@ class SyncerServer:
     def close(self) -> None:
         """Answers no more; learners that were not told that the run is over look for another syncer."""
         self._open.set()
-        if self._listening is not None:
-            self._listening.stop(grace=1.0)
+        self._listening.stop(grace=1.0)
         self.positions.flush()
 
     def _all_sessions(self) -> list[Session]:
@@ -194,9 +180,7 @@ class SyncerServer:
     # Each call runs in a thread of gRPC's.
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._listening.handshakes.one(context):
-            first = next(requests, b"")
-        session = self._welcome_session(first, context)
+        session = self._welcome_session(self._listening.handshakes.first(requests, context), context)
         if not context.add_callback(lambda: self._end(session, "connection lost")):
             self._end(session, "connection lost")
         reader = threading.Thread(
@@ -208,8 +192,10 @@ class SyncerServer:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, session.reason)
 
     def _manage(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._listening.handshakes.one(context):
-            yield from self._management.answer(requests, context)
+        yield from self._management.answer(self._listening.handshakes.first(requests, context), context)
+
+    def _part(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from self._parts.answer(self._listening.handshakes.first(requests, context), requests, context)
 
     def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Learners that may have an inner state to give, beginning with the one after the asking learner."""
@@ -261,8 +247,8 @@ class SyncerServer:
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
-        offers = HostOffers(hello.hosts) if hello.hosts > 1 else None
-        session = Session(name, hello.learner, hello.process, self._newest, donor, caller, moved, offers)
+        whose = name, hello.learner, hello.process
+        session = Session(*whose, self._newest, donor, caller, moved, max(1, hello.hosts))
         session.newest_incarnation = max(known, hello.process)
         self.intake.joined(hello.learner, hello.process)
         with self._lock:

@@ -36,14 +36,11 @@ class Session:
         donor: str | None = None,
         caller: Caller = UNKNOWN,
         moved: Callable[[int], None] = lambda size: None,
-        offers: HostOffers | None = None,
+        hosts: int = 1,
     ) -> None:
-        """`name` is known only to this learner's process. `moved`: as a Downlink's.
-
-        `offers`: puts together what the learner's hosts send; None: it is one.
-        """
-        self.hosts = 1 if offers is None else offers.hosts
-        self.offers = offers
+        """`name` is known only to this learner's process. `moved`, `hosts`: as a Downlink's."""
+        self.hosts = hosts
+        self.offers = HostOffers(hosts) if hosts > 1 else None  # puts together what they send
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.caller = caller
@@ -56,7 +53,7 @@ class Session:
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
-        self._closed = False
+        self.over = False  # whether the connection has ended
         self._calls: collections.Counter[str] = collections.Counter()
         self._contexts: list[grpc.ServicerContext] = []  # of those calls
 
@@ -101,11 +98,6 @@ class Session:
             self._waiting.append(message)
             self._change.notify_all()
 
-    @property
-    def over(self) -> bool:
-        """Whether the connection has ended."""
-        return self._closed
-
     # What the server calls.
 
     def expects(self, round_id: RoundId, host: int) -> bool:
@@ -131,7 +123,7 @@ class Session:
             self._calls[kind] += 1
             many = self._calls[kind] > MOST_CALLS
             self._contexts.append(context)
-            over = self._closed
+            over = self.over
         try:
             if over:
                 context.abort(grpc.StatusCode.NOT_FOUND, "the session is over")
@@ -148,7 +140,7 @@ class Session:
         while True:
             with self._change:
                 while not self._waiting:
-                    if self._closed:
+                    if self.over:
                         return
                     self._change.wait()
                 message = self._waiting.popleft()
@@ -157,9 +149,9 @@ class Session:
     def close(self, reason: str) -> bool:
         """Ends the streams and all calls; returns whether the session was open."""
         with self._change:
-            if self._closed:
+            if self.over:
                 return False
-            self._closed, self.reason = True, reason
+            self.over, self.reason = True, reason
             self._change.notify_all()
             calls = [*self._contexts]
         self.down.close()

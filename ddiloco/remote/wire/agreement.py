@@ -140,7 +140,4 @@ def permanent(code: grpc.StatusCode) -> bool:
 
 def metadata_value(metadata: tuple | None, key: str) -> str:
     """The text under `key`; empty if there is none."""
-    for name, value in metadata or ():
-        if name == key and isinstance(value, str):
-            return value
-    return ""
+    return dict(metadata or ()).get(key, "")

@@ -83,12 +83,12 @@ class Security:
 
     def admits(self, metadata: tuple | None) -> bool:
         """Whether a call with this metadata has the token; its time reveals nothing of the token."""
-        return self._open or self._shows(metadata) is not None
+        return not self.asks or self._shows(metadata) is not None
 
     @property
     def asks(self) -> bool:
         """Whether a token is asked for at all."""
-        return not self._open
+        return self.token is not None or bool(self.tokens)
 
     def admits_token(self, token: str) -> bool:
         """Whether this is the token of all, or that of any learner."""
@@ -105,17 +105,13 @@ class Security:
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Who makes an admitted call: the learner that the token is of, or else the certificate."""
-        shown = None if self._open else self._shows(context.invocation_metadata())
+        shown = self._shows(context.invocation_metadata()) if self.asks else None
         if shown in (OPERATOR, PART):
             return Caller(shown, host_of(context.peer()))
         named = [OWN_NAME.fullmatch(name.decode(errors="replace")) for name in _names(context)]
         certified = next((int(found[1]) for found in named if found), None)
         own = {learner for learner in (shown, certified) if learner is not None and learner >= 0}
         return Caller(min(own, default=None) if len(own) < 2 else NOBODY, host_of(context.peer()))
-
-    @property
-    def _open(self) -> bool:
-        return self.token is None and not self.tokens
 
     def _shows(self, metadata: tuple | None) -> int | None:
         """The learner whose token is shown, -1 for the token of all, or OPERATOR; None: it is none."""
@@ -174,7 +170,7 @@ def check_reach(address: str, security: Security) -> None:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
-    if not loopback and security.token is None and not security.tokens and security.tls is None:
+    if not loopback and not security.asks and security.tls is None:
         raise ConfigError(
             f"listen: {address} can be reached from other machines, which needs --token_file or --tls"
         )

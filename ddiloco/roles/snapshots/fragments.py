@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
 
 from ddiloco.disk.snapshots.array_names import named
 from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, fragments_part
@@ -14,10 +13,8 @@ from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
 from ddiloco.roles.snapshots.messages import FragmentsWritten, PartWritten
 
-T = TypeVar("T")
 
-
-class FragmentsRecording(Generic[T]):
+class FragmentsRecording:
     """Used by the part's thread; only writing is done on another.
 
     An offer that was made after its learner had recorded its state waits until this part has, too: offers and
@@ -42,32 +39,26 @@ class FragmentsRecording(Generic[T]):
         self._recorded = self._begun = epoch
         self._writer, self._send = writer, send
         self._patience = patience
-        self._early: dict[tuple[int, int], tuple[int, T]] = {}  # by learner and fragment
         self._ahead: dict[int, tuple[int, float]] = {}  # by learner, its snapshot and since when it is known
 
-    def holds(self, learner: int, fragment: int, epoch: int, offer: T, now: float) -> bool:
-        """Whether an offer waits, made after snapshot `epoch`; the learner's next one takes its place."""
+    def awaits(self, learner: int, epoch: int, now: float) -> bool:
+        """Whether an offer that the learner made after snapshot `epoch` has to wait for that, or longer."""
         if epoch <= self._recorded:
             return False
         if self._ahead.get(learner, (0, 0.0))[0] != epoch:
             self._ahead[learner] = epoch, now
-        if now - self._ahead[learner][1] > self._patience:
-            self._early.pop((learner, fragment), None)  # its round has given it up, and asked for this one
-            return False
-        self._early[learner, fragment] = (epoch, offer)
-        return True
+        return now - self._ahead[learner][1] <= self._patience
 
     def begun(self, number: int) -> None:
         """The authority has begun a snapshot; the fragments are being gathered."""
         self._begun = max(self._begun, number)
 
-    def missed(self, number: int) -> list[T]:
-        """Snapshot `number` is over, begun here or not, and any before; gives the offers that waited."""
+    def missed(self, number: int) -> None:
+        """Snapshot `number` is over, begun here or not, and any before."""
         self._recorded = self._begun = number
-        return self._ready()
 
-    def record(self, state: SyncerState, fragments: Sequence[FragmentState]) -> list[T]:
-        """Has the fragments as they are now written; gives the offers that need not wait any longer.
+    def record(self, state: SyncerState, fragments: Sequence[FragmentState]) -> None:
+        """Has the fragments as they are now written.
 
         Args:
           state: what was merged of them.
@@ -82,18 +73,13 @@ class FragmentsRecording(Generic[T]):
             arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
         if not fragments:
             self._send(FragmentsWritten(self._part, number, None, (), "its fragments could not be copied"))
-        else:
-            name = fragments_part(self._part)
-            writing = self._writer.write(number, name, SnapshotPart(arrays, {"fragments": list(self._own)}))
+            return
+        name = fragments_part(self._part)
+        writing = self._writer.write(number, name, SnapshotPart(arrays, {"fragments": list(self._own)}))
 
-            def written(done: concurrent.futures.Future[PartFiles]) -> None:
-                result = PartWritten.of(self._part, number, done)
-                told = FragmentsWritten(self._part, number, result.files, tuple(versions), result.problem)
-                self._send(told)
+        def written(done: concurrent.futures.Future[PartFiles]) -> None:
+            result = PartWritten.of(self._part, number, done)
+            told = FragmentsWritten(self._part, number, result.files, tuple(versions), result.problem)
+            self._send(told)
 
-            writing.add_done_callback(written)
-        return self._ready()
-
-    def _ready(self) -> list[T]:
-        ready = [key for key, (epoch, _) in self._early.items() if epoch <= self._recorded]
-        return [self._early.pop(key)[1] for key in ready]
+        writing.add_done_callback(written)

@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 
 from ddiloco.disk.snapshots.parts import PartFiles
-from ddiloco.protocol import events, news
+from ddiloco.protocol import news
 from ddiloco.protocol.clocks import VectorClock
 
 SYNCER = -1  # its number among those whose parts are awaited; those below are its parts'
@@ -81,10 +81,6 @@ class FragmentsWritten:
 
 
 def sender_of(event: object) -> tuple[int | None, int]:
-    """Learner and incarnation that an event came from over its channel; None: it is no such event."""
-    match event:
-        case events.StepReported(report=sent) | events.FragmentArrived(contribution=sent):
-            return sent.learner, sent.incarnation
-        case events.LearnerJoined() | events.LearnerReady() | events.LearnerLost():
-            return event.learner, event.incarnation
-    return None, 0
+    """Learner and incarnation that an event comes from; None: it is the syncer's own."""
+    said = getattr(event, "report", None) or getattr(event, "contribution", event)
+    return getattr(said, "learner", None), getattr(said, "incarnation", 0)

@@ -38,7 +38,7 @@ def main(_) -> int:
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
     profile = roles.profile(_PROFILE.value, workdir)
-    stop, received = ending.stop_on_signals()
+    stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
     if experiment.driver == "remote":
         from ddiloco.launch.all_roles import run_all
 

@@ -59,6 +59,15 @@ class Config:
 
         return parse({**self.value, **settings})
 
+    def idle(self, experiment: Experiment) -> Iterator[str]:
+        """A line for each setting of the command line that changes nothing in the run."""
+        for path, _ in _given:
+            group, _, name = path.partition(".")
+            if group in ("remote", "virtual") and group != experiment.driver:
+                yield f"config.{path}: changes nothing where driver is {experiment.driver}"
+            elif group == "outer" and name in experiment.outer.idle:
+                yield f"config.{path}: changes nothing where {experiment.outer.idle[name]}"
+
 
 def define_config(default: str) -> Config:
     """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides."""

@@ -120,6 +120,8 @@ def run(
     def parse(argv: Sequence[str]) -> list[str]:
         try:
             return flags.FLAGS(argv, known_only=False)
+        except flags.UnrecognizedFlagError as error:
+            _fail(_meant(error.flagname) or str(error).splitlines()[0])
         except flags.Error as error:
             _fail(str(error).splitlines()[0].removeprefix("flag --"))
 
@@ -233,6 +235,15 @@ def changed(settings: Any, overrides: Sequence[tuple[str, str]], group: str) -> 
 def tell(line: str) -> None:
     """Writes a line to standard error, for whoever looks on, if it is read; results go to standard output."""
     terminal.tell(terminal.printable(line), sys.stderr)
+
+
+def _meant(flag: str) -> str | None:
+    """What to say of a flag that there is not, if it is a setting without the word `config`."""
+    from ddiloco.settings.experiment import Experiment
+
+    if "config" in flags.FLAGS and flag.partition(".")[0] in Experiment.__dataclass_fields__:
+        return f"{flag}: no such flag; did you mean --config.{flag}?"
+    return None
 
 
 def _fail(message: str, code: int = REFUSED) -> None:

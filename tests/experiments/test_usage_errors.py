@@ -33,6 +33,11 @@ CASES = {
         "config.model.factory: nowhere:make_loop cannot be imported: ModuleNotFoundError: No module named",
     ),
     "unknown flag": (["--worker=1"], "Unknown command line flag 'worker'"),
+    "a setting without its first word": (
+        ["--sync.quorum=2"],
+        "sync.quorum: no such flag; did you mean --config.sync.quorum?\n",
+    ),
+    "one of no group": (["--driver=remote"], "driver: no such flag; did you mean --config.driver?\n"),
     "stray argument": (["configs/dense.py"], "unexpected argument 'configs/dense.py'; flags begin with --"),
     "impossible value": (["--config.train.steps=0"], "config.train.steps: is 0, but must be at least 1"),
     "not a number": (["--config.inner.learning_rate=nan"], "config.inner.learning_rate: is nan, but must be"),

@@ -202,6 +202,24 @@ def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
     return folder
 
 
+def made_file(flag: flags.FlagHolder) -> pathlib.Path | None:
+    """The file that a flag names, in a folder that is there now; None: it names none.
+
+    Raises:
+      UsageError: it cannot be written, which is found out before anything is made for it.
+    """
+    if not flag.value:
+        return None
+    path = pathlib.Path(flag.value)
+    with reaching(flag.name, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        path.open("a").close()
+        if new:
+            path.unlink()
+    return path
+
+
 def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
     """The ConfigDict that a program given `--config=argument` and these (path, value) overrides has.
 

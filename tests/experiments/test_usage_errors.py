@@ -92,11 +92,11 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
     ("name", "arguments", "told"),
     [
         ("evaluate", [], "checkpoint: is missing; give --checkpoint"),
-        ("evaluate", ["--checkpoint=/nowhere"], "/nowhere: no such folder of checkpoints"),
+        ("evaluate", ["--checkpoint=/nowhere"], "checkpoint: /nowhere: no such folder of checkpoints"),
         ("bench", [], "name one benchmark of learner, merge"),
         ("bench", ["lerner"], "name one benchmark of learner, merge"),
         ("bench", ["merge", "--fast"], "Unknown command line flag 'fast'"),
-        ("bench", ["merge", "--output=/proc/nothing/x.json"], "output: /proc/nothing: "),
+        ("bench", ["merge", "--output=/proc/nothing/x.json"], "output: /proc/nothing/x.json: "),
         (
             "tune",
             ["--config=configs/micro.py", "--tuning_seeds=x"],
@@ -114,6 +114,7 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
         ("learner", ["--learner_id=0", "--profile=2:3"], "profile: needs --workdir, where the trace goes"),
         ("traces", ["--trace=/nowhere.csv", "--restart_seconds=-5"], "restart_seconds=-5"),
         ("guards", ["--liars=8"], "liars=8: "),
+        ("guards", ["--output=experiments"], "output: experiments: Is a directory"),
         ("guards", ["--config.eval.every=None"], "config.eval.every: is None, but what lies do is a score"),
         ("guards", ["--config.sync.quorum=8"], "config.sync.quorum: is 8, but must be at most"),
         ("evaluator", [], "workdir: is missing; give --workdir"),

@@ -120,7 +120,7 @@ def test_a_corrupt_checkpoint_is_a_usage_error_of_one_line(programs, workdir, tm
         if path.is_file():
             path.write_bytes(b"\0" * path.stat().st_size)
     done = programs.run("evaluate", f"--checkpoint={tmp_path / 'checkpoints'}")
-    assert_refused(done, f"{damaged}: cannot be read: ")
+    assert_refused(done, f"checkpoint: {damaged}: cannot be read: ")
 
 
 @pytest.mark.parametrize(

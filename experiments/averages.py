@@ -31,7 +31,7 @@ def main(_) -> int:
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [_CONFIG.value.seed]
     platform.prepare()
     folder = cli.made_folder("output", output)
-    stop, received = ending.stop_on_signals()
+    stop, received = ending.stop_on_signals(saving=f"saving the scores so far in {folder}")
     points = []
     for seed in seeds:
         points += averages.scored_run(_CONFIG.experiment(driver="virtual", seed=seed), stop)

@@ -42,7 +42,7 @@ def main(_) -> int:
     workdir = cli.made_folder("workdir", _WORKDIR.value or ending.new_workdir())
     with cli.reaching("workdir", workdir):
         set_aside(workdir, _MADE)
-    stop, received = ending.stop_on_signals()
+    stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
     journal = workdir / "faults.jsonl"
     figures, trace, code = storm.run(experiment, workdir / "job", journal, plan, stop, honest=honest)
     if code == REFUSED:

@@ -21,7 +21,6 @@ _SAVE = flags.DEFINE_string("save", None, "Keep the compiled step in this file, 
 _TABLE = flags.DEFINE_string(
     "table", None, "Compile every preset for slices of each kind, and write the table to this Markdown file."
 )
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Compile nothing; say what is known without the compiler.")
 
 
 def main(_) -> int:
@@ -30,22 +29,15 @@ def main(_) -> int:
 
     if _TABLE.value:
         return _make_table(pathlib.Path(_TABLE.value))
-    experiment = _CONFIG.experiment()
+    experiment, output, save = _CONFIG.experiment(), cli.made_file(_OUTPUT), cli.made_file(_SAVE)
     compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
-    if _DRY_RUN.value:
-        print(report.known_before(cli.chosen_config(), _TOPOLOGY.value, compilation))
-        return 0
     programs = list(compilation.programs(cli.tell))
     found = report.report(cli.chosen_config(), _TOPOLOGY.value, compilation, programs)
     print(report.text(found))
-    if _SAVE.value:
-        with cli.reaching("save", pathlib.Path(_SAVE.value)):
-            compilation.save(pathlib.Path(_SAVE.value))
-    if _OUTPUT.value:
-        output = pathlib.Path(_OUTPUT.value)
-        cli.made_folder("output", output.parent)
-        with cli.reaching("output", output):
-            output.write_text(json.dumps(found, indent=2) + "\n")
+    if save:
+        compilation.save(save)
+    if output:
+        output.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

@@ -12,7 +12,7 @@ from absl import flags
 from experiments.front import cli
 
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", None, "A checkpoint, or a folder of them (the newest is taken)."
+    "checkpoint", None, "A checkpoint, or a folder of them, such as a run's (the newest is taken)."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the result to this JSON file.")
 
@@ -28,11 +28,10 @@ def main(_) -> int:
     try:
         checkpoint = restore(path)
     except CheckpointError as error:
-        raise cli.UsageError(str(error)) from error
+        raise cli.UsageError(f"checkpoint: {error}") from error
     e = checkpoint.experiment
     e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # which a run may have off
-    if _OUTPUT.value:
-        cli.made_folder("output", pathlib.Path(_OUTPUT.value).parent)
+    output = cli.made_file(_OUTPUT)
     assembly = assembly_of(e)
     found = assembly.scorer(assembly.mesh_on(jax.devices()))(checkpoint.params)
     if found is None:
@@ -42,14 +41,14 @@ def main(_) -> int:
     print(f"step {checkpoint.step}: {found.loss:.6f} nats/token ({then})")
     for name, value in found.statistics.items():
         print(f"  {name} {value:.6g}")
-    if _OUTPUT.value:
+    if output:
         result = {
             "step": checkpoint.step,
             "eval_loss": found.loss,
             **{f"eval_{name}": value for name, value in found.statistics.items()},
             "eval_loss_in_training": checkpoint.eval_loss,
         }
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps(as_json(result), indent=2) + "\n")
+        output.write_text(json.dumps(as_json(result), indent=2) + "\n")
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 
 from absl import flags
 
@@ -29,8 +28,7 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.studies import byzantine
 
-    if _OUTPUT.value:
-        cli.made_folder("output", pathlib.Path(_OUTPUT.value).parent)
+    output = cli.made_file(_OUTPUT)
     ways = _LIES.value or list(byzantine.KINDS)
     for flag, names, known in (("lies", ways, byzantine.KINDS), ("rules", _RULES.value or [], MERGE_RULES)):
         for name in names:
@@ -61,8 +59,8 @@ def main(_) -> int:
         found[f"{label}: without it"] = dataclasses.asdict(alone)
         rows.append([label, "without it", f"{alone.loss:.4f}", "", f"{alone.offers}", "-"])
     print(markdown(["merged by", "the eighth learner", "loss", "", "offers", "left out"], rows, align=True))
-    if _OUTPUT.value:
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps(found, indent=1) + "\n")
+    if output:
+        output.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 

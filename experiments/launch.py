@@ -106,9 +106,9 @@ def _ray(experiment) -> int:
     from ddiloco.launch.on_ray import RayRun, Resources
     from experiments.front.role_main import exit_code
 
-    stop, received = ending.stop_on_signals()
-    ray.init(address=_ADDRESS.value)
     workdir = pathlib.Path(_OUTPUT.value or ending.new_workdir())
+    stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
+    ray.init(address=_ADDRESS.value)
     resources = Resources(
         cpus=_CPUS.value,
         gpus=_GPUS.value,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -31,9 +30,7 @@ def main(_) -> int:
     from experiments.studies.goodput.simulator import Simulation, simulate
 
     simulation = build(Simulation, _CONFIG.value)
-    output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
-    if output is not None:
-        _check(output)
+    output = cli.made_file(_OUTPUT)
     live = sys.stdout.isatty()
     progress = lambda share: print(f"\rsimulated {share:4.0%}", end="", flush=True)  # noqa: E731
     cells = simulate(simulation, progress if live else lambda share: None)
@@ -65,16 +62,6 @@ def _table(cells: Sequence[Cell]) -> str:
         for cell in cells
     ]
     return markdown(["system", "chips", "goodput", "+-", "uptime", *quorum, *causes], rows, align=True)
-
-
-def _check(output: pathlib.Path) -> None:
-    """That the figures can be written, before they are made."""
-    with cli.reaching("output", output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        new = not output.exists()
-        output.open("a").close()
-        if new:
-            output.unlink()
 
 
 if __name__ == "__main__":

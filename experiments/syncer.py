@@ -48,7 +48,7 @@ def main(_) -> int:
     if _FINISH.value and assignment.resume is False:
         raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")
     experiment = _CONFIG.experiment(driver="remote")
-    stop, received = ending.stop_on_signals(assignment.grace)
+    stop, received = ending.stop_on_signals(assignment.grace, f"saving model and summary in {workdir}")
     return role_main(assignment, experiment, security, stop, received, finish=_FINISH.value)
 
 

@@ -37,8 +37,10 @@ def main(_) -> int:
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
+    for line in _CONFIG.idle(experiment):
+        cli.tell(line)
     profile = roles.profile(_PROFILE.value, workdir)
-    stop, received = ending.stop_on_signals()
+    stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
     if experiment.driver == "remote":
         from ddiloco.launch.all_roles import run_all
 

@@ -138,8 +138,8 @@ def make_batches(
     s, count = selection, len(source)
     if count < s.num_shards:
         raise DataError(
-            f"{config.name} has {count} records in split {config.train_split}, too few for "
-            f"{s.num_shards} shards; use fewer learners or a larger split"
+            f"config.data.train_split: {config.name} has {count} records in split {config.train_split}, "
+            f"too few for {s.num_shards} shards; use fewer learners or a larger split"
         )
 
     pool = concurrent.futures.ThreadPoolExecutor(config.threads, "records") if config.threads else None

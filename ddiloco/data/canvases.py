@@ -108,7 +108,8 @@ def _open(config: CanvasConfig, split: str, shape: tuple[int, int, int]) -> Imag
     height, width, channels = shape
     source = open_images(config, split, channels)
     if source.num_classes != len(WORDS):
-        raise DataError(f"{config.name} has {source.num_classes} classes, but captions need ten digits")
+        told = f"{config.name} has {source.num_classes} classes, but captions need ten digits"
+        raise DataError(f"config.data.name: {told}")
     rows, columns = source[0]["image"].shape[:2]
     if rows > height or columns * config.most_digits > width:
         raise ConfigError(

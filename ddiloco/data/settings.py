@@ -36,6 +36,10 @@ class RecordsConfig:
         if held_out == train or (held_out.partition("[")[0] == whole and whole in (train, held_out)):
             raise ValueError(f"eval_split: is {held_out}, but must have nothing of train_split, {train}")
 
+    def setting_of(self, split: str) -> str:
+        """The setting that names the split."""
+        return "train_split" if split == self.train_split else "eval_split"
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(RecordsConfig):

@@ -126,12 +126,19 @@ def data_root(data_dir: str | os.PathLike[str] | None) -> str:
     """
     chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     if "://" in os.fspath(chosen):
-        raise DataError(f"data_dir: {chosen}: must be a folder; mount the bucket, or copy the data set")
+        raise DataError(
+            f"config.data.data_dir: {chosen}: must be a folder; mount the bucket, or copy the data set"
+        )
     return os.path.expanduser(os.fspath(chosen))
 
 
 def open_text(
-    name: str, split: str, data_dir: str | os.PathLike[str] | None = None, *, feature: str = "text"
+    name: str,
+    split: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    feature: str = "text",
+    setting: str = "train_split",
 ) -> TextSource:
     """Opens a split of a TFDS text data set, and prepares it on first use.
 
@@ -140,11 +147,12 @@ def open_text(
       split: a TFDS split such as `train` or `train[:10%]`.
       data_dir: the folder of prepared data sets; None as in `data_root`.
       feature: the feature that holds the text.
+      setting: the one that names the split, for what is said of it.
 
     Raises:
       DataError: no such data set, split or text feature; or it is not prepared and cannot be downloaded.
     """
-    source = TextSource(_open(name, split, data_dir, {"text": feature}), feature)
+    source = TextSource(_open(name, split, data_dir, {"text": feature}, setting), feature)
     _ = source[0]  # files are opened on the first read, but a missing one is to be reported now
     return source
 
@@ -158,7 +166,8 @@ def open_images(config: ImagesConfig, split: str, channels: int) -> ImageSource:
       DataError: no such data set, split or features; or it is not prepared and cannot be downloaded.
     """
     features = {"image": config.image_feature, "label": config.label_feature}
-    source = ImageSource(_open(config.name, split, config.data_dir, features), config, channels)
+    found = _open(config.name, split, config.data_dir, features, config.setting_of(split))
+    source = ImageSource(found, config, channels)
     _ = source[0]  # as for text
     return source
 
@@ -170,7 +179,9 @@ _IS_KIND: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _open(name: str, split: str, data_dir: str | os.PathLike[str] | None, features: dict[str, str]) -> Split:
+def _open(
+    name: str, split: str, data_dir: str | os.PathLike[str] | None, features: dict[str, str], setting: str
+) -> Split:
     """Opens a split; `features` has the wanted feature of each kind, which is checked before any download."""
     root = data_root(data_dir)
     with _opening:
@@ -179,15 +190,15 @@ def _open(name: str, split: str, data_dir: str | os.PathLike[str] | None, featur
             having = sorted(key for key, spec in builder.info.features.items() if _IS_KIND[kind](spec))
             if feature not in having:
                 raise DataError(
-                    f"{name} has no {kind} feature {feature!r}; "
+                    f"config.data.{kind}_feature: {name} has no {kind} feature {feature!r}; "
                     f"its {kind} features: {', '.join(having) or 'none'}"
                 )
         _ensure_prepared(builder, name, root)
-        records = _records(builder.data_dir, name, split, features.get("image"))
+        records = _records(builder.data_dir, name, split, features.get("image"), setting)
         return Split(records, builder.info.features, builder.info.full_name, split)
 
 
-def _records(folder: str, name: str, split: str, image_feature: str | None) -> Any:
+def _records(folder: str, name: str, split: str, image_feature: str | None, setting: str) -> Any:
     import tensorflow_datasets as tfds
 
     try:  # from the files: the builder may have been made before another process made these
@@ -199,16 +210,17 @@ def _records(folder: str, name: str, split: str, image_feature: str | None) -> A
     except Exception as error:  # TFDS raises ValueError, KeyError and errors of its own for a bad split
         splits = ", ".join(sorted(builder.info.splits))
         why = _one_line(error)
-        raise DataError(f"{name} has no split {split!r} ({why}); its splits: {splits}") from None
+        told = f"{name} has no split {split!r} ({why}); its splits: {splits}"
+        raise DataError(f"config.data.{setting}: {told}") from None
     if not count:
-        raise DataError(f"{name} has no record in split {split!r}")
+        raise DataError(f"config.data.{setting}: {name} has no record in split {split!r}")
     try:
         decoders = {image_feature: tfds.decode.SkipDecoding()} if image_feature else None
         return builder.as_data_source(split, decoders=decoders)
     except NotImplementedError:
         raise DataError(
-            f"{name} is prepared at {folder} as {builder.info.file_format.value}, which has no random "
-            "access; prepare it as array_record under another data_dir"
+            f"config.data.data_dir: {name} is prepared at {folder} as {builder.info.file_format.value}, "
+            "which has no random access; prepare it as array_record under another data_dir"
         ) from None
     except Exception as error:  # missing or damaged record files
         raise DataError(_unreadable(name, folder, error)) from None
@@ -251,10 +263,10 @@ def _builder_from_code(name: str, root: str, from_files: Exception) -> Any:
         close = difflib.get_close_matches(name.split("/")[0].split(":")[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise DataError(
-            f"TFDS knows no data set {name!r} and none is prepared under {root}{hint}"
+            f"config.data.name: TFDS knows no data set {name!r} and none is prepared under {root}{hint}"
         ) from from_files
     except Exception as error:  # unknown configs and versions raise ValueError, AssertionError and others
-        raise DataError(f"TFDS cannot open {name!r}: {_one_line(error)}") from None
+        raise DataError(f"config.data.name: TFDS cannot open {name!r}: {_one_line(error)}") from None
 
 
 def _ensure_prepared(builder: Any, name: str, root: str) -> None:
@@ -269,8 +281,8 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
         if images:
             call = f"open_images(ImagesConfig('{name}', data_dir='{root}'), 'train', 3)"
         raise DataError(
-            f"{name} is not prepared under {root} and no network answers; where there is one run "
-            f'`python -c "from ddiloco.data.sources import *; {call}"` '
+            f"config.data.name: {name} is not prepared under {root} and no network answers; where there is "
+            f'one run `python -c "from ddiloco.data.sources import *; {call}"` '
             f"and copy {builder.data_dir} to the same place here"
         )
     wait = _EMBEDDED_WAIT_SECONDS if embedded else _DOWNLOAD_WAIT_SECONDS

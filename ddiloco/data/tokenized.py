@@ -53,7 +53,8 @@ class TokenizingSource(Sequence[np.ndarray]):
     """The documents of one split, each tokenized when it is read: ids with bos and eos, (n,) int32."""
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer, split: str) -> None:
-        self._text = open_text(config.name, split, config.data_dir, feature=config.text_feature)
+        feature, setting = config.text_feature, config.setting_of(split)
+        self._text = open_text(config.name, split, config.data_dir, feature=feature, setting=setting)
         self._tokenizer = tokenizer
         self._before = [] if tokenizer.bos is None else [tokenizer.bos]
         self._after = [] if tokenizer.eos is None else [tokenizer.eos]
@@ -79,11 +80,15 @@ class TokenizedSource(Sequence[np.ndarray]):
         wanted = _identity(config, tokenizer)
         for what, value in wanted.items():
             if (found := getattr(index, what)) != value:
-                raise DataError(f"{folder}: holds tokens of {what} {found}, but wanted is {value}")
+                raise DataError(
+                    f"config.data.tokenized: {folder}: holds tokens of {what} {found}, but wanted is {value}"
+                )
         if split not in index.splits:
             having = ", ".join(sorted(index.splits))
-            raise DataError(f"{folder}: has no tokens of split {split!r}; its splits: {having}")
-        self._name, self._dtype = f"{folder}, split {split}", np.dtype(index.dtype)
+            raise DataError(
+                f"config.data.tokenized: {folder}: has no tokens of split {split!r}; its splits: {having}"
+            )
+        self._name, self._dtype = f"config.data.tokenized: {folder}, split {split}", np.dtype(index.dtype)
         self.full_name = index.full_name
         self._count = index.splits[split].documents
         try:
@@ -193,4 +198,6 @@ def _index(folder: pathlib.Path) -> _Index:
             raise ValueError(index.dtype)
         return index
     except (OSError, ValueError, RecursionError):
-        raise DataError(f"{folder}: has no tokens that experiments.tokenize has written") from None
+        raise DataError(
+            f"config.data.tokenized: {folder}: has no tokens that experiments.tokenize has written"
+        ) from None

@@ -81,7 +81,7 @@ def newest(directory: pathlib.Path) -> int | None:
 
 
 def restore(directory: pathlib.Path) -> Checkpoint:
-    """Reads `directory`: one checkpoint, or the newest in a folder of them.
+    """Reads `directory`: one checkpoint, or the newest in a folder of them, such as a run's.
 
     Raises:
       CheckpointError: there is none, or its parameters are not the ones that were saved.
@@ -90,7 +90,8 @@ def restore(directory: pathlib.Path) -> Checkpoint:
     if directory.name.isdigit() and (directory / "params").is_dir():
         folder, step = directory.parent, int(directory.name)
     else:
-        folder, step = directory, None
+        of_run = directory / "checkpoints"
+        folder, step = of_run if of_run.is_dir() else directory, None
     if not folder.is_dir():
         raise CheckpointError(f"{directory}: no such folder of checkpoints")
     with _manager(folder, create=False) as manager:

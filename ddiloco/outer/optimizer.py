@@ -90,6 +90,19 @@ class OuterConfig:
                 f"it needs a codec of {', '.join(lossy)}"
             )
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """The settings that change nothing beside the others, each with which of these."""
+        momentum = {"momentum", "momentum_every"} - _MOMENTUM.get(self.optimizer, set())
+        found = dict.fromkeys(momentum, f"outer.optimizer is {self.optimizer}")
+        if self.optimizer == "direct":
+            found["learning_rate"] = "outer.optimizer is direct"
+        if not self.rate_rounds:
+            found["final_rate"] = "outer.rate_rounds is 0"
+        if self.merge != "rda":
+            found["embeddings"] = f"outer.merge is {self.merge}"
+        return found
+
 
 def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     """The outer optimizer that the settings name, for the merged outer gradient of one fragment."""
@@ -114,6 +127,11 @@ OPTIMIZERS: dict[str, Callable[[OuterConfig, float | optax.Schedule], optax.Grad
         delayed_nesterov(config.momentum, config.momentum_every), rate
     ),
     "heloco": lambda config, rate: _with_rate(heloco(config.momentum), rate),
+}
+_MOMENTUM = {  # what each uses of it, where it has any
+    "nesterov": {"momentum"},
+    "delayed_nesterov": {"momentum", "momentum_every"},
+    "heloco": {"momentum"},
 }
 
 

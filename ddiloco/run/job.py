@@ -27,12 +27,14 @@ from ddiloco.observe.files import replacing
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.profile import StepProfile
+from ddiloco.observe.records import Alarm
 from ddiloco.observe.trimming import OF_RUNS, next_previous
 from ddiloco.observe.writers import check_writers
 from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.page.server import PageServer
 from ddiloco.page.visitors import NOBODY, Visitors, check_page
+from ddiloco.protocol.schedule import Schedule
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.run import needs
@@ -188,6 +190,8 @@ def _run_owned(
         resume=resume or snapshot is not None,
     )
     monitor.start()
+    for sentence in _never_merged(experiment):
+        monitor.queue.put(Alarm(sentence, 0.0 if experiment.driver == "virtual" else time.time()))
     owner = Owner(workdir)
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
@@ -225,6 +229,16 @@ def _run_owned(
         with contextlib.suppress(OSError):  # it is printed, too
             (workdir / "sample.txt").write_text(sample + "\n")
     return Result(summary, sample, failure)
+
+
+def _never_merged(experiment: Experiment) -> Iterator[str]:
+    """Says so where fragments are due for the first time only after the last step."""
+    steps, sync = experiment.train.steps, experiment.sync
+    schedule = Schedule(sync.num_fragments, sync.interval)
+    never = sum(not schedule.last_due(p, steps) for p in range(sync.num_fragments))
+    if never and experiment.algorithm not in BASELINES:
+        which = f"{never} of {sync.num_fragments} fragments are never merged"
+        yield f"train.steps is {steps}, below sync.interval, {sync.interval}: {which}"
 
 
 def _check(owner: Owner, workdir: pathlib.Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import pathlib
 import sys
 
 from absl import flags
@@ -41,9 +40,7 @@ def main(arguments) -> int:
 
     if len(arguments) != 2 or arguments[1] not in NAMES:
         raise cli.UsageError(f"name one benchmark of {', '.join(NAMES)}")
-    name, output = arguments[1], _OUTPUT.value and pathlib.Path(_OUTPUT.value)
-    if output:
-        cli.made_folder("output", output.parent)
+    name, output = arguments[1], cli.made_file(_OUTPUT)
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
     more = {

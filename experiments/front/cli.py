@@ -59,6 +59,15 @@ class Config:
 
         return parse({**self.value, **settings})
 
+    def idle(self, experiment: Experiment) -> Iterator[str]:
+        """A line for each setting of the command line that changes nothing in the run."""
+        for path, _ in _given:
+            group, _, name = path.partition(".")
+            if group in ("remote", "virtual") and group != experiment.driver:
+                yield f"config.{path}: changes nothing where driver is {experiment.driver}"
+            elif group == "outer" and name in experiment.outer.idle:
+                yield f"config.{path}: changes nothing where {experiment.outer.idle[name]}"
+
 
 def define_config(default: str) -> Config:
     """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides."""
@@ -111,6 +120,8 @@ def run(
     def parse(argv: Sequence[str]) -> list[str]:
         try:
             return flags.FLAGS(argv, known_only=False)
+        except flags.UnrecognizedFlagError as error:
+            _fail(_meant(error.flagname) or str(error).splitlines()[0])
         except flags.Error as error:
             _fail(str(error).splitlines()[0].removeprefix("flag --"))
 
@@ -191,6 +202,24 @@ def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
     return folder
 
 
+def made_file(flag: flags.FlagHolder) -> pathlib.Path | None:
+    """The file that a flag names, in a folder that is there now; None: it names none.
+
+    Raises:
+      UsageError: it cannot be written, which is found out before anything is made for it.
+    """
+    if not flag.value:
+        return None
+    path = pathlib.Path(flag.value)
+    with reaching(flag.name, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        path.open("a").close()
+        if new:
+            path.unlink()
+    return path
+
+
 def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
     """The ConfigDict that a program given `--config=argument` and these (path, value) overrides has.
 
@@ -224,6 +253,15 @@ def changed(settings: Any, overrides: Sequence[tuple[str, str]], group: str) -> 
 def tell(line: str) -> None:
     """Writes a line to standard error, for whoever looks on, if it is read; results go to standard output."""
     terminal.tell(terminal.printable(line), sys.stderr)
+
+
+def _meant(flag: str) -> str | None:
+    """What to say of a flag that there is not, if it is a setting without the word `config`."""
+    from ddiloco.settings.experiment import Experiment
+
+    if "config" in flags.FLAGS and flag.partition(".")[0] in Experiment.__dataclass_fields__:
+        return f"{flag}: no such flag; did you mean --config.{flag}?"
+    return None
 
 
 def _fail(message: str, code: int = REFUSED) -> None:

@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pathlib
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
+from ddiloco.observe import terminal
 from experiments.front import cli
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MADE = ("summary.json", "loss.png", "checkpoints")
 
 
-def stop_on_signals(grace: float = 0.0) -> tuple[threading.Event, list[int]]:
+def stop_on_signals(grace: float = 0.0, saving: str = "") -> tuple[threading.Event, list[int]]:
     """An event that SIGINT and SIGTERM set, and a list that they are put in; a second Ctrl-C ends at once.
+
+    `saving`: what follows the first Ctrl-C, to be told at once; empty: nothing that takes long.
 
     `grace` seconds after the first the process ends, whatever is not saved by then; 0: never. What an engine
     kills counts as failed, what ends before counts as preempted. A second SIGTERM changes nothing: engines
     send it to a job's processes from more than one place, and the launcher passes it on.
     """
     stop, received = threading.Event(), []
-
-    def leave(number, _) -> None:
-        received.append(number)
-        stop.set()
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGTERM else signal.SIG_DFL)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
-    if grace:
-        numbers, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing)
-        threading.Thread(target=_end_late, args=(grace, numbers), name="grace", daemon=True).start()
+    numbers, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)  # the pipe has its number by then
+    arguments = numbers, stop, received, grace, saving
+    threading.Thread(target=_listen, args=arguments, name="signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # one may have come before
     return stop, received
 
 
-def _end_late(grace: float, numbers: int) -> None:
-    """Waits for a signal's number in a pipe: there it is at once, while `leave` waits for what is compiled.
+def _listen(numbers: int, stop: threading.Event, received: list[int], grace: float, saving: str) -> None:
+    """Waits for signals' numbers in a pipe: they come at once, while a handler waits for what is compiled.
 
-    An operator's word is not in it, nor another host's: for these no engine counts the seconds.
+    An operator's word is not in it, nor another host's: for these no engine counts the seconds of grace.
     """
-    while (number := os.read(numbers, 1)[0]) not in (signal.SIGINT, signal.SIGTERM):
-        pass
-    time.sleep(grace)
+    while True:
+        number = os.read(numbers, 1)[0]
+        if number not in _SIGNALS:
+            continue
+        if number == signal.SIGINT and number in received:
+            os._exit(128 + number)
+        if grace and not received:
+            late = threading.Timer(grace, _end_late, (grace, number))
+            late.daemon = True
+            late.start()
+        received.append(number)
+        stop.set()
+        if number == signal.SIGINT and saving:
+            line = terminal.printable(f"{saving}; a second Ctrl-C ends this at once, unsaved")
+            below = "\n" if sys.stderr.isatty() else ""  # a live line, and what the terminal makes of Ctrl-C
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it
+                terminal.tell(below + line, sys.stderr)
+
+
+def _end_late(grace: float, number: int) -> None:
     cli.tell(f"not done {grace:g} s after the word to stop: the process ends as it is")
     sys.stdout.flush()
     os._exit(128 + number)

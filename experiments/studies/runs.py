@@ -154,7 +154,7 @@ def train(
     Processes are forked from one that has imported everything, where that can be, divide the cores among
     them, and end with this one. Calls `ended` after each, and runs what that returns, if anything, after the
     others. Returns the names of those that failed, with why. What `ended` raises, like Ctrl-C, ends the
-    processes under way by SIGTERM; the exception goes on when they are gone.
+    processes under way by SIGTERM; the exception goes on when they are gone. A second Ctrl-C kills them.
 
     Raises:
       UsageError: a run had one; the others are ended too.
@@ -195,11 +195,19 @@ def train(
                 if process.exitcode or why:
                     failed.append(f"{plan.name} ({why or f'exit status {process.exitcode}'})")
                 add(ended(plan) or [])
+    except KeyboardInterrupt:
+        cli.tell("saving what is under way; a second Ctrl-C ends this at once, unsaved")
+        raise
     finally:
-        for _, process in under_way.values():
-            process.terminate()
-        for _, process in under_way.values():
-            process.join()
+        started = [process for _, process in under_way.values()]
+        try:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.join()
+        finally:
+            for process in started:
+                process.kill()
     return failed
 
 

@@ -132,7 +132,10 @@ def test_a_state_of_another_stream_is_refused_with_the_difference(config, change
 
 
 def test_more_shards_than_images_and_more_classes_than_the_model_has_are_refused(config):
-    with pytest.raises(DataError, match=r"digits has 40 records in split train\[:40\], too few for 41"):
+    with pytest.raises(
+        DataError,
+        match=r"^config.data.train_split: digits has 40 records in split train\[:40\], too few for 41",
+    ):
         batches(config, num_shards=41)
     with pytest.raises(ConfigError, match=r"config\.model\.num_classes: is 9, but digits/1\.0\.0 has 10"):
         batches(config, num_classes=9)

@@ -108,7 +108,7 @@ def test_a_data_set_out_of_reach_fails_within_seconds_and_without_a_traceback(tm
         [sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=60
     )
     assert time.monotonic() - start < 20  # about 4 s, and much room for a busy machine
-    assert done.stdout.startswith("lm1b is not prepared under")
+    assert done.stdout.startswith("config.data.name: lm1b is not prepared under")
     assert done.stdout.count("\n") == 1
     assert "Traceback" not in done.stderr
 
@@ -138,18 +138,20 @@ def test_a_download_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
 def test_an_unknown_name_is_told_in_one_line(name, says, tmp_path, no_network):
     with pytest.raises(DataError) as error:
         open_text(name, "train", tmp_path)
-    assert says in one_line(error)
+    assert one_line(error).startswith("config.data.name: ") and says in one_line(error)
 
 
 def test_an_unknown_split_names_the_splits_there_are(data_dir):
-    with pytest.raises(DataError, match="its splits: train, validation") as error:
+    with pytest.raises(
+        DataError, match=r"^config.data.train_split: .*; its splits: train, validation"
+    ) as error:
         open_text("stdlib_text", "test", data_dir)
     one_line(error)
 
 
 @pytest.mark.parametrize("feature", ["year", "text"])
 def test_a_feature_without_text_names_those_that_have_it(feature, poems):
-    with pytest.raises(DataError, match="its text features: poem") as error:
+    with pytest.raises(DataError, match=r"^config.data.text_feature: .*; its text features: poem") as error:
         open_text("tiny_poems", "train", poems, feature=feature)
     one_line(error)
 
@@ -191,7 +193,9 @@ def test_importing_the_package_imports_neither_tfds_nor_grain():
 
 
 def test_a_bucket_of_data_sets_is_refused_in_a_line(monkeypatch):
-    told = r"^data_dir: gs://bucket/tfds: must be a folder; mount the bucket, or copy the data set$"
+    told = (
+        r"^config.data.data_dir: gs://bucket/tfds: must be a folder; mount the bucket, or copy the data set$"
+    )
     with pytest.raises(DataError, match=told):
         open_text("stdlib_text", "train", "gs://bucket/tfds")
     monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/tfds")

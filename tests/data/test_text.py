@@ -215,7 +215,9 @@ def test_a_state_fits_another_batch_size(config):
 
 
 def test_more_shards_than_documents_are_refused(few):
-    with pytest.raises(DataError, match=r"has 40 records in split .*, too few for 41 shards") as error:
+    with pytest.raises(
+        DataError, match=r"^config.data.train_split: .* has 40 records in split .*, too few for 41 shards"
+    ) as error:
         batches(few, num_shards=41)
     assert "\n" not in str(error.value)
 
@@ -279,7 +281,7 @@ def test_a_large_held_out_split_is_read_only_up_to_the_pool(config):
 
 
 def test_an_empty_held_out_split_is_an_error(config):
-    with pytest.raises(DataError, match="no record in split"):
+    with pytest.raises(DataError, match=r"^config.data.eval_split: .* no record in split"):
         held_out_text(dataclasses.replace(config, eval_split="validation[:0]"), TOKENIZER, 4, 1)
 
 

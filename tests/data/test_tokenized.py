@@ -103,12 +103,12 @@ def test_documents_without_a_token_and_large_ids_are_kept(few, tmp_path):
     ("change", "says"),
     [
         ({"tokenized": "nowhere"}, "nowhere: has no tokens that experiments.tokenize has written"),
-        ({"train_split": "train"}, r"has no tokens of split 'train'; its splits: train\[:20\], validation"),
+        ({"train_split": "train"}, r": has no tokens of split 'train'; its splits: train\[:20\], validation"),
         ({"name": "other"}, "holds tokens of name stdlib_text, but wanted is other"),
     ],
 )
 def test_other_tokens_than_those_wanted_are_refused(few, folder, change, says):
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=rf"^config\.data\.tokenized: .*{says}"):
         batches(dataclasses.replace(few, **{"tokenized": str(folder), **change}))
 
 

@@ -81,6 +81,10 @@ def test_an_earlier_step_than_the_newest_may_be_saved(copied):
     assert restore(copied).step == 12
 
 
+def test_the_newest_of_a_run_is_read_from_the_run_s_folder(copied):
+    assert restore(copied.parent).step == 12
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path):
     assert told(tmp_path / "none") == f"{tmp_path / 'none'}: no such folder of checkpoints"
 

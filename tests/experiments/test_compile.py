@@ -13,7 +13,7 @@ from experiments.front import cli
 from experiments.front.cli import UsageError
 from experiments.studies.compiling import topology
 from experiments.studies.compiling.cost import Cost, Traffic
-from experiments.studies.compiling.report import Compilation, known_before, report, roofline
+from experiments.studies.compiling.report import Compilation, report, roofline
 from tests.integration.programs import SMALLEST
 from tests.refusals import assert_refused
 
@@ -80,7 +80,7 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
     ],
 )
 def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
-    assert_refused(programs.run("compile", "--config.mesh.fsdp=3", f"--topology={asked}", "--dry_run"), told)
+    assert_refused(programs.run("compile", "--config.mesh.fsdp=3", f"--topology={asked}"), told)
 
 
 @needs_libtpu
@@ -151,13 +151,6 @@ def test_a_saved_step_of_something_else_is_refused_in_one_line(tmp_path):
     changed.train.update(executable=str(path), batch_size=8)
     with pytest.raises(ConfigError, match="the program differs in code or settings"):
         ModelRecipe(parse(changed)).program(compilation.mesh, 8)
-
-
-def test_without_the_compiler_the_state_and_the_operations_are_known():
-    compilation = Compilation(config(), topology.Slice(jax.devices()[:4], CHIPS["v5e"]))
-    told = known_before("tiny", "v5e:2x2", compilation).splitlines()
-    assert told[0] == "tiny on v5e:2x2: 4 chips, data=4 stage=1 fsdp=1 tensor=1 expert=1, 8 rows"
-    assert [line.split()[0] for line in told[1:]] == ["memory", "operations", "roofline"]
 
 
 def test_a_step_takes_what_its_slowest_part_takes():

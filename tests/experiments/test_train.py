@@ -20,3 +20,29 @@ def test_all_that_it_prints_is_json_if_that_is_wanted(programs, tmp_path):
     lines = [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
     assert {(line["run"], line["role"]) for line in lines} == {("mine", "all")}
     assert any(line["message"].startswith("24 steps in") for line in lines)
+
+
+def test_a_setting_that_changes_nothing_is_told_before_the_run(programs, tmp_path):
+    given = {
+        "driver": "virtual",
+        "virtual.arrays": False,
+        "train.steps": 24,
+        "remote.spares": 0,
+        "outer.optimizer": "direct",
+        "outer.learning_rate": 0.7,
+        "outer.momentum": 0.3,
+        "outer.merge": "direct",
+        "outer.embeddings": "direct",
+        "log.page": "",
+    }
+    changes = [f"--config.{path}={value}" for path, value in given.items()]
+    done = programs.run("train", *changes, f"--workdir={tmp_path}")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        0,
+        [
+            "config.remote.spares: changes nothing where driver is virtual",
+            "config.outer.learning_rate: changes nothing where outer.optimizer is direct",
+            "config.outer.momentum: changes nothing where outer.optimizer is direct",
+            "config.outer.embeddings: changes nothing where outer.merge is direct",
+        ],
+    )

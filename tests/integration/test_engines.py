@@ -25,9 +25,9 @@ print("told", flush=True)
 threading.Event().wait()
 """
 COMPILING = """
-import ctypes
+import ctypes, sys
 from experiments.front.ending import stop_on_signals
-stop, received = stop_on_signals(0.2)
+stop, received = stop_on_signals(float(sys.argv[1]), "saving all")
 mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 libc.pthread_mutex_lock(mutex)
 print("begun", flush=True)
@@ -73,17 +73,39 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
 
 
-def test_a_process_whose_main_thread_is_in_other_code_than_python_s_ends_in_its_grace():
-    """As while a step compiles; the handler of the signal runs only once that is done."""
-    command = [sys.executable, "-c", COMPILING]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
-    finally:
+@pytest.fixture
+def compiling():
+    """Starts a process with so many seconds of grace, whose main thread is in other code than Python's.
+
+    As while a step compiles; the handler of a signal runs only once that is done.
+    """
+    started = []
+
+    def start(grace):
+        command = [sys.executable, "-c", COMPILING, grace]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=ROOT, text=True, **pipes))
+        assert started[-1].stdout.readline() == "begun\n"
+        return started[-1]
+
+    yield start
+    for process in started:
         process.kill()
         process.communicate()
+
+
+def test_a_process_that_compiles_ends_in_its_grace(compiling):
+    process = compiling("0.2")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+
+
+def test_a_ctrl_c_is_answered_at_once_and_a_second_one_ends_what_compiles(compiling):
+    process = compiling("0")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "saving all; a second Ctrl-C ends this at once, unsaved\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
 
 
 def test_seconds_of_grace_are_counted_from_the_signal_where_somebody_else_said_stop_before():

@@ -132,7 +132,7 @@ def test_a_host_whose_data_are_not_there_ends_at_once_though_the_other_waits_for
         job.learner(0, *place, "--process=0", XLA_FLAGS=flags)
         follows = job.learner(0, *place, "--process=1", "--config.data.name=nowhere", XLA_FLAGS=flags)
         code, _, err = job.left(follows)
-        assert code == 2 and "error: host 1: TFDS knows no data set 'nowhere'" in err
+        assert code == 2 and "error: host 1: config.data.name: TFDS knows no data set 'nowhere'" in err
 
 
 def sources(workdir, learner):

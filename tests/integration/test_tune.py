@@ -28,7 +28,7 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
     plan.write_text("from configs.micro import get_config\n" + PLAN)
     small = [f"--config.{name}={value}" for name, value in SMALL.items()]
     arguments = [f"--config={plan}", f"--output={tmp_path}/out", "--seeds=1", *small]
-    first = programs.finish(programs.start("tune", *arguments), 200)
+    first = programs.finish(programs.start("tune", *arguments), 600)
     assert first.returncode == 0, first.stderr
     adamw, muon = json.loads((tmp_path / "out" / "chosen.json").read_text())
     for row in (adamw, muon):

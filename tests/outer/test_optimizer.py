@@ -133,6 +133,19 @@ def test_the_rate_goes_to_its_last_value_in_a_straight_line_and_stays(name):
         np.testing.assert_allclose(got, unscaled * rate / 0.5, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+def test_settings_that_change_no_update_are_known(name):
+    config = OuterConfig(optimizer=name)
+    before = run(config, stream())[0]
+    others = {"learning_rate": 0.1, "momentum": 0.9, "momentum_every": 2, "final_rate": 0.2}
+    after = {
+        name: run(dataclasses.replace(config, **{name: value}), stream())[0] for name, value in others.items()
+    }
+    assert {
+        name for name in others if np.array_equal(before, after[name])
+    } == config.idle.keys() & others.keys()
+
+
 @pytest.mark.parametrize(
     "name", ["nadamm", "chain", "scale", "", "_src", "polyak_sgd_", "adaptive_grad_clip"]
 )

@@ -1,4 +1,4 @@
-"""How a run ends whose result finds no room."""
+"""What a run says of fragments that it never merges, and how it ends if its result finds no room."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ import pytest
 from ddiloco.observe.files import read_json
 from ddiloco.run.job import run_job
 from ddiloco.virtual.run import VirtualRun
-from tests import workbench
+from tests import virtual_runs, workbench
 from tests.small_disks import small_disk
 
 
@@ -27,3 +27,20 @@ def test_a_result_that_finds_no_room_is_told_in_one_line_and_the_records_stay(da
     assert result.failure == f"{where}: cannot be written: No space left on device"
     assert read_json(tmp_path / "summary.json")["step"] == 4
     assert not result.summary["finished"], "who starts it again would not save it"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "told"),
+    [
+        ("decoupled", 3, ["train.steps is 3, below sync.interval, 4: 1 of 3 fragments are never merged"]),
+        ("decoupled", 4, []),
+        ("data_parallel", 3, []),
+    ],
+)
+def test_a_run_shorter_than_the_interval_says_what_it_never_merges(
+    algorithm, steps, told, data_dir, tmp_path
+):
+    settings = {"virtual": {"arrays": False}, "train": {"steps": steps}}
+    summary = virtual_runs.run_job(virtual_runs.virtual(data_dir, algorithm, **settings), tmp_path).summary
+    assert summary["alarms"] == told
+    assert [*summary["outer_steps"].values()].count(0) == len(told)

@@ -1,6 +1,7 @@
 """Runs side by side in processes of their own: how they end, and that they end."""
 
 import dataclasses
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -29,6 +30,15 @@ INTERRUPTS = """
     os.kill(int(sys.argv[1]), signal.SIGINT)
     signal.pause()
 """
+STAYS = """
+    import os, signal, sys
+    interrupt = lambda *_: os.kill(int(sys.argv[1]), signal.SIGINT)
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    interrupt()
+    while True:
+        signal.pause()
+"""
 HOLDS = """
     import os, signal, sys
     with open(sys.argv[1], "a") as file:
@@ -40,7 +50,8 @@ HOLDS = """
 @pytest.fixture(autouse=True)
 def programs(tmp_path, monkeypatch):
     """The programs above can be imported."""
-    for name, text in {"ends": ENDS, "interrupts": INTERRUPTS, "holds": HOLDS}.items():
+    made = {"ends": ENDS, "interrupts": INTERRUPTS, "stays": STAYS, "holds": HOLDS}
+    for name, text in made.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -129,7 +140,15 @@ def test_ctrl_c_ends_the_runs_under_way_and_starts_no_other(ctrl_c, told, tmp_pa
     planned = [Pretended(tmp_path / name, (str(os.getpid()),)) for name in ("first", "second")]
     with pytest.raises(KeyboardInterrupt):
         runs.train(planned, 1, ended.append)
-    assert (told, ended) == (["[1/2] first"], [])
+    assert ended == []
+    assert told == ["[1/2] first", "saving what is under way; a second Ctrl-C ends this at once, unsaved"]
+
+
+def test_a_second_ctrl_c_ends_also_runs_that_do_not_end(ctrl_c, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "PROGRAM", "stays")
+    with pytest.raises(KeyboardInterrupt):
+        runs.train([Pretended(tmp_path / "first", (str(os.getpid()),))], 1, lambda run: None)
+    until(lambda: not multiprocessing.active_children(), "its end")
 
 
 def test_runs_are_forked_and_end_with_who_runs_them_however_that_ends(tmp_path):

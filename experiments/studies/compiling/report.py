@@ -210,21 +210,6 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
     }
 
 
-def known_before(preset: str, topology: str, compilation: Compilation) -> str:
-    """What is known of a learner on the slice before its programs are compiled."""
-    chip, flops = compilation.slice.chip, compilation.model_flops
-    shape = " ".join(f"{axis}={size}" for axis, size in compilation.mesh.shape.items())
-    hbm = "" if chip is None else f" of {chip.hbm_bytes / GIB:.2f} GiB"
-    lines = [
-        f"{preset} on {topology}: {compilation.mesh.size} chips, {shape}, {compilation.rows} rows",
-        f"memory       {compilation.state_bytes / GIB:.2f} GiB{hbm}, parameters and optimizer state a chip",
-        f"operations   {flops:.4g} FLOP a chip and step, by the model's formula",
-    ]
-    if chip is not None:
-        lines.append(f"roofline     {flops / chip.peak_flops:.4g} s a step by compute alone")
-    return "\n".join(lines)
-
-
 def roofline(cost: Cost, model_flops: float, chip: Chip) -> dict[str, Any]:
     """Seconds of a step where compute, HBM and interconnect overlap fully, and the MFU that it allows.
 

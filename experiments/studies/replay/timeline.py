@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.parts import FromPart, PartConnected
+from experiments.front.cli import UsageError
 from experiments.studies.replay import works as plans
 from experiments.studies.replay.order import perform
 from experiments.studies.replay.works import Actor, Key, Plan, VersionId, Work
@@ -106,16 +107,24 @@ def timeline(plan: Plan) -> list[Line]:
     return sorted(lines, key=lambda line: line.wall)
 
 
-def chosen(lines: Iterable[Line], learner: int | None, around: int | None, steps: int) -> list[Line]:
+def chosen(lines: Sequence[Line], learner: int | None, around: int | None, steps: int) -> list[Line]:
     """The lines of one learner and of the syncer, from `steps` global steps before a round to as many after.
 
     None: of all learners; of all rounds.
+
+    Raises:
+      UsageError: there is no such learner, or no round near that step.
     """
+    known = sorted({line.learner for line in lines if line.learner is not None})
+    if learner not in (None, *known):
+        raise UsageError(f"learner: is {learner}, but must be one of {', '.join(map(str, known))}")
     kept = [line for line in lines if learner is None or line.learner in (learner, None)]
     if around is None:
         return kept
     near = [i for i, line in enumerate(kept) if _near(line, around, steps)]
-    return kept[near[0] : near[-1] + 1] if near else []
+    if not near:
+        raise UsageError(f"around: is {around}, but no round is within --steps={steps} of that global step")
+    return kept[near[0] : near[-1] + 1]
 
 
 def shown(line: Line, virtual: bool) -> str:

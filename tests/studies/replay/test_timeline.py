@@ -5,11 +5,13 @@ import itertools
 import pytest
 
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
+from experiments.front.cli import UsageError
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import perform
 from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.timeline import Clocks, chosen, clock_text, shown, timeline
 from experiments.studies.replay.works import BEFORE
+from tests.refusals import refusal
 from tests.workbook import POLICY, fleet_tapes, lose
 
 
@@ -51,7 +53,16 @@ def test_the_timeline_is_in_order_of_time_and_of_one_learner_where_asked(plan):
     merged = [line for line in near if "round 18 of fragment 0 is merged" in line.text]
     assert len(merged) == 1
     assert shown(merged[0], virtual=True).endswith(clock_text(merged[0].clock))
-    assert chosen(lines, None, 10_000, 1) == []
+
+
+def test_a_learner_or_a_round_that_there_is_not_is_refused(plan):
+    lines = timeline(plan)
+    assert refusal(UsageError, chosen, lines, 9, None, 1).startswith(
+        "learner: is 9, but must be one of 0, 1, "
+    )
+    assert refusal(UsageError, chosen, lines, None, 10_000, 1).startswith(
+        "around: is 10000, but no round is "
+    )
 
 
 def test_a_clock_is_shown_as_learners_and_their_steps_then_fragments_and_their_versions():

@@ -166,7 +166,7 @@ class SyncerRun:
             self._server.close()
         params, core = self._parameters(), self._syncer.core
         finished = alone or core.finished
-        last = self._scoring.last(core.step, core.versions, params, finished)
+        last = self._scoring.last(core.step, core.versions, params)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, finished, failure, last.sample)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ddiloco.config import ConfigError
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.ownership import owned_fragments
@@ -77,7 +78,10 @@ class SyncerRun:
         self._stop, self._alone, self._comes_back = stop, alone, comes_back
         self.locks = contextlib.ExitStack()
         positions, workdir = Positions(durable.folder), durable.folder.parent
-        state = self._durable_state(resumed, snapshot, positions)
+        try:
+            state = self._durable_state(resumed, snapshot, positions)
+        except OSError as error:
+            raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
         goes_on = resumed or snapshot is not None
         resumed_from = ResumedFrom.load(durable.folder) if goes_on else None
         snapshot_name = None if resumed_from is None else resumed_from.name

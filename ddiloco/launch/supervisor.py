@@ -21,7 +21,7 @@ from ddiloco.observe.records import reason
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
-LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
+LEAVE_SECONDS = 90.0  # for a syncer to end the run once its last learner has ended
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
@@ -242,16 +242,17 @@ class Supervisor:
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
-        """Makes the syncer, or another one if it is dead, tell learners that the run is over and save all."""
+        """Makes the syncer, or another one if it is dead, tell learners that the run is over and save all.
+
+        That takes as long as the model is large: who does not want to wait ends this process.
+        """
         dead = self._syncer.process.exitcode is not None and not self._run_is_over()
         if dead and self._syncer.begun():
             self._start(self._syncer)
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()
-            process.join(LEAVE_SECONDS)
-            if process.exitcode is None:
-                self._note(f"the syncer did not end within {LEAVE_SECONDS:.0f} s")
+            process.join()
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds

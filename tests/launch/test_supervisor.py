@@ -89,6 +89,32 @@ def test_the_word_to_stop_goes_to_the_syncer_and_all_end(run):
     assert it.end() == 143
 
 
+SAVES = """
+import time
+def save(*_):
+    open({told!r}, "w").close()
+    while not os.path.exists({saved!r}): time.sleep(0.01)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {{signal.SIGTERM}})
+signal.pause()
+"""
+
+
+def test_a_syncer_has_as_long_as_it_takes_to_save_all(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "LEAVE_SECONDS", 0.0)
+    told, saved = tmp_path / "told.txt", tmp_path / "saved.txt"
+    it = run(SAVES.format(told=str(told), saved=str(saved)), "sys.exit(0)")
+    try:
+        until(lambda: it.starts("syncer") and it.ends, "the learner's end")
+        it.stop.set()
+        until(told.exists, "the word")
+    finally:
+        saved.touch()
+    assert it.end() == 143
+    assert it.told == []
+
+
 @pytest.mark.parametrize("code", [0, 2, 143])
 def test_the_run_ends_as_its_syncer_does(run, code):
     it = run(f"sys.exit({code})", STANDS)

@@ -30,7 +30,9 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(self, folder, syncer, *learners, spare=None, part=None, hosts=1, environment=os.environ):
+    def __init__(
+        self, folder, syncer, *learners, spare=None, part=None, hosts=1, environment=os.environ, **more
+    ):
         self.folder, self.told, self.ends = folder, [], []
         self.environment = environment
         self.stop, self.codes = threading.Event(), []
@@ -48,6 +50,7 @@ class Run:
             observe=lambda name, pid, code: code is not None and self.ends.append(name),
             spares=spares,
             parts=[] if part is None else [self._role("part", part)],
+            **more,
         )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
         self._thread.start()

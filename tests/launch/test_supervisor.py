@@ -1,6 +1,7 @@
 """Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
 
 import errno
+import itertools
 import os
 import pathlib
 import signal
@@ -127,6 +128,21 @@ def test_a_syncer_that_ends_with_an_error_is_started_again_up_to_the_limit(run):
     assert it.end() == 1
     assert [words[1:] for words in it.starts("syncer")] == [[], *[["again"]] * CONFIG.restarts]
     assert it.told[-1] == "the process of syncer ended with exit code 1 and is given up"
+
+
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_failures_are_forgotten_only_where_the_run_gets_on_between_them(gets_on, run, monkeypatch):
+    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
+    counting = itertools.count(1)
+    it = run(ENDS_AT_THE_WORD, STANDS, progress=lambda: next(counting) if gets_on else 1)
+    for again in range(1, CONFIG.restarts + 2):
+        until(lambda again=again: len(it.starts("syncer")) == again)
+        it.kill("syncer")
+    if gets_on:
+        until(lambda: len(it.starts("syncer")) == CONFIG.restarts + 2)
+    else:
+        assert it.end() == 1
+        assert it.told[-1] == "the process of syncer was killed by SIGKILL and is given up"
 
 
 def test_a_syncer_that_dies_right_after_it_was_looked_after_is_started_again(run):

@@ -30,7 +30,7 @@ from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
-from ddiloco.remote.syncer.scoring import Scoring
+from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.agreement import LARGEST
 from ddiloco.remote.wire.management import Command
@@ -170,7 +170,9 @@ class SyncerRun:
             self._server.close()
         params, core = self._parameters(), self._syncer.core
         finished = alone or core.finished
-        last = self._scoring.last(core.step, core.versions, params)
+        last = LastScore(None, None, None)  # another goes on, and this may not have the time
+        if over or finished:
+            last = self._scoring.last(core.step, core.versions, params)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, finished, failure, last.sample)
 

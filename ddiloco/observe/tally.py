@@ -291,7 +291,7 @@ def summarize(tally: Tally, now: float, alarms: list[str]) -> dict[str, Any]:
         "min_quorum": min(rounds.quorums, default=None),
         "max_quorum": max(rounds.quorums, default=None),
         "merged_share": tally.merged_share(),
-        "merged_share_by_learner": tally.merged_shares(),
+        "merged_shares": tally.merged_shares(),
         "mean_grace_seconds": rounds.mean_grace_seconds(),
         "goodput": lines.goodput(now) if window else None,
         "uptime": lines.uptime(now) if window else None,

@@ -229,7 +229,7 @@ def _learner(history: History, slots: Slots, number: int) -> LearnerView:
         step_seconds=of.step_seconds,
         data_wait_share=_of(summary, "data_wait_share_by_learner", number),
         mfu=_of(summary, "mfu_by_learner", number),
-        merged_share=_of(summary, "merged_share_by_learner", number),
+        merged_share=_of(summary, "merged_shares", number),
         in_recent=statistics.fmean(recent) if recent else None,
         staleness=statistics.fmean(of.stale) if of.stale else None,
         sent=_of(summary, "bytes_sent_by_learner", number) or 0,

@@ -90,7 +90,7 @@ SUMMARY = {
     "min_quorum": 1,
     "max_quorum": 2,
     "merged_share": 700 / 1500,
-    "merged_share_by_learner": {"0": 600 / 1200, "1": 100 / 300},
+    "merged_shares": {"0": 600 / 1200, "1": 100 / 300},
     "mean_grace_seconds": 1.0,
     "goodput": 0.75,
     "uptime": 1.0,

@@ -13,7 +13,13 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then extra
 if [ -e /dev/accel0 ] || { [ -d /dev/vfio ] && [ "${TPU_NAME:-}${TPU_WORKER_ID:-}" ]; }; then extra=test,tpu; fi
 
 wanted=$({ cat setup.py requirements.lock; echo "$extra"; "$python" --version; } | sha256sum)
-if [ "$wanted" != "$(cat .venv/installed 2>/dev/null)" ]; then
+installed() { [ "$wanted" = "$(cat .venv/installed 2>/dev/null)" ]; }
+if ! installed; then
+  mkdir -p .venv
+  exec 9>.venv/lock  # until the end of this: another may set up at the same time
+  "$python" -c "import fcntl; fcntl.flock(9, fcntl.LOCK_EX)"
+fi
+if ! installed; then
   echo "setting up .venv (once)" >&2
   "$python" -m venv .venv
   # The lock names all there is to install; compiling on every core is quicker than pip's own way.
@@ -26,5 +32,6 @@ if [ "$wanted" != "$(cat .venv/installed 2>/dev/null)" ]; then
     "libtpu==0.0.52" || echo "no TPU compiler for this machine; experiments.compile will do without" >&2
   echo "$wanted" >.venv/installed
 fi
+exec 9>&-
 source .venv/bin/activate
 python -m compileall -q ddiloco experiments configs  # else all processes that begin together do so

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from ddiloco.observe.files import UNFINISHED
+
 _LENGTH = struct.Struct("<Q")  # of the header that follows, in bytes
 _CRC = b"crc32\n"  # after the magic: the file ends with a CRC-32
 _CRC_BYTES = 4
 _BLOCK = 1 << 20  # bytes that are checked and written while they are in the processor's cache
-_UNFINISHED = ".new"  # how the name of a file ends that is still being written
 
 
 def save(path: epath.Path, magic: bytes, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
@@ -127,7 +128,7 @@ def replace(path: epath.Path, parts: Iterable[Any]) -> None:
             path.write_bytes(b"".join(parts))
         return
     path = pathlib.Path(path)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         with new.open("xb") as file:
             for part in parts:
@@ -159,10 +160,10 @@ def as_os_error(path: epath.Path) -> Iterator[None]:
         raise OSError(errno.EIO, f"{error} ".splitlines()[0] or type(error).__name__) from error
 
 
-def sweep(folder: pathlib.Path, name: str = "*") -> None:
+def sweep(folder: pathlib.Path, name: str = "") -> None:
     """Removes unfinished files of these names, as far as the disk lets it; only for their one writer."""
     with contextlib.suppress(OSError):
-        for left in folder.glob(f".{name}*{_UNFINISHED}"):
+        for left in folder.glob(f".{name}*{UNFINISHED}"):
             left.unlink(missing_ok=True)
 
 

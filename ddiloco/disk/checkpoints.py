@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -57,14 +58,18 @@ def save(
     items = ocp.args.Composite(
         params=ocp.args.StandardSave(dict(params)), metadata=ocp.args.JsonSave(metadata)
     )
+    new, written = directory / ".new", directory / str(step)
     try:
-        with _manager(directory, create=True) as manager:
-            if step in manager.all_steps():
-                manager.delete(step)
-            manager.save(step, args=items, force=True)  # also of an earlier step than the newest
-        written = directory / str(step)
-        for path in (*written.rglob("*"), written, directory):
+        shutil.rmtree(new, ignore_errors=True)  # what a kill has left: a whole model
+        with _manager(new, create=True) as manager:
+            manager.save(step, args=items)
+        for path in new.rglob("*"):
             make_durable(path)
+        if written.exists():
+            written.rename(new / "before")
+        (new / written.name).rename(written)
+        make_durable(directory)
+        shutil.rmtree(new, ignore_errors=True)
         with contextlib.suppress(OSError), _manager(directory, create=False) as manager:
             for old in sorted(set(manager.all_steps()) - {step})[:-1]:
                 manager.delete(old)
@@ -131,9 +136,5 @@ def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
 
 
 def _manager(directory: pathlib.Path, create: bool) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(
-        create=create,
-        cleanup_tmp_directories=create,  # which a kill has left: whole models
-        enable_async_checkpointing=False,
-    )
+    options = ocp.CheckpointManagerOptions(create=create, enable_async_checkpointing=False)
     return ocp.CheckpointManager(pathlib.Path(directory).resolve(), options=options, item_names=_ITEMS)

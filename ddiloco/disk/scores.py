@@ -1,7 +1,7 @@
 """What a remote run's evaluator and syncer tell each other, in a folder of the workdir.
 
 The evaluator adds a line for each score. At the end the syncer says in a file which score is the last that it
-wants, and then that it has all.
+wants.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ class Wanted(NamedTuple):
     tokens: int
     versions: tuple[int, ...]
     """By fragment."""
-    over: bool = False
-    """The run is, and the syncer has the score or waits for it no longer."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.ports import reserved_port
+from ddiloco.observe.files import read_json
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 
@@ -152,5 +153,6 @@ def run_all(
             spares=spares,
             evaluator=evaluator if scored else None,
             parts=parts,
+            progress=lambda: read_json(workdir / "summary.json").get("rounds") or 0,
         )
         return watched.run(stop)

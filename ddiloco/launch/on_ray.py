@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray._private.state import state as cluster_state  # of nodes that leave, for which Ray has no public name
+from ray._private.state import state as cluster_state  # has what has no public name without a dashboard
 from ray.util import placement_group, remove_placement_group, tpu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -37,6 +37,7 @@ from ddiloco.launch.assignment import (
     Assignment,
 )
 from ddiloco.launch.ports import reserved_ports
+from ddiloco.observe.files import read_json
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 
@@ -140,6 +141,7 @@ class RayRun:
         self._begun: dict[str, tuple[Assignment, Security, Options]] = {}  # by actor, what it was made with
         self._groups: list[Any] = []
         self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
+        self._seen = 0, 0  # rounds merged, and the syncer's restarts before the last of them
         self.actors: dict[str, Any] = {}
 
     def run(self, stop: threading.Event) -> int:
@@ -223,6 +225,9 @@ class RayRun:
                 with contextlib.suppress(ValueError):  # the one that is gone may still have the name
                     self._start(*self._begun[name])
                     del due_at[name]
+            if self._is_stuck():
+                self._note("the syncer fails again and again, and nothing is merged meanwhile")
+                return FAILED
             self._leave_draining_nodes()
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
@@ -240,6 +245,16 @@ class RayRun:
             return FAILED
         self._note(f"{name} has ended with exit code {code}")
         return code
+
+    def _is_stuck(self) -> bool:
+        """Whether the syncer's processes were restarted too often since the run last merged."""
+        syncers = [actor for name, actor in self.actors.items() if name.startswith((SYNCER, PART))]
+        known = [cluster_state.actor_table(actor._actor_id.hex()) for actor in syncers]
+        restarts = sum(one.get("NumRestarts", 0) for one in known)
+        rounds = read_json(self._workdir / "summary.json").get("rounds") or 0
+        if rounds != self._seen[0]:
+            self._seen = rounds, restarts
+        return restarts - self._seen[1] > self._experiment.remote.restarts
 
     def _leave_draining_nodes(self) -> None:
         """Makes learners leave nodes that are about to go, while their work can still be merged."""

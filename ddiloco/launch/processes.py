@@ -20,7 +20,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 
 PRELOADED = (
@@ -51,6 +51,7 @@ def warm_up() -> None:
     if not _FORKS:
         return
     _context.set_forkserver_preload(PRELOADED)
+    resource_tracker.ensure_running()  # else the server would start it, which unblocks the signals below
     # A Ctrl-C is for the caller alone. A SIGTERM may be for all processes of a job: each program takes it
     # once it can, and the server, with which they would end, outlives them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -21,10 +21,10 @@ from ddiloco.observe.records import reason
 from ddiloco.settings.remote import RemoteConfig, backoff
 
 POLL = 0.1  # seconds
-LEAVE_SECONDS = 90.0  # for a syncer to save everything after the word to stop
+LEAVE_SECONDS = 90.0  # for a syncer to end the run once its last learner has ended
 LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
-STEADY_SECONDS = 60.0  # after which the earlier failures of a living process are forgotten
+STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forgotten if the run got on
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
@@ -50,6 +50,7 @@ class Role:
     process: BaseProcess | None = None
     stdin: Connection | None = None  # of a spare: the writing end
     failures: int = 0  # in a row
+    seen: object = None  # the run's progress when earlier failures were last forgotten
     started_at: float = 0.0
     ended_at: float = 0.0  # of the last process that `observe` has heard the end of
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
@@ -79,8 +80,11 @@ class Supervisor:
         spares: Sequence[Role] = (),
         evaluator: Role | None = None,
         parts: Sequence[Role] = (),
+        progress: Callable[[], object] = lambda: None,
     ) -> None:
         """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
+
+        `progress` gives what changes as the run gets on: else no failure is forgotten.
 
         `parts`: the syncer's other processes, where it is several.
 
@@ -90,7 +94,7 @@ class Supervisor:
         self._beside = [] if evaluator is None else [evaluator]
         self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners, self._parts = syncer, learners, parts
-        self._config, self._note = config, note
+        self._config, self._note, self._progress = config, note, progress
 
     def run(self, stop: threading.Event) -> int:
         """Runs until the syncer's process has ended, as `stop` asks it to; returns the run's exit code."""
@@ -175,12 +179,10 @@ class Supervisor:
             return
         self._end_together(role)
         code = role.process.exitcode
-        if code is None:
-            if now - role.started_at > STEADY_SECONDS:
-                role.failures = 0
+        if code in (None, 0) or _refused(role) or role.failures > self._config.restarts:
             return
-        if code == 0 or _refused(role) or role.failures > self._config.restarts:
-            return
+        if now - role.started_at > STEADY_SECONDS and role.seen != (seen := self._progress()):
+            role.failures, role.seen = 0, seen
         role.failures += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if role.failures > self._config.restarts:
@@ -242,16 +244,17 @@ class Supervisor:
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
-        """Makes the syncer, or another one if it is dead, tell learners that the run is over and save all."""
+        """Makes the syncer, or another one if it is dead, tell learners that the run is over and save all.
+
+        That takes as long as the model is large: who does not want to wait ends this process.
+        """
         dead = self._syncer.process.exitcode is not None and not self._run_is_over()
         if dead and self._syncer.begun():
             self._start(self._syncer)
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()
-            process.join(LEAVE_SECONDS)
-            if process.exitcode is None:
-                self._note(f"the syncer did not end within {LEAVE_SECONDS:.0f} s")
+            process.join()
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds

@@ -84,6 +84,13 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
     return {key for key in known if key is not None}
 
 
+def is_over(workdir: pathlib.Path, steps: int) -> bool:
+    """Whether the run has come to all of these steps, with everything saved."""
+    summary = read_json(workdir / "summary.json")
+    step = summary.get("step")
+    return summary.get("finished") is True and isinstance(step, int) and step >= steps
+
+
 def _steps(path: pathlib.Path, known: set[Key | None]) -> Iterator[Record]:
     """A learner's steps; then the keys of the last are in `known`."""
     learner, last = int(path.parent.name), collections.deque[Key | None](maxlen=_LAST)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddiloco.observe.alarms import Alarms
 
+UNFINISHED = ".new"  # how the name of a file ends that is still being written
 MAX_PENDING = 1 << 24
 MAX_BYTES = 1 << 30  # of a file that grows by what a learner says
 
@@ -25,11 +26,11 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     A reader sees the old file or the new one. Raises OSError where the disk refuses; the old one then stands.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         yield new
         os.replace(new, path)
-    except OSError:
+    except BaseException:  # also Ctrl-C
         new.unlink(missing_ok=True)
         raise
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER, DurableState, DurableStateError
 from ddiloco.disk.scores import Scored, Scores, Wanted
+from ddiloco.observe.earlier import is_over
 from ddiloco.observe.files import read_json
 from ddiloco.observe.records import Evaluated
 from ddiloco.outer.fragments import assemble
@@ -31,6 +32,7 @@ from ddiloco.roles.transfer import FragmentTransfer
 
 _POLL = 0.2  # seconds
 _TRIES = 50  # to see the fragments that the syncer has left
+_LONGEST_WAIT = 600.0  # seconds for another run to begin, where an evaluator begins after the end of one
 
 
 class FollowedModel:
@@ -98,6 +100,7 @@ class EvaluatorProcess:
         self._evaluations: Evaluations | None = None
         self._answered: set[str] = set()
         self._tries = 0
+        self._patience = time.monotonic() + _LONGEST_WAIT
 
     def run(self, stop: threading.Event) -> None:
         """Follows the run in the workdir to its end, or until `stop` is set.
@@ -117,7 +120,12 @@ class EvaluatorProcess:
             stop.wait(_POLL)
 
     def _look(self) -> bool:
-        """Scores what is due; whether the run is over."""
+        """Scores what is due; whether the run is over.
+
+        One that was over before this process asked for a score may be an earlier one than it is for.
+        """
+        if is_over(self._workdir, self._experiment.train.steps):
+            return bool(self._answered) or time.monotonic() > self._patience
         mark = run_mark.begun(self._workdir / FOLDER)
         if mark is None:
             return False
@@ -125,13 +133,9 @@ class EvaluatorProcess:
             self._workdir / FOLDER, self._assembly.layout, lambda record: None, threading.Event(), mark.run
         )
         wanted = self._scores.wanted()
-        if wanted is not None and wanted.run == mark.run:
-            if wanted.over and wanted.ask in self._answered:
-                return True
-            if not wanted.over and wanted.ask not in self._answered:
-                self._answer(durable, wanted)
-                return False
-        if self._experiment.eval.every is not None:
+        if wanted is not None and wanted.run == mark.run and wanted.ask not in self._answered:
+            self._answer(durable, wanted)
+        elif self._experiment.eval.every is not None:
             self._refresh(durable)
             self._score_if_due()
         return False

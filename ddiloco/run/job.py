@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import jax
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import checkpoints, run_mark
+from ddiloco.disk import array_file, checkpoints, run_mark
 from ddiloco.disk.durable import FOLDER as DURABLE
 from ddiloco.disk.ownership import owned
+from ddiloco.disk.scores import FOLDER as SCORES
 from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.observe.files import replacing
@@ -280,6 +281,9 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
     """Writes config and, in virtual time, learners' lives; raises ConfigError if the disk refuses."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
+        for name in OF_RUNS:
+            array_file.sweep(workdir, name)
+        array_file.sweep(workdir / SCORES)
         if not resume:
             set_aside(workdir)
         with replacing(workdir / "config.json") as new:
@@ -292,7 +296,9 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
             write_trace(workdir / "lives.csv", lives(experiment))
     except OSError as error:
         if not (resume and error.errno in _FULL):  # the run waits for room, with an alarm
-            raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+            raise ConfigError(
+                f"workdir: {workdir}: cannot be written to: {error.strerror or error}"
+            ) from None
 
 
 def _devices(experiment: Experiment) -> set[str]:

@@ -78,7 +78,10 @@ class RemoteConfig:
         0, "compiled processes that driver=remote keeps ready to take a dead learner's place", at_least=0
     )
     restarts: int = setting(
-        20, "times that driver=remote restarts one process before it gives it up", at_least=0
+        20,
+        "times that driver=remote restarts one process before it gives it up, and Ray the syncer; those "
+        "before are forgotten where the run has merged since",
+        at_least=0,
     )
 
 

@@ -191,7 +191,7 @@ def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{flag}: {path}: {error.strerror}") from None
+        raise UsageError(f"{flag}: {path}: {error.strerror or error}") from None
 
 
 def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:

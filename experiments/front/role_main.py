@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import signal
 import sys
 import threading
@@ -17,7 +16,6 @@ from etils import epath
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, SYNCER, Assignment
-from ddiloco.observe.files import read_json
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
 from ddiloco.observe.records import reason
@@ -101,6 +99,7 @@ class _Process:
     def syncer(self, finish: bool) -> int:
         from ddiloco.disk.durable import FOLDER, DurableStateError
         from ddiloco.disk.run_mark import RunMarkError
+        from ddiloco.observe.earlier import is_over
         from ddiloco.page.visitors import Visitors, check_page
         from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
         from ddiloco.remote.wire.security import check_reach
@@ -115,7 +114,7 @@ class _Process:
         check_page(experiment.log.page, visitors)
         workdir, resume = self.assignment.workdir, self.assignment.resume
         listening = self._listening(address)
-        if resume is None and _is_over(workdir, with_steps_of_tokens(experiment)):
+        if resume is None and is_over(workdir, with_steps_of_tokens(experiment).train.steps):
             cli.tell(f"the run in {workdir} is over")  # an engine starts everything again, also after the end
             run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
             with contextlib.suppress(ConfigError, RunMarkError):
@@ -288,13 +287,6 @@ def _actions(security: Security) -> Actions | None:
     if security.managed:
         return Actions(security.admits_manager)
     return None if security.asks or security.tls is not None else Actions()
-
-
-def _is_over(workdir: pathlib.Path, experiment: Experiment) -> bool:
-    """Whether the run has come to all of these steps, with everything saved."""
-    summary = read_json(workdir / "summary.json")
-    step = summary.get("step")
-    return summary.get("finished") is True and isinstance(step, int) and step >= experiment.train.steps
 
 
 def _place(assignment: Assignment) -> HostPlace | None:

@@ -69,6 +69,20 @@ def test_saving_a_step_again_replaces_it(copied):
     assert_equal(checkpoint.params, parameters(7))
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def test_who_is_killed_as_a_step_is_saved_again_leaves_the_older_one(copied, monkeypatch):
+    def killed(*given, **more):
+        raise Killed
+
+    with monkeypatch.context() as dying, pytest.raises(Killed):
+        dying.setattr(ocp.CheckpointManager, "save", killed)
+        save(copied, 12, EXPERIMENT, parameters(7), None)
+    assert_equal(restore(copied).params, parameters(12))
+
+
 def test_of_other_steps_the_newest_is_kept(copied):
     save(copied, 20, EXPERIMENT, parameters(20), None)
     assert [restore(copied / str(step)).step for step in (12, 20)] == [12, 20]
@@ -120,7 +134,7 @@ def test_one_altered_number_is_told(copied):
 
 
 def test_what_a_killed_process_has_left_of_a_checkpoint_goes_with_the_next(tmp_path):
-    left = tmp_path / "10.orbax-checkpoint-tmp" / "params"
+    left = tmp_path / ".new" / "10.orbax-checkpoint-tmp" / "params"
     left.mkdir(parents=True)
     (left / "array").write_bytes(bytes(100))
     save(tmp_path, 20, EXPERIMENT, parameters(20), 1.5)

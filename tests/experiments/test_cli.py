@@ -1,5 +1,9 @@
 """What the command line makes of a config file and of its settings."""
 
+import shutil
+
+import pytest
+
 from experiments.front import cli
 
 FILE = """
@@ -34,3 +38,8 @@ def test_a_config_file_may_define_dataclasses(tmp_path):
     (tmp_path / "own.py").write_text(FILE)
     config = cli.load_config(f"{tmp_path}/own.py")
     assert (config.inner.learning_rate, config.train.batch_size) == (0.25, 3)
+
+
+def test_what_several_files_are_refused_for_is_told(tmp_path):
+    with pytest.raises(cli.UsageError, match="No space left"), cli.reaching("to", tmp_path):
+        raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])

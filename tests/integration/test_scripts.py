@@ -1,10 +1,14 @@
 """The shell scripts: they can be run, and refuse what cannot work in one line."""
 
+import fcntl
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
+
+from tests.remote.ends import until
 
 SCRIPTS = pathlib.Path(__file__).parent.parent.parent / "scripts"
 
@@ -45,23 +49,49 @@ def test_a_python_that_is_not_there_is_told(tmp_path):
 
 RECORDING = """#!/bin/sh
 echo "$@" >> {log}
+case "$*" in *flock*) exec {python} "$@" ;; esac
 if [ "$1 $2" = "-m venv" ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; touch .venv/bin/activate; fi
 """
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_machine_with_a_tpu_s_device_gets_what_tpus_need_whatever_its_shell_knows(there, tmp_path):
-    device, log, python = tmp_path / "accel0", tmp_path / "log", tmp_path / "commands" / "python"
+@pytest.fixture
+def set_up(tmp_path):
+    """Starts a set-up of a folder with a Python that writes down what it is called for; and its log."""
+    log, python = tmp_path / "log", tmp_path / "commands" / "python"
     for folder in ("scripts", "commands"):
         (tmp_path / folder).mkdir()
-    for name in ("setup.py", "requirements.lock", *["accel0"] * there):
+    for name in ("setup.py", "requirements.lock"):
         (tmp_path / name).touch()
-    text = (SCRIPTS / "environment.sh").read_text().replace("/dev/accel0", str(device))
+    text = (SCRIPTS / "environment.sh").read_text().replace("/dev/accel0", str(tmp_path / "accel0"))
     script = tmp_path / "scripts" / "environment.sh"
     script.write_text(text)
-    python.write_text(RECORDING.format(log=log))
+    python.write_text(RECORDING.format(log=log, python=sys.executable))
     python.chmod(0o755)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
-    path = f"{python.parent}:{plain['PATH']}"
-    subprocess.run(["bash", script], env={**plain, "PATH": path, "PYTHON": str(python)}, check=True)
+    environment = {**plain, "PATH": f"{python.parent}:{plain['PATH']}", "PYTHON": str(python)}
+    return lambda: subprocess.Popen(["bash", script], env=environment), log
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_machine_with_a_tpu_s_device_gets_what_tpus_need_whatever_its_shell_knows(there, set_up, tmp_path):
+    start, log = set_up
+    if there:
+        (tmp_path / "accel0").touch()
+    assert start().wait(60) == 0
     assert ("tpu]" in log.read_text()) is there
+
+
+def test_of_two_set_ups_at_a_time_the_second_waits_for_the_first_and_does_nothing(set_up, tmp_path):
+    start, log = set_up
+    assert start().wait(60) == 0
+    installed = tmp_path / ".venv" / "installed"
+    done = installed.read_text()
+    installed.unlink()
+    before = log.read_text()
+    with (tmp_path / ".venv" / "lock").open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second = start()
+        until(lambda: "flock" in log.read_text().removeprefix(before), "the second at the lock")
+        installed.write_text(done)
+    assert second.wait(60) == 0
+    assert "-m venv" not in log.read_text().removeprefix(before)

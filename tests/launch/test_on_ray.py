@@ -233,6 +233,28 @@ def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(no
     until(lambda: codes == [143], "the end", 180.0)
 
 
+def merging_once(assignment, experiment, security, stop):
+    """The syncer fails at every start, and has merged by then at the third."""
+    if assignment.role == "syncer":
+        with (assignment.workdir / "starts").open("a") as file:
+            file.write("another\n")
+        starts = (assignment.workdir / "starts").read_text().count("another")
+        (assignment.workdir / "summary.json").write_text(json.dumps({"rounds": int(starts > 2)}))
+        return 1
+    stop.wait()
+    return 0
+
+
+def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_run(nodes, tmp_path):
+    nodes.have(1)
+    told, codes, experiment = [], [], settings(*ONE, "--config.remote.restarts=3")
+    run = RayRun(experiment, tmp_path, Resources(), merging_once, told.append)
+    threading.Thread(target=lambda: codes.append(run.run(threading.Event())), daemon=True).start()
+    until(lambda: codes == [1], "the end", LIMIT)
+    assert told == ["the syncer fails again and again, and nothing is merged meanwhile"]
+    assert (tmp_path / "starts").read_text().count("another") >= 6
+
+
 class Unpacked(Exception):
     """What cannot be unpacked where an actor begins before there is a folder."""
 

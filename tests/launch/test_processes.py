@@ -218,6 +218,17 @@ def test_programs_end_with_who_started_them_however_that_ends(parent):
     until(lambda: not any(map(alive, numbers)), "the ends of the server and its programs")
 
 
+def test_the_word_to_stop_may_go_to_the_first_server_too_which_outlives_its_programs(parent):
+    process = parent("""
+        first = processes.start("waits", [], os.environ)
+        os.kill(server_of(first), signal.SIGTERM)
+        second = processes.start("waits", [], os.environ)
+        print(server_of(first) == server_of(second))
+        first.kill(), second.kill()
+    """)
+    assert process.communicate(timeout=60)[0] == "True\n"
+
+
 def test_a_lost_server_takes_its_programs_along_and_another_is_started(parent):
     process = parent("""
         child = processes.start("waits", [], os.environ)

@@ -1,92 +1,19 @@
 """Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
 
 import errno
+import itertools
 import os
 import pathlib
 import signal
-import threading
 from multiprocessing import forkserver
 
 import pytest
 
 from ddiloco.launch import processes, supervisor
-from ddiloco.launch.supervisor import (
-    Role,
-    Supervisor,
-    learner_environment,
-)
-from ddiloco.settings.remote import RemoteConfig, backoff
+from ddiloco.launch.supervisor import learner_environment
+from ddiloco.settings.remote import backoff
+from tests.launch.supervised import CONFIG, ENDS_AT_THE_WORD, STANDS, Run
 from tests.remote.ends import alive, until
-
-CONFIG = RemoteConfig(longest_backoff=0.25, restarts=2)
-
-# Each process writes a line for each of its starts; then it does as it is told.
-STANDS = "signal.pause()"
-ENDS_AT_THE_WORD = "\n".join(
-    [
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))",
-        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})",
-        "signal.pause()",
-    ]
-)
-PROGRAM = """
-import os, signal, sys
-with open({path!r}, "a") as file:
-    file.write(" ".join(map(str, [os.getpid(), *sys.argv[1:]])) + "\\n")
-{then}
-"""
-
-
-class Run:
-    """A supervisor of small programs, in a thread."""
-
-    def __init__(self, folder, syncer, *learners, spare=None, part=None, hosts=1, environment=os.environ):
-        self.folder, self.told, self.ends = folder, [], []
-        self.environment = environment
-        self.stop, self.codes = threading.Event(), []
-        roles = [self._role("syncer", syncer)]
-        roles += [self._role(f"learner {m}", then) for m, then in enumerate(learners)]
-        for number, role in enumerate(roles[1:]):
-            role.assignment, role.hosts = f"{number} somewhere:1", hosts
-        spares = [] if spare is None else [self._role("spare", spare)]
-        self.supervisor = Supervisor(
-            roles[0],
-            roles[1:],
-            CONFIG,
-            self.told.append,
-            late_seconds=2.0,
-            observe=lambda name, pid, code: code is not None and self.ends.append(name),
-            spares=spares,
-            parts=[] if part is None else [self._role("part", part)],
-        )
-        self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
-        self._thread.start()
-
-    def _role(self, name, then):
-        module = name.replace(" ", "_")
-        (self.folder / f"{module}.py").write_text(PROGRAM.format(path=str(self.folder / name), then=then))
-        again = ["again"] if name == "syncer" else []
-        alone = ["alone"] if name == "syncer" else []
-        return Role(name, module, [], self.environment, again, alone)
-
-    def starts(self, name):
-        """The words of each start of a process: its number, and its arguments."""
-        path = self.folder / name
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-    def kill(self, name, number=signal.SIGKILL):
-        """Ends the process as it runs now."""
-        os.kill(int(self.starts(name)[-1][0]), number)
-
-    def end(self):
-        """The exit code, once it is over and no process is left."""
-        until(lambda: not self._thread.is_alive(), "the end")
-        for path in self.folder.iterdir():
-            if path.suffix or path.is_dir():
-                continue
-            for number, *_ in self.starts(path.name):
-                assert not alive(int(number))
-        return self.codes[0]
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +90,32 @@ def test_the_word_to_stop_goes_to_the_syncer_and_all_end(run):
     assert it.end() == 143
 
 
+SAVES = """
+import time
+def save(*_):
+    open({told!r}, "w").close()
+    while not os.path.exists({saved!r}): time.sleep(0.01)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {{signal.SIGTERM}})
+signal.pause()
+"""
+
+
+def test_a_syncer_has_as_long_as_it_takes_to_save_all(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "LEAVE_SECONDS", 0.0)
+    told, saved = tmp_path / "told.txt", tmp_path / "saved.txt"
+    it = run(SAVES.format(told=str(told), saved=str(saved)), "sys.exit(0)")
+    try:
+        until(lambda: it.starts("syncer") and it.ends, "the learner's end")
+        it.stop.set()
+        until(told.exists, "the word")
+    finally:
+        saved.touch()
+    assert it.end() == 143
+    assert it.told == []
+
+
 @pytest.mark.parametrize("code", [0, 2, 143])
 def test_the_run_ends_as_its_syncer_does(run, code):
     it = run(f"sys.exit({code})", STANDS)
@@ -175,6 +128,21 @@ def test_a_syncer_that_ends_with_an_error_is_started_again_up_to_the_limit(run):
     assert it.end() == 1
     assert [words[1:] for words in it.starts("syncer")] == [[], *[["again"]] * CONFIG.restarts]
     assert it.told[-1] == "the process of syncer ended with exit code 1 and is given up"
+
+
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_failures_are_forgotten_only_where_the_run_gets_on_between_them(gets_on, run, monkeypatch):
+    monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
+    counting = itertools.count(1)
+    it = run(ENDS_AT_THE_WORD, STANDS, progress=lambda: next(counting) if gets_on else 1)
+    for again in range(1, CONFIG.restarts + 2):
+        until(lambda again=again: len(it.starts("syncer")) == again)
+        it.kill("syncer")
+    if gets_on:
+        until(lambda: len(it.starts("syncer")) == CONFIG.restarts + 2)
+    else:
+        assert it.end() == 1
+        assert it.told[-1] == "the process of syncer was killed by SIGKILL and is given up"
 
 
 def test_a_syncer_that_dies_right_after_it_was_looked_after_is_started_again(run):

@@ -61,8 +61,11 @@ class Syncer:
     def versions(self):
         return tuple(self.model.state(p).version for p in range(self.model.layout.num_fragments))
 
-    def last(self, step, finished=True):
-        return self.scoring.last(step, self.versions, self.model.parameters(), finished)
+    def last(self, step):
+        return self.scoring.last(step, self.versions, self.model.parameters())
+
+    def end(self, steps=100):
+        write_json(self.workdir / "summary.json", {"step": steps, "finished": True})
 
     def score(self):
         one = carve(jax.devices()[:1], 1, MeshConfig())[0]
@@ -110,7 +113,8 @@ def test_it_scores_the_beginning_each_multiple_and_what_is_left_at_the_end(make,
         assert syncer.scores()[1] == (12, 34)
         syncer.merge(2, step=19)
         last = syncer.last(19)
-        thread.join(60)  # by itself, since the syncer has what it wants
+        syncer.end()
+        thread.join(60)  # by itself
         assert not thread.is_alive() and notes == []
     assert last.loss == pytest.approx(syncer.score(), rel=1e-5) and last.problem is None
     assert syncer.scores() == [(0, 0), (12, 34), (19, 900)]
@@ -121,13 +125,29 @@ def test_it_stays_for_the_next_syncer_of_a_run_that_was_interrupted(make, tmp_pa
     with evaluator(assembly, tmp_path) as (thread, notes):
         until(lambda: syncer.scores() == [(0, 0)])
         syncer.merge(0, step=5)
-        syncer.last(5, finished=False)
+        syncer.last(5)
         syncer.merge(1, step=12)
         until(lambda: [step for step, _ in syncer.scores()] == [0, 5, 12])
         syncer.merge(2, step=19)
         syncer.last(19)
+        syncer.end()
         thread.join(60)
         assert not thread.is_alive() and notes == []
+
+
+def test_one_that_begins_after_the_end_of_a_run_waits_for_another_but_not_for_ever(
+    make, tmp_path, monkeypatch
+):
+    syncer, assembly = make()
+    syncer.end()
+    assert not EvaluatorProcess(assembly, tmp_path, pytest.fail)._look()
+    monkeypatch.setattr("ddiloco.remote.evaluator._LONGEST_WAIT", 0.0)
+    with evaluator(assembly, tmp_path) as (thread, _):
+        thread.join(60)
+        assert not thread.is_alive()
+    syncer.end(steps=99)  # of a run that goes on for longer
+    assert not EvaluatorProcess(assembly, tmp_path, pytest.fail)._look()
+    assert syncer.scores() == [(0, 0)]
 
 
 def test_after_a_rollback_it_scores_from_where_the_run_is_again(make, tmp_path):

@@ -5,11 +5,33 @@ import threading
 
 import pytest
 
-from ddiloco.observe.files import read_json
-from ddiloco.run.job import run_job
+from ddiloco.disk import array_file
+from ddiloco.observe.files import read_json, replacing
+from ddiloco.run.job import _write_settings, run_job
 from ddiloco.virtual.run import VirtualRun
 from tests import virtual_runs, workbench
 from tests.small_disks import small_disk
+
+
+def test_files_that_a_kill_has_left_unfinished_go_with_the_next_start_and_no_others(data_dir, tmp_path):
+    left = [tmp_path / ".summary.json.1a2b3c4d.new", tmp_path / "evaluator" / ".wanted.json.1a2b3c4d.new"]
+    own = tmp_path / ".notes.new"
+    (tmp_path / "evaluator").mkdir()
+    for path in (*left, own):
+        path.touch()
+    _write_settings(tmp_path, workbench.experiment(data_dir), resume=True)
+    assert own.exists() and not any(path.exists() for path in left)
+
+
+def test_what_is_replaced_has_a_name_that_is_swept(tmp_path):
+    with contextlib.suppress(KeyboardInterrupt), replacing(tmp_path / "summary.json") as new:
+        new.touch()
+        left = new.name
+        raise KeyboardInterrupt
+    assert not any(tmp_path.iterdir())
+    (tmp_path / left).touch()
+    array_file.sweep(tmp_path, "summary.json")
+    assert not any(tmp_path.iterdir())
 
 
 # A save of Orbax's that failed calls its event loop once more, after it closed it.

@@ -77,7 +77,7 @@ def trim_records(snapshot: Snapshot, workdir: pathlib.Path) -> pathlib.Path:
     except SnapshotError as error:
         raise ConfigError(f"config.resume: {error}") from None
     except OSError as error:
-        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror or error}") from None
     _warn(f"resuming from snapshot {snapshot.number}, step {header['step']}; the rest is in {previous}")
     return previous
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ddiloco.config import ConfigError
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.ownership import owned_fragments
@@ -29,7 +30,7 @@ from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
-from ddiloco.remote.syncer.scoring import Scoring
+from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.agreement import LARGEST
 from ddiloco.remote.wire.management import Command
@@ -77,7 +78,10 @@ class SyncerRun:
         self._stop, self._alone, self._comes_back = stop, alone, comes_back
         self.locks = contextlib.ExitStack()
         positions, workdir = Positions(durable.folder), durable.folder.parent
-        state = self._durable_state(resumed, snapshot, positions)
+        try:
+            state = self._durable_state(resumed, snapshot, positions)
+        except OSError as error:
+            raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
         goes_on = resumed or snapshot is not None
         resumed_from = ResumedFrom.load(durable.folder) if goes_on else None
         snapshot_name = None if resumed_from is None else resumed_from.name
@@ -166,7 +170,9 @@ class SyncerRun:
             self._server.close()
         params, core = self._parameters(), self._syncer.core
         finished = alone or core.finished
-        last = self._scoring.last(core.step, core.versions, params, finished)
+        last = LastScore(None, None, None)  # another goes on, and this may not have the time
+        if over or finished:
+            last = self._scoring.last(core.step, core.versions, params)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, finished, failure, last.sample)
 

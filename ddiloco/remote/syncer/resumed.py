@@ -52,23 +52,22 @@ def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, po
     """Takes the syncer's durable state and the learners' positions from the snapshot.
 
     Raises:
-      ConfigError: the disk refuses, or a position is too long.
+      ConfigError: a position is too long.
       DataError: the snapshot is of other data.
+      OSError: the disk refuses.
       SnapshotError: it has been damaged since it was opened.
     """
     e = assembly.experiment
     origin = Origin(snapshot, e, assembly.layout)
     known = dict(origin.start.state.incarnations)
     known |= {m: max(known.get(m, 0), origin.incarnation(m) - 1) for m in origin.learners}
+    durable.replace(origin.start)
+    ResumedFrom(snapshot.name, known).save(durable.folder)
     try:
-        durable.replace(origin.start)
-        ResumedFrom(snapshot.name, known).save(durable.folder)
         for m, position in enumerate(origin.positions(e)):
             if position is not None:
                 positions.put(m, json.dumps(position))
         positions.flush()
-    except OSError as error:
-        raise ConfigError(f"workdir: {durable.folder}: cannot be written to: {error.strerror}") from None
     except WireError as error:
         told = f"{error}; with fewer documents side by side (data.interleave) it would be shorter"
         raise ConfigError(f"resume: where the data goes on cannot be handed to learners: {told}") from None

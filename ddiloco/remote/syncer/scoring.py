@@ -64,9 +64,7 @@ class Scoring:
                 self._record(records.Evaluated(*values))
         return found
 
-    def last(
-        self, step: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray], finished: bool
-    ) -> LastScore:
+    def last(self, step: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray]) -> LastScore:
         """Score and sample of what the syncer leaves; made by this process where no evaluator is there."""
         recipe, off = self._assembly.recipe, self._assembly.experiment.eval.every is None
         if off and not recipe.samples:
@@ -81,8 +79,6 @@ class Scoring:
             try:
                 self._scores.want(wanted)
                 answer = self._answer(wanted.ask)
-                if finished:  # else the evaluator stays for the run's next syncer
-                    self._scores.want(wanted._replace(over=True))
             except OSError as error:  # a full disk, or another's folder
                 problem = f"the evaluator cannot be asked: {records.reason(error)}"
                 self._record(records.Alarm(problem, time.time()))

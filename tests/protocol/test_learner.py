@@ -9,19 +9,12 @@ from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
-from tests.protocol.learner_desk import ask, finish, made, sent, start, welcomed
+from tests.protocol.learner_desk import ask, finish, made, sent, start, step, welcomed
 
 
 def test_a_step_before_the_welcome_is_the_drivers_mistake():
     core = LearnerCore(0, 1, SyncPolicy())
     with pytest.raises(LocalProtocolError, match="before recovery"):
-        start(core)
-
-
-def test_a_step_past_the_last_one_is_the_drivers_mistake():
-    core = welcomed(total_steps=1)
-    start(core)
-    with pytest.raises(LocalProtocolError, match="past the last step"):
         start(core)
 
 
@@ -102,8 +95,7 @@ def test_a_learner_that_was_not_asked_offers_nothing():
 def test_a_learner_that_is_past_the_clock_already_offers_at_once():
     core = welcomed(num_fragments=1, interval=4)
     for _ in range(3):
-        start(core)
-        finish(core)
+        step(core)
     copy, offer = ask(core, 0, due=4)
     assert copy.contribution == offer.contribution
     assert (offer.round, offer.contribution.step, offer.contribution.steps) == (RoundId(4, 0), 3, 3)
@@ -111,8 +103,7 @@ def test_a_learner_that_is_past_the_clock_already_offers_at_once():
 
 def test_a_learner_that_is_asked_for_the_same_state_again_sends_it_again_but_copies_it_once():
     core = welcomed(num_fragments=1, interval=4)
-    start(core)
-    finish(core)
+    step(core)
     ((copy,), (first,)) = (kind(out) for out in [ask(core, 0, due=4)] for kind in (made, sent))
     again = ask(core, 0, due=4)
     assert made(again) == [] and sent(again) == [first] == [copy]
@@ -178,8 +169,7 @@ def test_a_heartbeat_in_mid_step_repeats_the_last_report():
 
 def test_who_rejoins_in_mid_step_goes_on_with_signs_of_life():
     core = welcomed(num_fragments=1)
-    start(core)
-    (said,) = finish(core)
+    (said,) = step(core)
     start(core)
     core.handle(events.NotMember(core.incarnation), 0.0)
     (again,) = core.handle(events.Heartbeat(), 0.0)
@@ -189,8 +179,7 @@ def test_who_rejoins_in_mid_step_goes_on_with_signs_of_life():
 
 def test_a_clock_that_an_update_takes_to_the_end_is_reported_once():
     core = welcomed(total_steps=6, num_fragments=1, interval=3)
-    start(core)
-    finish(core)
+    step(core)
     apply, report = core.handle(events.UpdateArrived(0, 1, 6), 0.0)
     assert isinstance(apply, actions.ApplyUpdate) and report.event.report.step == 6 and core.done
     assert len(core.handle(events.UpdateArrived(0, 2, 6), 0.0)) == 1
@@ -212,8 +201,7 @@ def test_mixing_travels_with_the_update():
 def test_a_learner_called_to_the_end_between_steps_reports_and_offers_what_it_was_asked_for_at_once():
     core = welcomed(total_steps=4, num_fragments=2, interval=4)
     ask(core, 4)
-    start(core)
-    finish(core)
+    step(core)
     report, copy, offer = core.handle(events.ClockSet(4), 0.0)
     assert core.done and report.event.report.step == 4
     assert copy.contribution == offer.contribution
@@ -231,8 +219,7 @@ def offered_then_stepped(**policy):
     core = welcomed(num_fragments=1, interval=4, **policy)
     ask(core, 2, due=4)
     for tokens in (10, 15, 5, 6):
-        start(core, tokens)
-        finish(core)
+        step(core, tokens)
     return core
 
 

@@ -60,23 +60,6 @@ def test_before_the_first_step_nothing_is_allocated_and_nothing_lost():
     assert figures(lines, 60.0) == ((60.0, 60.0), 1.0, shares(), 1.0, 0.0)
 
 
-def test_reconfiguring_before_the_window_opens_is_cut_at_its_opening():
-    lines = timelines([(0, RECONFIGURING, 0.0), (1, STEPPING, 10.0), (0, STEPPING, 15.0)])
-    assert figures(lines, 20.0) == ((10.0, 20.0), 0.75, shares(reconfiguring=0.25), 1.0, 0.0)
-
-
-def test_a_dead_learner_costs_until_the_last_of_the_others_leaves():
-    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (1, FAILED, 5.0), (0, FINISHED, 10.0)])
-    assert figures(lines, 99.0) == ((0.0, 10.0), 0.75, shares(failed=0.25), 1.0, 0.0)
-    lines.enter(1, FINISHED, 50.0)
-    assert figures(lines, 99.0) == ((0.0, 10.0), 0.75, shares(failed=0.25), 1.0, 0.0)
-
-
-def test_the_window_stays_open_while_all_are_dead_and_none_has_finished():
-    lines = timelines([(0, STEPPING, 0.0), (0, FAILED, 5.0)])
-    assert figures(lines, 20.0) == ((0.0, 20.0), 0.25, shares(failed=0.75), 0.25, 0.0)
-
-
 def test_uptime_is_exactly_one_when_stepping_intervals_abut():
     times = [1.7e9 + third / 3 for third in range(8)]
     changes = []
@@ -150,13 +133,6 @@ def test_a_learner_that_lost_a_slice_goes_on_with_the_rest_of_its_chips():
     )
     lost = shares(detecting=24 / 800, reconfiguring=30 / 800, replaying=6 / 800, failed=60 / 800)
     assert figures(lines, 100.0) == ((0.0, 100.0), 680 / 800, lost, 0.9, 0.0)
-
-
-def test_spare_chips_are_paid_for_from_the_opening_of_the_window():
-    lines = timelines([(1, STANDBY, 0.0), (0, STEPPING, 10.0), (0, FINISHED, 20.0)], {0: 6, 1: 2})
-    assert figures(lines, 99.0) == ((10.0, 20.0), 0.75, shares(standby=0.25), 1.0, 0.0)
-    lines.enter(1, FINISHED, 50.0)
-    assert figures(lines, 99.0) == ((10.0, 20.0), 0.75, shares(standby=0.25), 1.0, 0.0)
 
 
 def test_a_learner_that_never_steps_and_changes_without_end_takes_no_more_memory():

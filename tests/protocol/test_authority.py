@@ -7,7 +7,7 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Rep
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from tests.protocol.desk import Desk, asked, merges, only, records
+from tests.protocol.desk import Desk, merges, only, records
 
 
 def test_a_learner_that_asks_on_is_welcomed_anew_once_its_welcome_may_be_lost_until_it_is_ready():
@@ -103,16 +103,6 @@ def test_nobody_of_before_a_crash_is_a_member_after_it_and_none_that_departed_co
     assert desk.tell(events.LearnerJoined(learner, 1)) == [no_member]
     desk.tell(events.LearnerJoined(learner, 2, 1, (0,)))
     assert desk.core.live == (learner,)
-
-
-def test_a_return_is_asked_at_once_but_its_offer_is_taken_only_once_it_has_reported():
-    """What it has to give is known from its counters, which a return does not carry."""
-    desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
-    desk.report(0, 2)
-    desk.settle()
-    assert asked(desk.tell(events.LearnerJoined(1, 7, 2, (0,)))) == [(1, 2, 0)]
-    desk.report(1, 2, incarnation=7)
-    assert merges(desk.offer(1, (2, 0), incarnation=7)) == [(2, 0, [0, 1])]
 
 
 def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():

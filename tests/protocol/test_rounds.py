@@ -51,16 +51,6 @@ def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
     assert desk.core.merged_steps == (0, 1, 2, 0)
 
 
-def test_a_learner_whose_offer_was_no_use_is_not_asked_again_before_it_reports():
-    """Otherwise a learner that answers at once with the same fragment would keep the syncer busy for ever."""
-    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
-    desk.report(0, 2)
-    assert not asked(desk.fail(0, (2, 0)))
-    assert not asked(desk.tell(events.Timeout(), at=1.0))
-    assert not asked(desk.report(0, 1))  # an old report that comes late
-    assert asked(desk.report(0, 3)) == [(0, 2, 0)]
-
-
 def test_what_a_learner_offered_before_it_died_is_merged():
     """Its work is whole and checked; only of what is still to come is a dead learner not waited for."""
     desk = Desk(learners=3, num_fragments=1, interval=2, overlap=2, quorum=2, gamma=0.5)

@@ -202,40 +202,6 @@ def test_places_are_the_fair_share_times_the_factor_rounded_up_and_no_more_than_
     assert dataclasses.replace(CAPPED, capacity_factor=9.0).places(12) == DROPLESS.places(12) == 12
 
 
-@BOTH
-def test_a_rows_logits_and_counts_are_its_own(config):
-    params, batch = random_parameters(config), packed_batch(5, 3, 12, 32)
-    whole = output_of(config, params, batch)
-    parts = [output_of(config, params, {n: rows[[r]] for n, rows in batch.items()}) for r in (2, 0, 1)]
-    for r, part in zip((2, 0, 1), parts, strict=True):
-        np.testing.assert_allclose(part.logits[0], whole.logits[r], rtol=1e-5, atol=1e-5)
-    for name in whole.sums:
-        added = sum(np.asarray(part.sums[name], np.float64) for part in parts)
-        np.testing.assert_allclose(whole.sums[name], added, rtol=1e-5, err_msg=name)
-
-
-@BOTH
-def test_later_tokens_change_nothing(config):
-    params, batch = random_parameters(config), packed_batch(3, 1, 12, 32)
-    whole = {name: np.ones_like(leaf) for name, leaf in batch.items()}
-    whole["inputs"], whole["positions"] = batch["inputs"], np.arange(12, dtype=np.int32)[None]
-    later = dict(whole, inputs=np.where(np.arange(12) >= 7, 5, whole["inputs"]))
-    before, after = (np.asarray(output_of(config, params, rows).logits) for rows in (whole, later))
-    np.testing.assert_allclose(before[:, :7], after[:, :7], rtol=1e-6, atol=1e-6)
-    assert np.abs(before - after)[:, 7:].max() > 1e-3
-
-
-@BOTH
-def test_padding_takes_no_place_and_is_not_counted(config):
-    params, batch = random_parameters(config), packed_batch(6, 3, 12, 32)
-    other = dict(batch, inputs=np.where(batch["segments"] == 0, 31, batch["inputs"]))
-    before, after = output_of(config, params, batch), output_of(config, params, other)
-    real = batch["segments"] > 0
-    np.testing.assert_allclose(before.logits[real], after.logits[real], rtol=1e-6, atol=1e-6)
-    for name in before.sums:
-        np.testing.assert_allclose(before.sums[name], after.sums[name], rtol=1e-6, err_msg=name)
-
-
 def test_the_router_computes_in_float32_whatever_the_model_does():
     narrow = dataclasses.replace(CAPPED, compute_dtype="bfloat16")
     router = moe.Router(narrow, nnx.Rngs(0))

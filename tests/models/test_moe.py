@@ -39,7 +39,6 @@ CAPPED = MoEConfig(
 )
 DROPLESS = dataclasses.replace(CAPPED, capacity_factor=None)
 BOTH = pytest.mark.parametrize("config", [CAPPED, DROPLESS], ids=["capped", "dropless"])
-EVERY_TIME = {"deadline": None, "derandomize": True}
 
 run = jax.jit(output, static_argnums=0)
 counts_of = jax.jit(moe.router_counts)
@@ -174,7 +173,7 @@ rows_of_choices = strategies.integers(1, 3).flatmap(
 
 
 @hypothesis.given(rows_of_choices)
-@hypothesis.settings(max_examples=60, **EVERY_TIME)
+@hypothesis.settings(max_examples=60, derandomize=True)
 def test_a_choice_has_as_many_before_it_as_its_row_has_earlier_for_the_expert(rows):
     experts = np.array([[expert for expert, _ in row] for row in rows], np.int32)
     counted = np.array([[count for _, count in row] for row in rows])
@@ -187,7 +186,7 @@ def test_a_choice_has_as_many_before_it_as_its_row_has_earlier_for_the_expert(ro
 
 
 @hypothesis.given(strategies.integers(0, 2**20))
-@hypothesis.settings(max_examples=12, **EVERY_TIME)
+@hypothesis.settings(max_examples=12, derandomize=True)
 def test_drops_are_what_the_load_of_a_row_has_over_the_places(seed):
     params, batch = random_parameters(CAPPED, seed), packed_batch(seed, 1, 12, 32)
     sums = output_of(CAPPED, params, batch).sums

@@ -1,4 +1,4 @@
-"""The dense decoder against a float64 reference, and what its masks and settings promise."""
+"""The dense decoder against a float64 reference, and what its settings promise."""
 
 import dataclasses
 import functools

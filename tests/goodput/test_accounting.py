@@ -60,6 +60,13 @@ def test_before_the_first_step_nothing_is_allocated_and_nothing_lost():
     assert figures(lines, 60.0) == ((60.0, 60.0), 1.0, shares(), 1.0, 0.0)
 
 
+def test_a_dead_learner_costs_until_the_last_of_the_others_leaves():
+    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (1, FAILED, 5.0), (0, FINISHED, 10.0)])
+    assert figures(lines, 99.0) == ((0.0, 10.0), 0.75, shares(failed=0.25), 1.0, 0.0)
+    lines.enter(1, FINISHED, 50.0)
+    assert figures(lines, 99.0) == ((0.0, 10.0), 0.75, shares(failed=0.25), 1.0, 0.0)
+
+
 def test_uptime_is_exactly_one_when_stepping_intervals_abut():
     times = [1.7e9 + third / 3 for third in range(8)]
     changes = []

@@ -231,5 +231,5 @@ def test_what_cannot_be_is_told_in_an_alarm_and_ends_only_the_connection(stack, 
     authority, part = connected(stack)
     part.uplink._put(message)
     assert authority.next() == PartConnected(0)  # again
-    [alarm] = authority.end.alarms()
-    assert alarm.startswith("part 0 of the syncer: what it sent cannot be read: ")
+    [alarm] = [record for record in authority.records if isinstance(record, records.Alarm)]
+    assert alarm.sentence.startswith("part 0 of the syncer: what it sent cannot be read: ")

@@ -181,3 +181,8 @@ def test_one_is_taken_at_a_time_and_numbers_only_grow():
     core.end()
     with pytest.raises(LocalProtocolError, match="after 1"):
         core.begin(1, LEARNERS, 0.0)
+
+
+def test_a_learner_records_its_state_once_for_each_snapshot():
+    end = Epoch()
+    assert [number for number in (0, 1, 1, 2, 1, 4, 3) if end.sees(number)] == [1, 2, 4]

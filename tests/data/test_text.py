@@ -164,15 +164,6 @@ def test_a_restored_iterator_continues_exactly(few, prefetch, steps, shards, int
     restored.close()
 
 
-def test_an_iterator_can_be_set_back(config):
-    iterator = batches(config)
-    state = iterator.get_state()
-    first = [next(iterator) for _ in range(3)]
-    iterator.set_state(state)
-    for batch in first:
-        assert_equal(next(iterator), batch)
-
-
 def test_prefetching_changes_no_batch_and_no_count(config):
     plain, ahead = batches(config), batches(dataclasses.replace(config, prefetch=4))
     for _ in range(30):

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
@@ -51,7 +51,6 @@ MODELS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(MODELS, st.integers(1, 4), st.integers(0, 99))
 def test_counts_begin_at_time_0_change_at_every_entry_and_stay_within_bounds(model, base, seed):
     counts = draw_extra(model, base, seed, horizon=3000.0)
@@ -63,7 +62,6 @@ def test_counts_begin_at_time_0_change_at_every_entry_and_stay_within_bounds(mod
     assert all(0 <= count <= model.extra_learners for _, count in counts)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 99), st.integers(1, 5), st.integers(1, 3))
 def test_fleets_with_more_extra_learners_meet_the_same_capacity(seed, few, base):
     def at_every_time(extra):
@@ -75,7 +73,6 @@ def test_fleets_with_more_extra_learners_meet_the_same_capacity(seed, few, base)
         assert small(time) == min(few, large(time))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 99))
 def test_a_longer_horizon_tells_the_same_beginning(seed):
     model = SpareCapacity(extra_learners=3)

@@ -24,6 +24,7 @@ SECURITY = Security(TOKEN)
 LOOP = "--config=tests/integration/small_loop.py"
 UNENDING = (
     "--config.train.steps=1000000",
+    "--config.train.min_step_seconds=(0.05, 0.05)",
     "--config.eval.every=None",
     "--config.sync.quorum=1",
     "--config.sync.offer_timeout=4",

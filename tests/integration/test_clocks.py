@@ -6,8 +6,6 @@ import pytest
 
 from tests.integration.hand import assert_counted_once, assert_nothing_twice
 
-CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
-
 
 def test_clocks_that_jump_by_an_hour_change_no_decision_and_no_count(job):
     syncer = job.syncer(affliction=f"clock:{-30 * 24 * 3600}")  # which believes its learners all the same

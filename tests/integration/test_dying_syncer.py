@@ -4,8 +4,6 @@ import signal
 
 from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
 
-CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
-
 
 def test_a_syncer_that_ends_in_a_merge_and_in_a_write_goes_on_from_the_last_commit(job):
     learners = [job.learner(m) for m in (0, 1)]

@@ -12,7 +12,6 @@ import pytest
 from tests.integration.hand import TOKEN, TRANSFORMER, free_port
 from tests.integration.programs import ROOT
 
-CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
 STUCK = """
 import sys, threading
 from experiments.front.ending import stop_on_signals

@@ -6,9 +6,7 @@ import socket
 from ddiloco.disk import array_file
 from ddiloco.disk.durable import RETRY_SECONDS
 from ddiloco.disk.run_mark import FRAGMENT, begun
-from tests.integration.hand import UNENDING, Job, assert_counted_once, assert_nothing_twice, free_port
-
-CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)",)
+from tests.integration.hand import Job, assert_counted_once, assert_nothing_twice, free_port
 
 
 def more_merges(job, alive):
@@ -22,7 +20,7 @@ def test_a_run_whose_folder_was_moved_writes_nothing_into_the_one_that_took_its_
     first = [job.syncer(), job.learner(0)]
     more_merges(job, first)
     job.workdir.rename(tmp_path / "elsewhere")
-    other = Job(programs, job.workdir, (*UNENDING, *CHANGES))
+    other = Job(programs, job.workdir)
     try:
         second = [other.syncer(), other.learner(0)]
         more_merges(other, second)

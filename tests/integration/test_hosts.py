@@ -13,7 +13,7 @@ import pytest
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.page.view import read_view
 from experiments.studies.chaos.committed import check_work
-from tests.integration.hand import TRANSFORMER, Job
+from tests.integration.hand import TRANSFORMER
 from tests.integration.programs import LIMIT
 from tests.integration.remote_runs import UNENDING, lines, processes_of, steps_of, summary_of, wait_for
 from tests.remote.ends import until
@@ -98,41 +98,34 @@ def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(
     assert_replays(programs, tmp_path)
 
 
-def test_host_0_ends_where_it_fails_alone_and_the_others_with_it(programs, tmp_path):
-    few = ("--config.sync.num_learners=1", "--config.remote.hosts=(2,)", "--config.remote.checkpoint_every=0")
-    few += ("--config.train.min_step_seconds=()",)
-    job = Job(programs, tmp_path / "run", (*TRANSFORMER, *HOSTS, *few))
-    flags = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
-    with contextlib.ExitStack() as stack:
-        stack.callback(job.kill_all)
-        syncer = job.syncer()
-        with reserved_ports(2) as port:
-            place = ("--processes=2", f"--coordinator=127.0.0.1:{port}")
-        affliction = ("step:5", None)
-        hosts = [
-            job.learner(0, *place, f"--process={n}", affliction=affliction[n], XLA_FLAGS=flags)
-            for n in range(2)
-        ]
-        (code, _, err), (other, _, told) = (job.left(process) for process in hosts)
-        assert (code, other) == (1, 1), err + told
-        assert "error: learner 0: MemoryError: no more of it" in err
-        assert "error: host 1: " in told
-        assert len(job.steps(0)) == 4, "what it had to say is with the syncer"
-        assert job.end(syncer)[0] == 143
+ALONE = ("--config.sync.num_learners=1", "--config.remote.hosts=(2,)", "--config.train.min_step_seconds=()")
 
 
-def test_a_host_whose_data_are_not_there_ends_at_once_though_the_other_waits_for_it(programs, tmp_path):
-    few = ("--config.sync.num_learners=1", "--config.remote.hosts=(2,)", "--config.train.min_step_seconds=()")
-    job = Job(programs, tmp_path / "run", (*TRANSFORMER, *HOSTS, *few))
+def two_hosts(programs, job, affliction=None, changes=()):
+    """Starts both processes of learner 0: something befalls the first, the second has other settings."""
     flags = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
-    with contextlib.ExitStack() as stack:
-        stack.callback(job.kill_all)
-        with reserved_ports(2) as port:
-            place = ("--processes=2", f"--coordinator=127.0.0.1:{port}")
-        job.learner(0, *place, "--process=0", XLA_FLAGS=flags)
-        follows = job.learner(0, *place, "--process=1", "--config.data.name=nowhere", XLA_FLAGS=flags)
-        code, _, err = job.left(follows)
-        assert code == 2 and "error: host 1: config.data.name: TFDS knows no data set 'nowhere'" in err
+    with reserved_ports(2) as port:
+        place = ("--processes=2", f"--coordinator=127.0.0.1:{port}")
+    first = job.learner(0, *place, "--process=0", affliction=affliction, XLA_FLAGS=flags)
+    return first, job.learner(0, *place, "--process=1", *changes, XLA_FLAGS=flags)
+
+
+def test_host_0_ends_where_it_fails_alone_and_the_others_with_it(programs, new_job):
+    job = new_job((*TRANSFORMER, *HOSTS, *ALONE, "--config.remote.checkpoint_every=0"))
+    syncer, hosts = job.syncer(), two_hosts(programs, job, affliction="step:5")
+    (code, _, err), (other, _, told) = (job.left(process) for process in hosts)
+    assert (code, other) == (1, 1), err + told
+    assert "error: learner 0: MemoryError: no more of it" in err
+    assert "error: host 1: " in told
+    assert len(job.steps(0)) == 4, "what it had to say is with the syncer"
+    assert job.end(syncer)[0] == 143
+
+
+def test_a_host_whose_data_are_not_there_ends_at_once_though_the_other_waits_for_it(programs, new_job):
+    job = new_job((*TRANSFORMER, *HOSTS, *ALONE))
+    _, follows = two_hosts(programs, job, changes=["--config.data.name=nowhere"])
+    code, _, err = job.left(follows)
+    assert code == 2 and "error: host 1: config.data.name: TFDS knows no data set 'nowhere'" in err
 
 
 def sources(workdir, learner):

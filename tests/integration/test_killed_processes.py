@@ -168,11 +168,11 @@ def test_its_timeline_shows_who_was_killed_and_who_went_on(programs, story):
     assert not re.search(r"^\S+  learner 1 ", done.stdout, re.MULTILINE)
 
 
-def test_what_is_in_the_way_of_a_process_that_starts_again_may_pass(programs, tmp_path):
+def test_what_is_in_the_way_of_a_process_that_starts_again_may_pass(programs, started, tmp_path):
     workdir, data = tmp_path / "run", tmp_path / "data"
     data.symlink_to(programs.data_dir)
     changes = ["--config.driver=remote", *UNENDING, f"--config.data.data_dir={data}"]
-    process = programs.start("train", *programs.training(workdir), *changes)
+    process = started("train", *programs.training(workdir), *changes)
     wait = functools.partial(wait_for, [process])
     rounds = lambda since: [r for r in lines(workdir / "rounds.jsonl") if r["time"] > since]  # noqa: E731
 
@@ -187,22 +187,19 @@ def test_what_is_in_the_way_of_a_process_that_starts_again_may_pass(programs, tm
 
         return lambda: wait(ended, f"the end of the next {role}")
 
-    try:
-        wait(lambda: {m for r in rounds(0.0) for m in r["learners"]} == {0, 1}, "merges of both")
-        data.unlink()
-        data.touch()  # as where no disk is mounted
-        killed("0")()
-        data.unlink()
-        data.symlink_to(programs.data_dir)
-        since = time.time()
-        wait(lambda: any(0 in r["learners"] for r in rounds(since)), "a merge of the learner")
-        refused = killed("syncer")
-        wait(lambda: not is_locked(workdir / LOCK), "the lock")
-        with owned(workdir):
-            refused()
-        since = time.time()
-        wait(lambda: rounds(since), "a merge after that")
-        process.send_signal(signal.SIGTERM)
-        assert programs.finish(process).returncode == 143
-    finally:
-        process.kill()
+    wait(lambda: {m for r in rounds(0.0) for m in r["learners"]} == {0, 1}, "merges of both")
+    data.unlink()
+    data.touch()  # as where no disk is mounted
+    killed("0")()
+    data.unlink()
+    data.symlink_to(programs.data_dir)
+    since = time.time()
+    wait(lambda: any(0 in r["learners"] for r in rounds(since)), "a merge of the learner")
+    refused = killed("syncer")
+    wait(lambda: not is_locked(workdir / LOCK), "the lock")
+    with owned(workdir):
+        refused()
+    since = time.time()
+    wait(lambda: rounds(since), "a merge after that")
+    process.send_signal(signal.SIGTERM)
+    assert programs.finish(process).returncode == 143

@@ -18,26 +18,23 @@ SETTINGS = (
 )
 
 
-def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batches_were(programs, tmp_path):
-    process = programs.start("train", *SETTINGS, f"--workdir={tmp_path}")
+def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batches_were(
+    programs, started, tmp_path
+):
+    process = started("train", *SETTINGS, f"--workdir={tmp_path}")
 
     wait = functools.partial(wait_for, [process])
-    try:
-        wait(lambda: all(len(steps_of(tmp_path, m)) > 20 for m in (0, 1)), "twenty steps of both")
-        before = processes_of(process)
-        os.kill(before["0"], signal.SIGKILL)
-        killed_at = time.time()
-        wait(lambda: steps_of(tmp_path, 0)[-1]["time"] > killed_at + 0.5, "a step of another process")
-        back = time.time()
-        rounds = tmp_path / "rounds.jsonl"
-        wait(lambda: any(r["time"] > back and 0 in r["learners"] for r in lines(rounds)), "a merge with 0")
-        assert processes_of(process)["0"] != before["0"]
-        process.send_signal(signal.SIGTERM)
-        done = programs.finish(process)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    wait(lambda: all(len(steps_of(tmp_path, m)) > 20 for m in (0, 1)), "twenty steps of both")
+    before = processes_of(process)
+    os.kill(before["0"], signal.SIGKILL)
+    killed_at = time.time()
+    wait(lambda: steps_of(tmp_path, 0)[-1]["time"] > killed_at + 0.5, "a step of another process")
+    back = time.time()
+    rounds = tmp_path / "rounds.jsonl"
+    wait(lambda: any(r["time"] > back and 0 in r["learners"] for r in lines(rounds)), "a merge with 0")
+    assert processes_of(process)["0"] != before["0"]
+    process.send_signal(signal.SIGTERM)
+    done = programs.finish(process)
     assert done.returncode == 143
     summary = summary_of(tmp_path)
     # Of the two that begin, the later one may find the other stepping, and take its state over.

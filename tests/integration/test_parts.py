@@ -8,7 +8,7 @@ from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
 from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
 from tests.integration.remote_runs import lines, summary_of
 
-CHANGES = ("--config.train.min_step_seconds=(0.05, 0.05)", "--config.remote.parts=2")
+CHANGES = ("--config.remote.parts=2",)
 TWO = ("--config.driver=remote", "--config.remote.parts=2")
 WAITING = (
     "--config=configs/dense.py:streaming",

@@ -30,22 +30,6 @@ def address():
         yield f"127.0.0.1:{port}"
 
 
-@pytest.fixture
-def started(programs):
-    """Starts programs, and ends those that are left."""
-    made = []
-
-    def start(*arguments):
-        made.append(programs.start(*arguments))
-        return made[-1]
-
-    yield start
-    for process in made:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
 def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
     programs, address, started, tmp_path
 ):

@@ -3,15 +3,11 @@
 import time
 
 from ddiloco.disk import kept
-from tests.integration.hand import UNENDING
 from tests.integration.remote_runs import lines
 from tests.refusals import assert_refused
 
-TWO = (*UNENDING, "--config.sync.num_learners=2", "--config.train.min_step_seconds=(0.05, 0.05)")
 
-
-def test_a_run_that_was_set_back_goes_on_with_learners_of_the_undone_history(programs, new_job):
-    job = new_job(TWO)
+def test_a_run_that_was_set_back_goes_on_with_learners_of_the_undone_history(programs, job):
     syncer, learners = job.syncer(), [job.learner(0), job.learner(1)]
     enough = lambda: min((r["version"] for r in job.rounds()[-3:]), default=0) > 4  # noqa: E731
     job.wait_for(enough, "five versions of every fragment", [syncer, *learners])

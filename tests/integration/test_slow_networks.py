@@ -14,10 +14,9 @@ from tests.bad_network import BadNetwork, LinkShape
 from tests.integration.hand import LIMIT, UNENDING, assert_counted_once, assert_nothing_twice
 from tests.integration.small_loop import ROWS
 
-EVEN = ("--config.train.min_step_seconds=(0.05, 0.05)",)
 LOSING_ALL = ("tbf", "rate", "8bit", "burst", "1", "limit", "1")  # no packet is as small
 THIN = ("tbf", "rate", "1mbit", "burst", "5kb", "limit", "100kb")  # a fragment takes as long as three steps
-SELDOM = (*UNENDING, *EVEN, "--config.sync.interval=24")
+SELDOM = (*UNENDING, "--config.sync.interval=24")
 
 
 def told(*command):
@@ -147,7 +146,7 @@ def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_con
 def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(new_job):
     steps = 60
     kept = [s for s in UNENDING if "train.steps" not in s and "quorum" not in s]
-    settings = (*kept, f"--config.train.steps={steps}", "--config.sync.quorum=2", *EVEN)
+    settings = (*kept, f"--config.train.steps={steps}", "--config.sync.quorum=2")
     shape = LinkShape(latency=0.1, jitter=0.05, loss=0.02)
     job = new_job(settings)
     host, port = job.address.split(":")

@@ -21,8 +21,9 @@ from ddiloco.settings.experiment import parse  # noqa: E402
 from experiments.front import cli  # noqa: E402
 from experiments.front.role_main import exit_code  # noqa: E402
 from tests import workbench  # noqa: E402
-from tests.integration.hand import UNENDING  # noqa: E402
+from tests.integration.hand import UNENDING, assert_counted_once, assert_nothing_twice  # noqa: E402
 from tests.integration.programs import ROOT, SMALLEST  # noqa: E402
+from tests.integration.remote_runs import lines, steps_of, summary_of  # noqa: E402
 from tests.remote.ends import until  # noqa: E402
 
 LIMIT = 900.0
@@ -115,9 +116,7 @@ class Run:
         return self.ray_run.actors[f"learner {m}"]
 
     def rounds(self):
-        path = self.workdir / "rounds.jsonl"
-        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        return lines(self.workdir / "rounds.jsonl")
 
     def incarnations(self, m):
         """Of the learner, whose work was merged."""
@@ -143,20 +142,18 @@ class Run:
         self.stop.set()
         return self.ended()
 
+    def steps(self, m):
+        return steps_of(self.workdir, m)
+
     def summary(self):
-        return json.loads((self.workdir / "summary.json").read_text())
+        return summary_of(self.workdir)
 
 
 def assert_nothing_lost(run, learners):
     """Every version is made once and nobody's work is in it twice; every step that was taken is counted."""
-    merged = [(r["fragment"], c[0], c[2]) for r in run.rounds() for c in r["contributions"]]
-    made = [(r["fragment"], r["version"]) for r in run.rounds()]
-    assert len(made) == len(set(made)) and len(merged) == len(set(merged))
-    summary = run.summary()
-    assert summary["failures"] == []
-    for m in map(str, range(learners)):
-        taken = (run.workdir / "learners" / m / "steps.jsonl").read_text().splitlines()
-        assert summary["inner_steps"][m] == len(taken)
+    assert_nothing_twice(run)
+    assert_counted_once(run, range(learners))
+    assert run.summary()["failures"] == []
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ import pytest
 from ddiloco.launch import processes
 from tests.remote.ends import alive, until
 
-TELLS = """
+MODULES = {
+    "tells": """
     import json, os, sys
     told = {
         "name": __name__, "arguments": sys.argv[1:], "environment": dict(os.environ),
@@ -24,15 +25,15 @@ TELLS = """
     with open(sys.argv[1], "w") as file:
         json.dump(told, file)
     sys.exit(7)
-"""
-COMPUTES = """
+""",
+    "computes": """
     import sys, jax
     from jax._src import xla_bridge
     begun = xla_bridge.backends_are_initialized()
     with open(sys.argv[1], "w") as file:
         file.write(f"{begun} {jax.device_count()} {jax.config.jax_enable_x64} {jax.config.jax_platforms}")
-"""
-ALLOCATES = """
+""",
+    "allocates": """
     import ctypes, re, sys, threading
     from ddiloco.training import platform
     platform.prepare(cache=False)
@@ -47,8 +48,8 @@ ALLOCATES = """
     libc.fopen.restype = ctypes.c_void_p
     file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
     libc.malloc_info(0, file), libc.fclose(file)
-"""
-STARTS_THREADS = """
+""",
+    "starts_threads": """
     import ctypes, threading
     libc = ctypes.CDLL("libc.so.6")
     together = threading.Barrier(8)
@@ -57,8 +58,8 @@ STARTS_THREADS = """
         libc.malloc(100_000)
     threads = [threading.Thread(target=allocate) for _ in range(8)]
     [t.start() for t in threads], [t.join() for t in threads]
-"""
-FORKS = """
+""",
+    "forks": """
     import os, sys
     from ddiloco.launch import processes
     if sys.argv[2:]:
@@ -67,8 +68,8 @@ FORKS = """
         process = processes.start("allocates", sys.argv[1:2], os.environ)
         process.join()
         sys.exit(process.exitcode)
-"""
-MAKES_WAY = """
+""",
+    "makes_way": """
     import os, pathlib, sys, threading
     from ddiloco.launch import processes
     threading.Thread(target=sys.stdin.readline, daemon=True).start()
@@ -77,29 +78,20 @@ MAKES_WAY = """
     group = pathlib.Path("/proc/self/autogroup")
     with open(sys.argv[1], "w") as file:
         file.write(f"{nice} {group.read_text().split()[-1] if group.exists() else processes.NICENESS}")
-"""
-WAITS = """
+""",
+    "waits": """
     import signal
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     signal.pause()
-"""
-SPEAKS = "print('here I am')"
+""",
+    "speaks": "print('here I am')",
+}
 
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path, monkeypatch):
     """The modules above can be imported."""
-    texts = {
-        "tells": TELLS,
-        "computes": COMPUTES,
-        "allocates": ALLOCATES,
-        "starts_threads": STARTS_THREADS,
-        "forks": FORKS,
-        "makes_way": MAKES_WAY,
-        "waits": WAITS,
-        "speaks": SPEAKS,
-    }
-    for name, text in texts.items():
+    for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -1,4 +1,4 @@
-"""The captioner against a float64 reference, who sees whom in it, and exact match against real decoding."""
+"""The captioner against a float64 reference, and exact match against real decoding."""
 
 import dataclasses
 
@@ -97,16 +97,6 @@ def test_forward_is_the_float64_reference(scan):
     params, batch = random_parameters(config), captioned_images(3, 5)
     expected = reference(params, config, batch)
     np.testing.assert_allclose(logits_of(config, params, batch), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_text_sees_the_whole_image_but_no_later_text():
-    params, batch = random_parameters(TINY), captioned_images(1, 6)
-    before = logits_of(TINY, params, batch)
-    later = dict(batch, inputs=np.where(np.arange(6) >= 4, 3, batch["inputs"]).astype(np.int32))
-    np.testing.assert_array_equal(before[:, :4], logits_of(TINY, params, later)[:, :4])
-    last_pixel = dict(batch, image=batch["image"].copy())
-    last_pixel["image"][0, -1, -1] ^= 255
-    assert (np.abs(before - logits_of(TINY, params, last_pixel)).max(axis=-1) > 1e-4).all()
 
 
 @pytest.mark.parametrize("chunk", [None, 32])

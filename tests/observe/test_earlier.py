@@ -1,7 +1,6 @@
 """A run whose syncer died: what the next one writes counts from the beginning of the run."""
 
 import dataclasses
-import json
 import math
 import threading
 
@@ -24,6 +23,7 @@ from ddiloco.observe.records import (
     Transferred,
 )
 from ddiloco.observe.tally import Tally
+from tests.integration.remote_runs import lines
 
 INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
 
@@ -233,8 +233,8 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path):
 
 def test_states_and_recoveries_have_lines(tmp_path):
     monitor(tmp_path, *FIRST)
-    states = [json.loads(line) for line in (tmp_path / "states.jsonl").read_text().splitlines()]
+    states = lines(tmp_path / "states.jsonl")
     assert states[-1] == {"time": 104.0, "learner": 1, "state": "failed", "chips": None}
     assert len(states) == 5
-    line = json.loads((tmp_path / "recoveries.jsonl").read_text())
+    [line] = lines(tmp_path / "recoveries.jsonl")
     assert line == {"time": 103.0, "learner": 0, "inner_state": "fresh", "seconds": 0.25}

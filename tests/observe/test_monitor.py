@@ -13,23 +13,12 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.monitor import FLUSH_EVERY, POLL
 from ddiloco.observe.records import Alarm, Evaluated, Flush, Noted, StateChanged, Transferred, write_out
+from tests.integration.remote_runs import lines, steps_of
 from tests.observe.event_files import scalars
 from tests.observe.monitor_script import SUMMARY, TRACEBACK, put, scripted, step
+from tests.remote.ends import until
 
 pytestmark = pytest.mark.usefixtures("no_figure")
-
-
-def lines(workdir, learner):
-    path = workdir / "learners" / str(learner) / "steps.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def wait_until(true, seconds=20.0):
-    """Asks again and again, which costs no more time than the answer takes."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.005)
 
 
 def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
@@ -39,7 +28,7 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     summary = monitor.stop({"params_sha256": "abc"})
     assert summary == SUMMARY
     assert json.loads((workdir / "summary.json").read_text()) == SUMMARY
-    assert lines(workdir, 1) == [
+    assert steps_of(workdir, 1) == [
         {"time": 12.5, "step": 1, "tokens": 50, "loss": 5.0},
         {"time": 15.0, "step": 2, "tokens": 50, "loss": None, "skipped": 1},
     ]
@@ -48,7 +37,7 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     assert written["eval/loss"] == [(0, 6.0), (4, 1.25)]
     assert written["run/goodput"] == [(4, 0.75)]
     assert written["run/mfu"] == [(4, 0.25)]
-    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    events = lines(workdir / "events.jsonl")
     assert [(line["event"], line["time"]) for line in events] == [("died", 15.0), ("alarm", 19.0)]
     left = ["events.jsonl", "learners", "metrics", "rounds.jsonl", "states.jsonl", "summary.json"]
     assert sorted(path.name for path in workdir.iterdir()) == left
@@ -64,7 +53,7 @@ def test_a_learner_whose_clock_is_wrong_or_that_lies_spoils_no_figure(make, tmp_
     summary = monitor.stop()
     assert (summary["step"], summary["goodput"]) == (4, 1.0)
     assert summary["wall_seconds"] == 10.0
-    assert [line["time"] for line in lines(tmp_path / "run", 1)] == [1000.0, 1010.0]
+    assert [line["time"] for line in steps_of(tmp_path / "run", 1)] == [1000.0, 1010.0]
     assert summary["alarms"] == ["the clock of learner 1 is wrong: 90000000000"]
 
 
@@ -101,7 +90,7 @@ def test_records_of_many_threads_all_arrive_and_each_threads_in_order(make, tmp_
         thread.join()
     summary = monitor.stop()
     for learner in range(4):
-        written = lines(tmp_path / "run", learner)
+        written = steps_of(tmp_path / "run", learner)
         assert [line["step"] for line in written] == list(range(1, count + 1))
         assert [line["tokens"] for line in written] == [learner + n for n in range(1, count + 1)]
         assert summary["tokens"][str(learner)] == sum(line["tokens"] for line in written)
@@ -115,8 +104,8 @@ def test_steps_reach_the_disk_within_a_second_though_nothing_follows_them(make, 
     monitor, path = make(), tmp_path / "run/learners/0/steps.jsonl"
     monitor.start()
     put(monitor, step(0, 1), step(0, 2))
-    wait_until(path.exists)
-    wait_until(lambda: path.read_bytes().count(b"\n") == 2)
+    until(path.exists)
+    until(lambda: path.read_bytes().count(b"\n") == 2)
 
 
 @pytest.mark.parametrize("ending", [False, True])
@@ -127,7 +116,7 @@ def test_whoever_waits_for_a_flush_finds_all_that_was_recorded_before(ending, ma
     put(monitor, step(0, 1), step(0, 2), Flush(lambda: found.append(path.read_bytes().count(b"\n"))))
     if ending:
         monitor.stop()
-    wait_until(lambda: found)
+    until(lambda: found)
     assert found == [2]
 
 
@@ -153,7 +142,7 @@ def test_steps_reach_the_disk_though_the_queue_is_never_empty(make, tmp_path):
     monitor._take = take_and_put_another
     put(monitor, step(0, 1))
     monitor.start()
-    wait_until(path.exists)
+    until(path.exists)
     monitor._take = taken
 
 
@@ -162,9 +151,9 @@ def test_the_summary_is_refreshed_while_the_run_goes_on(make, tmp_path, monkeypa
     monitor, path = make(), tmp_path / "run/summary.json"
     monitor.start()
     put(monitor, step(0, 1))
-    wait_until(lambda: path.exists() and json.loads(path.read_text())["inner_steps"]["0"] == 1)
+    until(lambda: path.exists() and json.loads(path.read_text())["inner_steps"]["0"] == 1)
     put(monitor, step(0, 2))
-    wait_until(lambda: json.loads(path.read_text())["inner_steps"]["0"] == 2)
+    until(lambda: json.loads(path.read_text())["inner_steps"]["0"] == 2)
     assert json.loads(path.read_text())["finished"] is False
 
 
@@ -224,13 +213,13 @@ def test_steps_are_complete_once_a_full_disk_has_room_again(make, tmp_path, monk
     monitor.start()
     put(monitor, *(step(0, number) for number in range(1, 10)))
     put(monitor, Flush(confirmed.set), Flush(answered.set, summary=True))
-    wait_until(lambda: monitor._alarms.sentences and answered.is_set())
+    until(lambda: monitor._alarms.sentences and answered.is_set())
     assert not confirmed.is_set(), "whoever sent these steps must keep them"
     folder.unlink()
     put(monitor, step(0, 10))
-    wait_until(confirmed.is_set)
+    until(confirmed.is_set)
     summary = monitor.stop()
-    assert [line["step"] for line in lines(tmp_path / "run", 0)] == list(range(1, 11))
+    assert [line["step"] for line in steps_of(tmp_path / "run", 0)] == list(range(1, 11))
     assert len(summary["alarms"]) == 1
 
 
@@ -245,11 +234,11 @@ def test_of_an_asker_whose_records_find_no_room_only_the_newest_flush_is_kept(ma
     put(monitor, Flush(functools.partial(told.append, "another's"), asker="another"))
     put(monitor, Flush(answered.set, summary=True))
     monitor.start()
-    wait_until(answered.is_set)
-    wait_until(lambda: len(monitor._flushes) == 2)
+    until(answered.is_set)
+    until(lambda: len(monitor._flushes) == 2)
     assert not told
     folder.unlink()
-    wait_until(lambda: "another's" in told)
+    until(lambda: "another's" in told)
     assert told == [asked - 1, "another's"]
     monitor.stop()
 

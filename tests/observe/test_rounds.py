@@ -1,16 +1,11 @@
 """`rounds.jsonl`: a line a merge, in order, with all that the protocol says of it."""
 
-import json
-
 import pytest
 
 from ddiloco.observe.records import Noted, Transferred
+from tests.integration.remote_runs import lines
 
 VALUES = {"step": 8, "fragment": 1, "version": 2, "quorum": 2, "learners": [0, 2], "tokens": 640}
-
-
-def lines(workdir):
-    return [json.loads(line) for line in (workdir / "rounds.jsonl").read_text().splitlines()]
 
 
 def note(monitor, name, time, **values):
@@ -28,7 +23,7 @@ def test_every_merge_has_a_line_in_order_with_time_and_values(make, workdir):
     monitor.queue.put(Transferred(1, sent=30, received=70))
     note(monitor, "round", 6.25, **{**VALUES, "version": 3, "learners": [1]}, cosine=0.5)
     monitor.stop()
-    assert lines(workdir) == [
+    assert lines(workdir / "rounds.jsonl") == [
         {"time": 4.5, **VALUES, "bytes_sent": 0, "bytes_received": 0},
         {"time": 6.25, **VALUES, "version": 3, "learners": [1], "cosine": 0.5}
         | {"bytes_sent": 30, "bytes_received": 70},

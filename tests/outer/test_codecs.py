@@ -49,7 +49,7 @@ def normal(*shape, seed=0):
 
 
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=times(20, 60), deadline=None)
+@settings(max_examples=times(20, 60))
 @given(x=VECTORS)
 def test_the_error_is_within_the_bound_and_zeros_stay_zeros(name, x):
     codec = CODECS[name]
@@ -60,7 +60,7 @@ def test_the_error_is_within_the_bound_and_zeros_stay_zeros(name, x):
 
 
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=times(13, 40), deadline=None)
+@settings(max_examples=times(13, 40))
 @given(
     n=st.sampled_from(LENGTHS[1:]),
     where=st.integers(0, 10**6),
@@ -195,7 +195,7 @@ def test_a_learner_that_did_not_move_contributes_exactly_nothing():
 
 
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=times(8, 25), deadline=None)
+@settings(max_examples=times(8, 25))
 @given(data=st.data())
 def test_a_peer_that_sends_other_arrays_is_told_so_in_one_line(name, data):
     anchor = pieces_of(parameters(0))
@@ -221,7 +221,7 @@ def test_a_peer_that_sends_other_arrays_is_told_so_in_one_line(name, data):
 
 
 @pytest.mark.parametrize("name", LOSSY)
-@settings(max_examples=times(8, 25), deadline=None)
+@settings(max_examples=times(8, 25))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_any_bytes_of_the_right_length_are_read_or_found_unsound(name, seed):
     rng = np.random.default_rng(seed)

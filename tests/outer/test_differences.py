@@ -64,7 +64,7 @@ def test_every_reader_has_the_bits_of_the_syncer_and_what_is_left_out_comes_late
 
 
 @pytest.mark.parametrize("name", CODES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     x=st.sampled_from((1, 127, 128, 129)).flatmap(
         lambda n: hnp.arrays(np.float32, n, elements=st.floats(-(2.0**120), 2.0**120, width=32))

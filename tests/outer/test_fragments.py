@@ -31,7 +31,7 @@ def layout_or_skip(shapes, num_fragments, strategy, **options):
         assume(False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SHAPES, st.integers(1, 12), st.sampled_from(sorted(STRATEGIES)), st.booleans())
 def test_every_element_is_in_exactly_one_piece(shapes, num_fragments, strategy, split_large):
     layout = layout_or_skip(shapes, num_fragments, strategy, split_large=split_large)
@@ -45,7 +45,7 @@ def test_every_element_is_in_exactly_one_piece(shapes, num_fragments, strategy, 
     assert sum(layout.bytes) == 4 * sum(count.size for count in seen.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SHAPES, st.integers(1, 12))
 def test_balanced_is_within_four_thirds_of_the_mean_where_rows_are_small_enough(shapes, num_fragments):
     share = 4 * sum(int(np.prod(shape)) for shape in shapes.values()) / num_fragments
@@ -56,7 +56,7 @@ def test_balanced_is_within_four_thirds_of_the_mean_where_rows_are_small_enough(
     assert layout.balance == pytest.approx(max(layout.bytes) / share)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.integers(2, 3))
 def test_balanced_without_splitting_is_within_four_thirds_of_the_optimum(sizes, num_fragments):
     assume(len(sizes) >= num_fragments)
@@ -119,7 +119,7 @@ def test_more_fragments_than_pieces_is_refused(strategy):
         fragment({"a": (4,), "b": (4,)}, 3, strategy, split_large=False)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SHAPES, st.integers(1, 6), st.randoms(use_true_random=False))
 def test_layout_and_fingerprint_do_not_depend_on_the_order_of_the_dict(shapes, num_fragments, random):
     layout = layout_or_skip(shapes, num_fragments, "balanced")

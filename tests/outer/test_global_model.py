@@ -143,10 +143,6 @@ def test_parameters_of_another_layout_are_refused():
         GlobalModel(LAYOUT, wrong, OuterConfig(), 4)
 
 
-def test_a_sound_contribution_is_accepted():
-    model().validate(0, take(LAYOUT, 0, parameters(1)))
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 def test_a_contribution_with_one_value_that_is_not_a_usable_number_is_refused(value):
     pieces = [x.copy() for x in take(LAYOUT, 0, parameters(1))]

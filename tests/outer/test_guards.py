@@ -24,6 +24,16 @@ def honest(rng, learner, scale=1.0, cosine=0.15, steps=24):
     )
 
 
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def guard():
+    return Guard(CONFIG)
+
+
 def kinds(verdict):
     return [(notice.kind, notice.learner) for notice in verdict.notices]
 
@@ -62,16 +72,14 @@ def test_one_long_piece_is_enough(seed, factor):
 
 
 @pytest.mark.parametrize(("factor", "left_out"), [(32.0, set()), (1e4, {1, 3})])
-def test_where_half_are_longer_nobody_is_right_until_they_are_far_longer(factor, left_out):
+def test_where_half_are_longer_nobody_is_right_until_they_are_far_longer(factor, left_out, rng):
     """Two of four that met a rare token in one of the first rounds were 32 times as long as the others."""
-    rng = np.random.default_rng(0)
     offers = [honest(rng, m, scale=factor if m in (1, 3) else 1.0) for m in range(4)]
     assert norm(offers, Past(), CONFIG).keys() == left_out
     assert norm(offers[:3], Past(), CONFIG).keys() == {1}
 
 
-def test_more_tokens_than_its_steps_can_have_had_are_not_believed():
-    rng = np.random.default_rng(0)
+def test_more_tokens_than_its_steps_can_have_had_are_not_believed(rng):
     offers = [honest(rng, m, steps=10)._replace(tokens=80) for m in range(4)]
     liar = offers[3]._replace(tokens=81)
     assert Guard(CONFIG, step_tokens=8).judge(0, [*offers[:3], liar]).left_out == {3}
@@ -79,8 +87,7 @@ def test_more_tokens_than_its_steps_can_have_had_are_not_believed():
     assert not Guard(CONFIG).judge(0, [*offers[:3], liar]).left_out, "where a step's tokens are not known"
 
 
-def test_whoever_took_more_steps_may_go_further():
-    rng = np.random.default_rng(0)
+def test_whoever_took_more_steps_may_go_further(rng):
     offers = [honest(rng, 0, steps=200), honest(rng, 1, steps=2), honest(rng, 2, steps=3)]
     assert offers[0].norm > 20 * offers[1].norm
     assert not norm(offers, Past(), CONFIG)
@@ -90,9 +97,7 @@ def unread() -> float:
     raise AssertionError("the parameters are read for nothing")
 
 
-def test_alone_in_a_round_it_is_compared_with_what_others_offered_before():
-    rng = np.random.default_rng(0)
-    guard = Guard(CONFIG)
+def test_alone_in_a_round_it_is_compared_with_what_others_offered_before(rng, guard):
     for learner in (0, 1, 2, 3, 0, 1):
         assert not guard.judge(5, [honest(rng, learner, cosine=None)]).left_out
     liar = honest(rng, 3, scale=30.0, cosine=None)
@@ -102,9 +107,7 @@ def test_alone_in_a_round_it_is_compared_with_what_others_offered_before():
 
 
 @pytest.mark.parametrize("others", [[], [0]])
-def test_with_fewer_than_three_learners_only_what_no_learner_could_have_done_is_left_out(others):
-    rng = np.random.default_rng(0)
-    guard = Guard(CONFIG)
+def test_with_fewer_than_three_learners_only_what_no_learner_could_have_done_is_left_out(others, rng, guard):
     for round_ in range(40):
         offers = [honest(rng, m, cosine=None) for m in (*others, 9)]
         assert not guard.judge(0, offers, length=lambda: 100.0).left_out
@@ -115,18 +118,14 @@ def test_with_fewer_than_three_learners_only_what_no_learner_could_have_done_is_
     assert not guard.quarantined
 
 
-def test_the_last_learner_that_is_left_is_not_held_against_those_that_went_long_ago():
-    rng = np.random.default_rng(0)
-    guard = Guard(CONFIG)
+def test_the_last_learner_that_is_left_is_not_held_against_those_that_went_long_ago(rng, guard):
     for round_ in range(60):
         here = range(3) if round_ < 6 else [0]
         offers = [honest(rng, m, scale=(round_ + 0.5) / 60, cosine=None) for m in here]
         assert not guard.judge(0, offers, length=lambda: 10.0).left_out
 
 
-def test_a_new_pace_of_all_learners_is_believed_once_half_have_shown_it():
-    rng = np.random.default_rng(0)
-    guard = Guard(CONFIG)
+def test_a_new_pace_of_all_learners_is_believed_once_half_have_shown_it(rng, guard):
     for learner in 2 * list(range(5)):
         assert not guard.judge(0, [honest(rng, learner, cosine=None)]).left_out
     faster = [guard.judge(0, [honest(rng, m, 10.0, None)]).left_out for m in 2 * list(range(5))]
@@ -141,9 +140,8 @@ def test_a_learner_that_turns_away_from_a_clear_direction_is_found_at_once():
 
 
 @pytest.mark.parametrize("lie", [-1.0, 0.0])
-def test_where_directions_are_faint_an_average_tells_who_points_elsewhere(lie):
+def test_where_directions_are_faint_an_average_tells_who_points_elsewhere(lie, guard):
     rng = np.random.default_rng(1)
-    guard = Guard(CONFIG)
     found = []
     for round_ in range(160):
         offers = [honest(rng, m) for m in range(7)]
@@ -154,8 +152,7 @@ def test_where_directions_are_faint_an_average_tells_who_points_elsewhere(lie):
     assert guard.quarantined == {7}
 
 
-def test_three_strikes_put_a_learner_in_quarantine_and_it_comes_back_after_enough_offers_that_pass():
-    rng = np.random.default_rng(0)
+def test_three_strikes_put_a_learner_in_quarantine_and_it_comes_back_after_enough_offers_that_pass(rng):
     guard = Guard(GuardConfig(release=5))
 
     def round_of(factor):
@@ -176,8 +173,7 @@ def test_three_strikes_put_a_learner_in_quarantine_and_it_comes_back_after_enoug
     assert not round_of(1.0).left_out
 
 
-def test_alarms_are_sentences_that_name_the_learner_and_the_reason():
-    rng = np.random.default_rng(0)
+def test_alarms_are_sentences_that_name_the_learner_and_the_reason(rng):
     guard = Guard(GuardConfig(strikes=1))
     offers = [*(honest(rng, m) for m in range(3)), honest(rng, 9, 1e6)]
     assert [notice.alarm for notice in guard.judge(0, offers).notices] == [
@@ -187,8 +183,7 @@ def test_alarms_are_sentences_that_name_the_learner_and_the_reason():
     ]
 
 
-def test_what_a_learner_in_quarantine_offers_is_no_measure_for_the_others():
-    rng = np.random.default_rng(0)
+def test_what_a_learner_in_quarantine_offers_is_no_measure_for_the_others(rng):
     guard = Guard(GuardConfig(strikes=1))
     guard.judge(0, [*(honest(rng, m) for m in range(3)), honest(rng, 3, 1e6)])
     for _ in range(5):
@@ -197,8 +192,7 @@ def test_what_a_learner_in_quarantine_offers_is_no_measure_for_the_others():
         assert verdict.left_out == {3}
 
 
-def test_no_more_than_a_minority_is_ever_in_quarantine():
-    rng = np.random.default_rng(0)
+def test_no_more_than_a_minority_is_ever_in_quarantine(rng):
     guard = Guard(GuardConfig(strikes=1))
     for liar in (4, 3, 2, 1):
         for _ in range(3):
@@ -238,9 +232,8 @@ def test_gates_are_named_in_the_settings():
         build(GuardConfig, {"gates": ["norms"]})
 
 
-def test_learners_whose_rows_did_not_move_are_no_measure_for_one_whose_did():
+def test_learners_whose_rows_did_not_move_are_no_measure_for_one_whose_did(guard):
     """As of rows of an embedding that few tokens call for."""
-    guard = Guard(CONFIG)
     still = [Offered(m, 24, 1e-8, 1e-10) for m in range(3)]
     for length in (0.03, 0.003, 0.1):
         moved = Offered(3, 24, length, length / 50)
@@ -248,8 +241,7 @@ def test_learners_whose_rows_did_not_move_are_no_measure_for_one_whose_did():
     assert guard.judge(0, [*still, Offered(3, 24, 40.0, 1.0)], length=lambda: 1.0).left_out == {3}
 
 
-def test_what_is_no_longer_than_what_passed_before_is_not_left_out():
-    guard = Guard(CONFIG)
+def test_what_is_no_longer_than_what_passed_before_is_not_left_out(guard):
     short = [Offered(m, 24, 0.001 * (1 + m / 10), 1e-5) for m in range(4)]
     assert not guard.judge(0, [Offered(m, 24, 0.1, 1e-3) for m in range(4)]).left_out
     assert not guard.judge(0, [*short[:3], Offered(3, 24, 0.09, 9e-4)]).left_out
@@ -259,9 +251,8 @@ def test_what_is_no_longer_than_what_passed_before_is_not_left_out():
     assert guard.judge(0, [*short[:3], Offered(3, 24, 0.09, 9e-4)]).left_out == {3}
 
 
-def test_as_long_a_stretch_of_odd_data_as_an_honest_learner_met_is_not_held_against_it():
+def test_as_long_a_stretch_of_odd_data_as_an_honest_learner_met_is_not_held_against_it(guard):
     """Of `dense.py:tiny,diloco` with an interval of 4: 40 rounds in which one of four pointed nowhere."""
-    guard = Guard(CONFIG)
     for round_ in range(400):
         odd = 50 <= round_ % 100 < 90
         cosines = [0.14, 0.15, 0.16, (-0.03 if round_ % 7 else -0.2) if odd else 0.1]
@@ -270,8 +261,7 @@ def test_as_long_a_stretch_of_odd_data_as_an_honest_learner_met_is_not_held_agai
 
 
 @pytest.mark.parametrize("fragments", [1, 12])
-def test_one_turn_of_odd_data_is_not_held_against_a_learner_and_more_are(fragments):
-    guard = Guard(CONFIG)
+def test_one_turn_of_odd_data_is_not_held_against_a_learner_and_more_are(fragments, guard):
 
     def turn(cosine):
         offers = [Offered(m, 24, 1.0, 0.1, 0.4 if m else cosine) for m in range(4)]

@@ -48,7 +48,7 @@ def draw(seed, num_learners, shape=(7, 11)):
     return [x.astype(np.float32) for x in vectors], rng.uniform(0.1, 5, num_learners).astype(np.float32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, st.sampled_from([1, 2, 5]), st.sampled_from(EXACT))
 def test_rules_equal_their_float64_formulas(seed, num_learners, name):
     vectors, weights = draw(seed, num_learners)
@@ -59,7 +59,7 @@ def test_rules_equal_their_float64_formulas(seed, num_learners, name):
     np.testing.assert_allclose(merged.norms, [np.linalg.norm(x) for x in vectors], rtol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.sampled_from([1, 2, 5]), st.floats(1e-3, 1e3))
 def test_rda_of_vectors_of_norm_r_has_norm_r_whatever_m_is(seed, num_learners, norm):
     vectors, weights = draw(seed, num_learners)
@@ -73,7 +73,7 @@ def test_direct_average_of_orthogonal_vectors_shrinks_with_the_root_of_m():
     assert RULES["rda"](vectors, np.ones(16, np.float32)).length == pytest.approx(1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.sampled_from([0.0, 1.0, -1e30, 3e38]), st.booleans(), st.sampled_from(sorted(RULES)))
 def test_merge_with_one_silent_learner_weights_it_zero(seed, held, with_anchor, name):
     vectors, weights = draw(seed, 5)
@@ -87,7 +87,7 @@ def test_merge_with_one_silent_learner_weights_it_zero(seed, held, with_anchor, 
     assert merged.cosine == want.cosine
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.floats(1e-6, 1e12), st.sampled_from(EXACT))
 def test_only_ratios_of_weights_count(seed, factor, name):
     vectors, weights = draw(seed, 5)
@@ -158,7 +158,7 @@ def test_rda_of_sixteen_million_elements_is_within_1e_5_of_float64(opposite):
     np.testing.assert_allclose(merged.norms, norms, rtol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @example(19041264, 2)  # one vector 55,000 times as long as the other
 @given(SEEDS, st.sampled_from([2, 5]))
 def test_cosine_is_the_mean_over_pairs_of_learners(seed, num_learners):

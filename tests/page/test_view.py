@@ -10,10 +10,7 @@ import pytest
 from ddiloco.page import history as history_module
 from ddiloco.page.history import History
 from ddiloco.page.view import read_view, view_of
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.integration.remote_runs import lines
 
 
 def test_steps_tokens_and_clocks_are_those_of_the_files(run_of):

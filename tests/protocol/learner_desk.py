@@ -21,6 +21,12 @@ def finish(core):
     return core.handle(events.StepFinished(), 0.0)
 
 
+def step(core, tokens=10):
+    """A step from its start to its end; what follows at the end."""
+    start(core, tokens)
+    return finish(core)
+
+
 def ask(core, clock, *, fragment=0, version=0, due=None):
     """The question for a fragment, in the round that is due at `due`, or at `clock`."""
     which = RoundId(clock if due is None else due, fragment)

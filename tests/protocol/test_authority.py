@@ -7,7 +7,7 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Rep
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from tests.protocol.desk import Desk, asked, merges, only, records
+from tests.protocol.desk import Desk, merges, only, records
 
 
 def test_a_learner_that_asks_on_is_welcomed_anew_once_its_welcome_may_be_lost_until_it_is_ready():
@@ -23,15 +23,6 @@ def test_a_learner_that_asks_on_is_welcomed_anew_once_its_welcome_may_be_lost_un
     assert desk.core.live == (0,)
 
 
-def test_a_recovering_learner_neither_seeds_nor_forms_a_quorum():
-    desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
-    assert not asked(desk.tell(events.LearnerJoined(1, 1)))
-    desk.report(0, 2)
-    assert not merges(desk.settle())
-    assert desk.core.live == (0,)
-    assert desk.tell(events.Timeout()) == []
-
-
 def test_what_an_incarnation_that_has_not_reported_offers_is_not_taken():
     """Nothing says that it has done the work."""
     desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
@@ -40,22 +31,6 @@ def test_what_an_incarnation_that_has_not_reported_offers_is_not_taken():
     desk.tell(events.LearnerJoined(1, 2))
     desk.tell(events.LearnerReady(1, 2, 1, (0,)))
     assert only(actions.Drop, desk.offer(1, (2, 0), incarnation=2)).reason == "more work than it reported"
-
-
-def test_the_quorum_of_all_is_of_those_that_are_live():
-    desk = Desk(learners=3, num_learners=3, num_fragments=1, interval=2, quorum=None)
-    desk.report(0, 2)
-    desk.report(1, 2)
-    assert not merges(desk.settle())
-    assert merges(desk.tell(events.LearnerLost(2, 1, "its host died"))) == [(2, 0, [0, 1])]
-
-
-def test_a_welcome_names_the_versions_and_their_steps():
-    desk = Desk(learners=1, num_fragments=2, interval=2, gamma=0.0)
-    desk.report(0, 1)
-    desk.settle()
-    welcome = events.Welcomed(1, 1, (0, 1), (0, 1))
-    assert desk.tell(events.LearnerJoined(5, 1)) == [actions.Tell(((5, 1),), welcome)]
 
 
 def test_a_silent_learner_is_not_taken_for_slow():
@@ -128,16 +103,6 @@ def test_nobody_of_before_a_crash_is_a_member_after_it_and_none_that_departed_co
     assert desk.tell(events.LearnerJoined(learner, 1)) == [no_member]
     desk.tell(events.LearnerJoined(learner, 2, 1, (0,)))
     assert desk.core.live == (learner,)
-
-
-def test_a_return_is_asked_at_once_but_its_offer_is_taken_only_once_it_has_reported():
-    """What it has to give is known from its counters, which a return does not carry."""
-    desk = Desk(learners=1, num_learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
-    desk.report(0, 2)
-    desk.settle()
-    assert asked(desk.tell(events.LearnerJoined(1, 7, 2, (0,)))) == [(1, 2, 0)]
-    desk.report(1, 2, incarnation=7)
-    assert merges(desk.offer(1, (2, 0), incarnation=7)) == [(2, 0, [0, 1])]
 
 
 def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
@@ -234,16 +199,6 @@ def test_a_version_bears_the_lineage_of_the_start_that_made_it():
     update = only(events.UpdateArrived, core.handle(events.MergeFinished(RoundId(11, 1)), 0.0))
     assert update.lineage == 9
     assert core.state().lineages == (7, 9)
-
-
-@pytest.mark.parametrize("total_steps", [None, 10**9])
-def test_a_step_beyond_belief_does_not_move_the_schedule(total_steps):
-    desk = Desk(total_steps=total_steps, learners=2, num_fragments=2, interval=2, gamma=0.0)
-    out = desk.report(0, 10**9)
-    no_member = actions.Tell(((0, 1),), events.NotMember(1))
-    assert out == [actions.Drop(0, "impossible report"), no_member]
-    desk.report(1, 1)
-    assert merges(desk.settle()) == [(1, 1, [1])]
 
 
 def test_the_offer_of_a_silent_learner_is_not_taken_before_it_speaks():

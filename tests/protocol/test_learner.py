@@ -9,19 +9,12 @@ from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
-from tests.protocol.learner_desk import ask, finish, made, sent, start, welcomed
+from tests.protocol.learner_desk import ask, finish, made, sent, start, step, welcomed
 
 
 def test_a_step_before_the_welcome_is_the_drivers_mistake():
     core = LearnerCore(0, 1, SyncPolicy())
     with pytest.raises(LocalProtocolError, match="before recovery"):
-        start(core)
-
-
-def test_a_step_past_the_last_one_is_the_drivers_mistake():
-    core = welcomed(total_steps=1)
-    start(core)
-    with pytest.raises(LocalProtocolError, match="past the last step"):
         start(core)
 
 
@@ -63,19 +56,6 @@ def test_a_wrong_message_after_the_welcome_is_dropped_and_changes_nothing(event,
     assert (core.clock, core.versions) == (0, (0, 0))
 
 
-def test_an_offer_is_copied_as_its_step_leaves_it_and_sent_after_that_steps_report():
-    core = welcomed(num_fragments=1, interval=4)
-    ask(core, 2, due=4)
-    assert made(start(core)) == []
-    (copy,) = made(start(core, tokens=7))
-    assert (copy.step, copy.version, copy.steps, copy.tokens) == (2, 0, 2, 17)
-    start(core)
-    assert sent(finish(core)) == []
-    report, offer = finish(core)
-    assert report.event.report.step == 2
-    assert (offer.round, offer.contribution) == (RoundId(4, 0), copy)
-
-
 def test_an_offer_that_an_update_has_overtaken_is_not_sent():
     core = welcomed(num_fragments=2, interval=2)
     ask(core, 1)
@@ -87,32 +67,9 @@ def test_an_offer_that_an_update_has_overtaken_is_not_sent():
     assert out[0].event.report.counters[0].version == 0
 
 
-def test_an_offer_is_made_once_when_the_clock_has_come_to_what_was_asked():
-    core = welcomed(num_fragments=1, interval=10)
-    ask(core, 10)
-    assert [core.clock for _ in range(18) if made(start(core))] == [10]
-
-
-def test_a_learner_that_was_not_asked_offers_nothing():
-    core = welcomed(num_fragments=2, interval=2)
-    for _ in range(6):
-        assert made(start(core)) == sent(finish(core)) == []
-
-
-def test_a_learner_that_is_past_the_clock_already_offers_at_once():
-    core = welcomed(num_fragments=1, interval=4)
-    for _ in range(3):
-        start(core)
-        finish(core)
-    copy, offer = ask(core, 0, due=4)
-    assert copy.contribution == offer.contribution
-    assert (offer.round, offer.contribution.step, offer.contribution.steps) == (RoundId(4, 0), 3, 3)
-
-
 def test_a_learner_that_is_asked_for_the_same_state_again_sends_it_again_but_copies_it_once():
     core = welcomed(num_fragments=1, interval=4)
-    start(core)
-    finish(core)
+    step(core)
     ((copy,), (first,)) = (kind(out) for out in [ask(core, 0, due=4)] for kind in (made, sent))
     again = ask(core, 0, due=4)
     assert made(again) == [] and sent(again) == [first] == [copy]
@@ -141,27 +98,12 @@ def test_a_question_about_a_version_that_is_yet_to_come_waits_for_it():
     assert (offer.version, offer.steps) == (1, 1)
 
 
-def test_a_learner_that_has_not_stepped_offers_its_first_step():
-    core = welcomed(at_step=9, num_fragments=1, interval=5, overlap=1)
-    assert made(ask(core, 5)) == []
-    (offer,) = made(start(core))
-    assert (offer.step, offer.steps) == (10, 1)
-
-
 def test_a_due_step_from_before_it_joined_does_not_bind_a_learner():
     core = welcomed(at_step=4, num_fragments=1, interval=4, quorum=None, max_run_ahead=0)
     assert not core.blocked
     for _ in range(4):
         start(core)
     assert core.blocked
-
-
-@pytest.mark.parametrize("bound", [0, 1, 2, 3])
-def test_the_bound_is_the_number_of_steps_past_a_missing_update(bound):
-    core = welcomed(num_fragments=1, interval=4, quorum=None, max_run_ahead=bound)
-    while not core.blocked:
-        start(core)
-    assert core.clock == 4 + bound
 
 
 def test_a_heartbeat_in_mid_step_repeats_the_last_report():
@@ -178,8 +120,7 @@ def test_a_heartbeat_in_mid_step_repeats_the_last_report():
 
 def test_who_rejoins_in_mid_step_goes_on_with_signs_of_life():
     core = welcomed(num_fragments=1)
-    start(core)
-    (said,) = finish(core)
+    (said,) = step(core)
     start(core)
     core.handle(events.NotMember(core.incarnation), 0.0)
     (again,) = core.handle(events.Heartbeat(), 0.0)
@@ -189,19 +130,10 @@ def test_who_rejoins_in_mid_step_goes_on_with_signs_of_life():
 
 def test_a_clock_that_an_update_takes_to_the_end_is_reported_once():
     core = welcomed(total_steps=6, num_fragments=1, interval=3)
-    start(core)
-    finish(core)
+    step(core)
     apply, report = core.handle(events.UpdateArrived(0, 1, 6), 0.0)
     assert isinstance(apply, actions.ApplyUpdate) and report.event.report.step == 6 and core.done
     assert len(core.handle(events.UpdateArrived(0, 2, 6), 0.0)) == 1
-
-
-def test_the_last_step_is_reported_once():
-    core = welcomed(total_steps=2, num_fragments=1, interval=3)
-    for _ in range(2):
-        start(core)
-    assert [action.event.report.step for action in finish(core)] == [1]
-    assert [action.event.report.step for action in finish(core)] == [2]
 
 
 def test_mixing_travels_with_the_update():
@@ -212,8 +144,7 @@ def test_mixing_travels_with_the_update():
 def test_a_learner_called_to_the_end_between_steps_reports_and_offers_what_it_was_asked_for_at_once():
     core = welcomed(total_steps=4, num_fragments=2, interval=4)
     ask(core, 4)
-    start(core)
-    finish(core)
+    step(core)
     report, copy, offer = core.handle(events.ClockSet(4), 0.0)
     assert core.done and report.event.report.step == 4
     assert copy.contribution == offer.contribution
@@ -231,17 +162,8 @@ def offered_then_stepped(**policy):
     core = welcomed(num_fragments=1, interval=4, **policy)
     ask(core, 2, due=4)
     for tokens in (10, 15, 5, 6):
-        start(core, tokens)
-        finish(core)
+        step(core, tokens)
     return core
-
-
-@pytest.mark.parametrize(("rebase", "kept"), [(True, (2, 11)), (False, (0, 0))])
-def test_with_rebase_a_learner_keeps_and_counts_what_it_did_since_the_offer_that_was_merged(rebase, kept):
-    core = offered_then_stepped(rebase=rebase)
-    out = core.handle(events.UpdateArrived(0, 1, 4, (Given(1, 4), Given(0, 2))), 0.0)
-    assert out == [actions.ApplyUpdate(0, 1, 0.0, merged=2, rebase=rebase)]
-    assert [(f.version, f.steps, f.tokens) for f in core.fragments] == [(1, *kept)]
 
 
 @pytest.mark.parametrize(

@@ -6,30 +6,18 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import grace, slack
-from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from experiments.studies.schedules.weather import Weather, WeatheredFleet
 from tests.protocol.desk import Desk, merges, only
+from tests.protocol.learner_desk import step, welcomed
 from tests.studies.schedules.witness import Witness, join_all
-
-
-def running_learner(**policy):
-    core = LearnerCore(0, 1, SyncPolicy(**policy))
-    fragments = core.policy.num_fragments
-    core.handle(events.Welcomed(1, 0, (0,) * fragments, (0,) * fragments), 0.0)
-    return core
-
-
-def step(core, tokens=10):
-    core.handle(events.StepStarted(tokens), 0.0)
-    return core.handle(events.StepFinished(), 0.0)
 
 
 def test_metadata_follows_every_step_and_nobody_waits_for_an_answer():
     """One synchronisation, 1: a learner sends its clock and its counters after each step and goes on."""
-    core = running_learner(num_fragments=2, interval=4)
+    core = welcomed(num_fragments=2, interval=4)
     for clock in range(1, 9):
         report = only(events.StepReported, step(core, tokens=7)).report
         assert report.step == clock
@@ -39,7 +27,7 @@ def test_metadata_follows_every_step_and_nobody_waits_for_an_answer():
 
 def test_counters_count_since_the_fragment_was_last_received():
     """One synchronisation, 1: c_steps and c_tokens are kept by fragment, from its last update on."""
-    core = running_learner(num_fragments=2, interval=4)
+    core = welcomed(num_fragments=2, interval=4)
     step(core, tokens=3)
     core.handle(events.UpdateArrived(1, 1, 1), 0.0)
     report = only(events.StepReported, step(core, tokens=5)).report
@@ -61,8 +49,8 @@ def test_a_round_waits_until_k_learners_have_reported_its_step(quorum):
 def test_one_learner_reporting_often_is_still_one_of_the_quorum():
     """One synchronisation, 2: K counts learners, not reports."""
     desk = Desk(learners=3, num_fragments=1, interval=2, quorum=2, gamma=0.0)
-    for step in range(1, 10):
-        desk.report(0, step, at=float(step))
+    for clock in range(1, 10):
+        desk.report(0, clock, at=float(clock))
         assert not merges(desk.settle())
 
 
@@ -150,7 +138,7 @@ def test_the_update_goes_to_all_learners_also_to_those_not_in():
 
 def test_an_update_overwrites_the_fragment_and_resets_its_counters_alone():
     """One synchronisation, 9: it is overwritten (mixing alpha = 0) and counted from zero."""
-    core = running_learner(num_fragments=2, interval=4)
+    core = welcomed(num_fragments=2, interval=4)
     for _ in range(3):
         step(core)
     out = core.handle(events.UpdateArrived(1, 1, 2), 0.0)
@@ -169,7 +157,7 @@ def test_a_learner_adopts_the_global_step_if_it_is_ahead_of_its_own(quorum, merg
     Where merges do not wait for all, ours adopts it only beyond half an interval: within that, a slower
     learner is asked for the steps that it will have done.
     """
-    core = running_learner(num_fragments=2, interval=4, quorum=quorum)
+    core = welcomed(num_fragments=2, interval=4, quorum=quorum)
     for _ in range(3):
         step(core)
     core.handle(events.UpdateArrived(0, 1, merged_at), 0.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
-from tests.protocol.learner_desk import ask, finish, made, sent, start, welcomed
+from tests.protocol.learner_desk import ask, finish, made, sent, start, step, welcomed
 
 
 @pytest.mark.parametrize("incarnation", [0, 2])
@@ -61,8 +61,7 @@ def test_what_was_asked_of_an_earlier_incarnation_is_not_offered():
 
 def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member():
     core = welcomed(num_fragments=1, interval=1, quorum=None, max_run_ahead=0)
-    start(core)
-    finish(core)
+    step(core)
     assert core.blocked
     (beat,) = core.handle(events.Heartbeat(), 0.0)
     assert beat.event.report.incarnation == 1

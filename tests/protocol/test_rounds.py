@@ -23,17 +23,6 @@ def test_the_end_of_a_merge_that_was_not_asked_for_is_the_drivers_mistake(early)
         desk.merged(2, 0)
 
 
-@pytest.mark.parametrize("overlap", [1, 2, 3])
-def test_at_most_as_many_rounds_merge_at_once_as_may_overlap(overlap):
-    desk = Desk(learners=1, num_fragments=6, interval=6, overlap=overlap, gamma=0.0)
-    begun = []
-    for step in range(1, 6):
-        desk.report(0, step, steps=step)
-        if (0, RoundId(step, step)) in desk.owed:
-            begun += merges(desk.offer(0, (step, step)))
-    assert len(begun) == overlap
-
-
 def test_rounds_in_flight_are_of_different_fragments_however_large_the_overlap():
     desk = Desk(learners=1, num_fragments=2, interval=1, overlap=5, gamma=0.0)
     desk.report(0, 1)
@@ -60,16 +49,6 @@ def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
     desk.merged(1, 1)
     assert desk.core.step == 2
     assert desk.core.merged_steps == (0, 1, 2, 0)
-
-
-def test_a_learner_whose_offer_was_no_use_is_not_asked_again_before_it_reports():
-    """Otherwise a learner that answers at once with the same fragment would keep the syncer busy for ever."""
-    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
-    desk.report(0, 2)
-    assert not asked(desk.fail(0, (2, 0)))
-    assert not asked(desk.tell(events.Timeout(), at=1.0))
-    assert not asked(desk.report(0, 1))  # an old report that comes late
-    assert asked(desk.report(0, 3)) == [(0, 2, 0)]
 
 
 def test_what_a_learner_offered_before_it_died_is_merged():
@@ -175,17 +154,6 @@ def test_an_offer_is_waited_for_longer_if_the_welcome_was_slow_to_come():
     assert only(actions.Drop, desk.tell(events.Timeout(), at=10.0 + patience)).learner == 1
 
 
-def test_work_on_the_version_before_is_not_merged():
-    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
-    desk.report(0, 2)
-    desk.settle()
-    desk.report(0, 4)
-    old = Contribution(0, 1, 0, version=0, step=4, steps=2, tokens=20)
-    dropped = only(actions.Drop, desk.tell(events.FragmentArrived(RoundId(4, 0), old)))
-    assert dropped.reason == "stale fragment"
-    assert desk.core.versions == (1,)
-
-
 def test_an_offer_of_more_steps_than_were_reported_is_dropped_however_few_its_tokens():
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
     desk.report(0, 2, steps=2)
@@ -259,23 +227,6 @@ def test_work_that_goes_on_with_a_new_version_may_be_offered_before_a_report_nam
     given = Contribution(0, 1, 0, version=1, step=4, steps=steps, tokens=10 * steps)
     out = desk.tell(events.FragmentArrived(RoundId(4, 0), given))
     assert bool(merges(out)) is taken
-
-
-@pytest.mark.parametrize("end", ["lost", "replaced", "merging"])
-def test_a_late_fragment_is_not_taken_of_one_that_has_gone_or_once_the_merge_began(end):
-    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None, offer_timeout=3.0)
-    desk.report(0, 2)
-    desk.report(1, 2)
-    if end == "lost":
-        desk.tell(events.LearnerLost(1, 1, "its host died"))
-    elif end == "replaced":
-        desk.report(0, 2, at=30.0)
-        desk.tell(events.LearnerJoined(1, 2), at=30.0)
-    else:
-        desk.offer(0, (2, 0))
-        desk.tell(events.Timeout(), at=3.0)
-    dropped = only(actions.Drop, desk.offer(1, (2, 0)))
-    assert dropped.reason == "unexpected fragment"
 
 
 def test_an_offer_that_was_left_out_of_its_merge_is_told_to_nobody_as_merged():

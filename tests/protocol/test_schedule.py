@@ -1,12 +1,11 @@
 """The closed forms of the schedule against counting, for any number of fragments and any interval."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.protocol.schedule import Schedule
 
-untimed = settings(deadline=None)  # how busy the machine is, is no property of the schedule
 schedules = st.builds(Schedule, st.integers(1, 30), st.integers(1, 30))
 
 
@@ -16,13 +15,11 @@ def due_by_definition(schedule: Schedule, step: int) -> tuple[int, ...]:
     return tuple(p for p in range(p_count) if step >= 1 and step % h == (p * h) // p_count)
 
 
-@untimed
 @given(schedules, st.integers(-3, 100))
 def test_the_fragments_due_are_those_of_the_definition(schedule, step):
     assert schedule.due(step) == due_by_definition(schedule, step)
 
 
-@untimed
 @given(schedules, st.integers(0, 100), st.data())
 def test_last_due_is_the_newest_step_found_by_looking_back(schedule, step, data):
     fragment = data.draw(st.integers(0, schedule.num_fragments - 1))
@@ -30,14 +27,12 @@ def test_last_due_is_the_newest_step_found_by_looking_back(schedule, step, data)
     assert schedule.last_due(fragment, step) == max(found, default=0)
 
 
-@untimed
 @given(schedules, st.integers(1, 100))
 def test_in_any_interval_every_fragment_is_due_once(schedule, start):
     window = range(start, start + schedule.interval)
     assert sorted(p for t in window for p in schedule.due(t)) == list(range(schedule.num_fragments))
 
 
-@untimed
 @given(schedules, st.integers(1, 100))
 def test_the_work_of_steps_differs_by_one_fragment_at_most(schedule, step):
     least = schedule.num_fragments // schedule.interval

@@ -26,14 +26,6 @@ def test_a_run_of_no_steps_finishes_as_soon_as_somebody_is_there():
     assert desk.core.finished
 
 
-def test_a_run_finishes_once():
-    desk = Desk(total_steps=1, learners=1, num_fragments=1, interval=4)
-    assert actions.Finish() in desk.report(0, 1)
-    assert desk.report(0, 1) == []
-    desk.enter(1)
-    assert desk.report(1, 1) == []
-
-
 def test_nobody_left_does_not_finish_a_run_and_the_first_to_return_does():
     desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, gamma=0.0)
     desk.report(0, 2)

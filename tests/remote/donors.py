@@ -8,7 +8,6 @@ import threading
 import jax
 import numpy as np
 
-from ddiloco.remote.learner import client
 from ddiloco.remote.learner import gift as gifts
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.inner_format import InnerFormat
@@ -17,7 +16,7 @@ from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
-from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd
+from tests.remote.ends import PATIENCE, TERMS, LearnerEnd
 
 LEAVES = (
     jax.ShapeDtypeStruct((), np.int32),
@@ -88,20 +87,13 @@ def assert_same(ours, theirs):
 
 def with_client(address, learner, donor_port=0, process=100):
     """A learner's end that names a donor's port, and recovers by its client."""
-    end = LearnerEnd.__new__(LearnerEnd)
-    end.inbox, end.notes = queue.SimpleQueue(), []
-    end.client = client.SyncerClient(
-        address, learner, process, TERMS, Security(), CONFIG, end.notes.append, donor_port
-    )
-    end.client.attach(end.inbox)
-    end.client.start()
-    end.send = end.client.outbox.send
+    end = LearnerEnd(address, learner, process, donor_port=donor_port)
     assert end.client.accepted.wait(PATIENCE)
     return end
 
 
 def notes(syncer):
-    return [r.values for r in syncer.records if getattr(r, "name", "") == "recovered"]
+    return syncer.noted("recovered")
 
 
 def keep(folder, state, run=""):

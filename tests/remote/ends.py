@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import subprocess
 import threading
 import time
 
@@ -21,6 +22,7 @@ from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
+from tests.integration.programs import ROOT
 
 PATIENCE = 30.0
 CONFIG = RemoteConfig(longest_backoff=0.25)
@@ -143,16 +145,26 @@ class SyncerEnd:
 
     def drops(self):
         """The reasons of all drops so far."""
-        return [r.values["reason"] for r in self.records if getattr(r, "name", "") == "drop"]
+        return [values["reason"] for values in self.noted("drop")]
+
+    def noted(self, name):
+        """The values of all records of this name so far."""
+        return [r.values for r in list(self.records) if isinstance(r, records.Noted) and r.name == name]
+
+    def alarms(self):
+        """The sentences of all alarms so far."""
+        return [r.sentence for r in self.records if isinstance(r, records.Alarm)]
 
 
 class LearnerEnd:
     """A SyncerClient with an inbox."""
 
-    def __init__(self, address, learner=0, process=100, terms=TERMS, security=None, config=CONFIG):
+    def __init__(
+        self, address, learner=0, process=100, terms=TERMS, security=None, config=CONFIG, donor_port=0
+    ):
         self.inbox, self.notes = queue.SimpleQueue(), []
         self.client = SyncerClient(
-            address, learner, process, terms, security or Security(), config, self.notes.append
+            address, learner, process, terms, security or Security(), config, self.notes.append, donor_port
         )
         self.client.attach(self.inbox)
         self.client.start()
@@ -170,6 +182,12 @@ class LearnerEnd:
         offer = Offer(given or arrays(fragment, value))
         self.client.send_offer(RoundId(step, fragment), contribution, offer)
         return contribution
+
+
+def certificates(folder, *more):
+    """Makes certificates for `localhost` in the folder."""
+    made = [ROOT / "scripts/make_certs.sh", folder, *more, "localhost"]
+    subprocess.run(made, check=True, capture_output=True)
 
 
 @contextlib.contextmanager

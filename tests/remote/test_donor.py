@@ -2,8 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import pathlib
-import subprocess
 
 import grpc
 import jax
@@ -23,9 +21,7 @@ from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.roles.exchange import InnerState
 from experiments.front.credentials import load_security
 from tests.remote.donors import FORMAT, LEAVES, Steps, ask, assert_same, state
-from tests.remote.ends import PATIENCE, until
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.remote.ends import PATIENCE, certificates, until
 
 
 def test_an_inner_state_arrives_bit_for_bit_with_the_boundary_it_is_of():
@@ -219,7 +215,7 @@ def test_without_the_token_there_is_no_donation():
 
 
 def test_learners_know_each_other_by_their_certificates(tmp_path):
-    subprocess.run([ROOT / "scripts/make_certs.sh", tmp_path / "c", "localhost"], check=True)
+    certificates(tmp_path / "c")
     learner = load_security(None, str(tmp_path / "c/learner"))
     with Steps(state(1), learner) as donor:
         assert_same(ask(donor.address, security=learner), state(1))

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import queue
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 from ddiloco.data.errors import DataError
 from ddiloco.data.host_batches import HostBatches
 from ddiloco.launch.ports import reserved_port
-from ddiloco.observe import records
 from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_recovery import HostRecovery
@@ -33,11 +31,11 @@ from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.exchange import InnerState
 from ddiloco.run.recipes import assembly_of
 from experiments.front.credentials import load_security
+from tests.integration.programs import ROOT
 from tests.remote.donors import OF_A_HOST, notes, recovery, state, with_client
-from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, ended, until, update, welcome
+from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, certificates, ended, until, update, welcome
 from tests.workbench import experiment
 
-ROOT = pathlib.Path(__file__).parents[2]
 SECURITY = Security("the learner's token")
 
 
@@ -83,6 +81,12 @@ class Leading:
         self.followers = Followers(count, 0, TERMS, security, PATIENCE, self.lost.append, self.left.set)
         self.followers.deliver = self.delivered.append
 
+    def hosts(self, one=None, two=None, **both):
+        """Two hosts that follow; what only one of them says goes before what both do."""
+        hosts = [Host(self.address, host=n, **both, **(own or {})) for n, own in ((1, one), (2, two))]
+        assert self.followers.gather(threading.Event())
+        return hosts
+
     def close(self):
         self.followers.stop()
 
@@ -99,8 +103,7 @@ def leading():
 
 
 def test_orders_reach_all_hosts_in_order(leading):
-    hosts = [Host(leading.address, host=number) for number in (1, 2)]
-    assert leading.followers.gather(threading.Event())
+    hosts = leading.hosts()
     for clock in range(5):
         leading.followers.order(pb.Order(step=clock))
     assert [[host.next().step for _ in range(5)] for host in hosts] == [list(range(5))] * 2
@@ -124,7 +127,7 @@ def test_who_is_no_host_of_the_learner_gets_no_orders_and_ends_nothing(leading, 
 
 
 def test_with_certificates_of_their_own_no_learner_is_another_s_host(tmp_path):
-    subprocess.run([ROOT / "scripts/make_certs.sh", tmp_path, "--learners=2", "localhost"], check=True)
+    certificates(tmp_path, "--learners=2")
     own = [load_security(None, str(tmp_path / f"learner-{m}")) for m in range(2)]
     leading = Leading(1, own[0])
     with reserved_port() as port, contextlib.closing(leading):
@@ -139,8 +142,7 @@ def test_with_certificates_of_their_own_no_learner_is_another_s_host(tmp_path):
 
 
 def test_a_second_process_under_a_host_s_number_is_refused(leading):
-    first, other = Host(leading.address), Host(leading.address, host=2)
-    assert leading.followers.gather(threading.Event())
+    first, other = leading.hosts()
     second = Host(leading.address)
     until(lambda: second.error is grpc.StatusCode.ALREADY_EXISTS, "a refusal")
     leading.followers.order(pb.Order(step=2))
@@ -149,8 +151,7 @@ def test_a_second_process_under_a_host_s_number_is_refused(leading):
 
 
 def test_what_the_syncer_sends_is_delivered_once_all_hosts_have_it(leading):
-    one, two = (Host(leading.address, host=number) for number in (1, 2))
-    assert leading.followers.gather(threading.Event())
+    one, two = leading.hosts()
     first, second, third = welcome(7), update(0, 3), update(0, 4)
     leading.followers.own(first)
     one.here({"welcome": 7})
@@ -169,8 +170,7 @@ def test_what_the_syncer_sends_is_delivered_once_all_hosts_have_it(leading):
 
 
 def test_a_version_of_a_history_that_was_undone_does_not_stand_for_the_one_made_after_it(leading):
-    one, two = (Host(leading.address, host=number) for number in (1, 2))
-    assert leading.followers.gather(threading.Event())
+    one, two = leading.hosts()
     for host in (one, two):
         host.here({"fragment": 0, "version": 7, "lineage": 1})  # which host 0 did not get
     event = dataclasses.replace(update(0, 7).event, lineage=2)
@@ -184,8 +184,7 @@ def test_a_version_of_a_history_that_was_undone_does_not_stand_for_the_one_made_
 
 
 def test_a_host_may_have_the_next_version_before_the_others_have_this_one_whatever_its_lineage(leading):
-    one, two = (Host(leading.address, host=number) for number in (1, 2))
-    assert leading.followers.gather(threading.Event())
+    one, two = leading.hosts()
     first, second = (
         dataclasses.replace(told, event=dataclasses.replace(told.event, lineage=lineage))
         for told, lineage in ((update(0, 5), 9), (update(0, 6), 1))  # lineages have no order
@@ -209,17 +208,14 @@ def test_tokens_and_positions_of_a_batch_are_waited_for(leading):
 
 
 def test_the_loss_of_a_host_is_told(leading):
-    hosts = [Host(leading.address, host=number) for number in (1, 2)]
-    assert leading.followers.gather(threading.Event())
+    hosts = leading.hosts()
     hosts[1].leave()
     until(lambda: leading.lost, "the loss")
     assert leading.lost[0].startswith("host 2 of the learner is gone")
 
 
 def test_copies_count_that_all_hosts_have(leading):
-    known = ((1, [5, 6]), (2, [6, 7]))
-    hosts = [Host(leading.address, host=number, copies=copies) for number, copies in known]
-    assert leading.followers.gather(threading.Event())
+    hosts = leading.hosts({"copies": [5, 6]}, {"copies": [6, 7]})
     assert leading.followers.copies() == {6}
     hosts[0].say(kept=8)  # while they run
     hosts[1].say(kept=7)
@@ -228,8 +224,7 @@ def test_copies_count_that_all_hosts_have(leading):
 
 
 def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading):
-    hosts = [Host(leading.address, host=1, donor_port=7071), Host(leading.address, host=2, donor_port=7072)]
-    assert leading.followers.gather(threading.Event())
+    hosts = leading.hosts({"donor_port": 7071}, {"donor_port": 7072})
     assert leading.followers.donors() == ["127.0.0.1:7071", "127.0.0.1:7072"]
 
     def told(copy, *problems):
@@ -256,8 +251,7 @@ def test_host_0_leads_at_the_port_after_the_coordinator_s():
 
 
 def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_their_place(leading):
-    one, two = (Host(leading.address, host=number) for number in (1, 2))
-    assert leading.followers.gather(threading.Event())
+    one, two = leading.hosts()
     heard, parts = [], [(0, 2, "a:1"), (1, 2, "b:1"), (1, 2, "b:2")]
     for number, (part, count, address) in enumerate(parts, start=1):
         streams = pb.Order.Streams(session="session", part=part, parts=count, address=address)
@@ -349,8 +343,7 @@ def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):
     syncer = SyncerEnd()
-    hosts = [Host(leading.address, host=number, copies=[70, 77]) for number in (1, 2)]
-    assert leading.followers.gather(threading.Event())
+    hosts = leading.hosts(copies=[70, 77])
     with ended(syncer, end := with_client(syncer.address, 0)):
         copies = OwnCopies(tmp_path, OF_A_HOST)
         for number, versions in ((70, (2, 2)), (77, (3, 4))):
@@ -362,5 +355,5 @@ def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_p
         assert make().inner_state((3, 4)).arrays.number == 77
         until(lambda: len(notes(syncer)) == 2, "the notes")
         assert syncer.drops() == ["own copy: of steps that were undone"]
-        assert not any(isinstance(r, records.Alarm) for r in syncer.records)
+        assert not syncer.alarms()
     assert all(host.error is None for host in hosts)

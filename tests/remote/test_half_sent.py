@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import os
-import pathlib
 import signal
 import sys
 import threading
@@ -40,11 +39,11 @@ from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from tests.bad_network import BadNetwork, LinkShape
+from tests.integration.programs import ROOT
 from tests.remote.donors import THREE, Steps, ask, notes, with_client
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, Taken, ended, joined, until
 from tests.warm import Program
 
-ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (4000, 1000)  # float32: 16 MB, more than what may be on the way
 THETA = {"kernel": np.zeros(SHAPE, np.float32)}
 LAYOUT = fragment({"kernel": SHAPE}, 1)

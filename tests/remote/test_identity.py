@@ -1,7 +1,6 @@
 """Who speaks for a learner: second processes, own tokens and certificates, and callers without any."""
 
 import dataclasses
-import pathlib
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from experiments.front.credentials import load_security
+from tests.integration.programs import ROOT
 from tests.long import times
 from tests.remote.donors import Steps, ask, assert_same, state
 from tests.remote.ends import (
@@ -25,6 +25,7 @@ from tests.remote.ends import (
     LearnerEnd,
     SyncerEnd,
     asked,
+    certificates,
     ended,
     greeting,
     joined,
@@ -32,7 +33,6 @@ from tests.remote.ends import (
     until,
 )
 
-ROOT = pathlib.Path(__file__).parents[2]
 HELLOS = times(5, 30)
 ALL = Security("the token that all share")
 OWN = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
@@ -56,10 +56,6 @@ def hello(syncer, security=ALL, timeout=PATIENCE, **fields):
         never.set()
         call.cancel()
         channel.close()
-
-
-def alarms(syncer):
-    return [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]
 
 
 def works(syncer, learner, number=0, step=4):
@@ -86,7 +82,7 @@ def test_a_hello_under_the_number_of_one_that_speaks_is_refused_and_disturbs_it_
         works(syncer, learner)
         assert learner.client.connections == 1
         assert syncer.drops() == ["wire: number taken"] * HELLOS
-        assert set(alarms(syncer)) == {
+        assert set(syncer.alarms()) == {
             "a second process, of 127.0.0.1, asked for the place of learner 0: refused"
         }
 
@@ -138,7 +134,7 @@ def test_with_tokens_of_their_own_learners_speak_for_no_other():
             assert liar.client.accepted.wait(PATIENCE)
             assert liar.client.refusal == "these are the credentials of learner 0, not of learner 1"
         assert syncer.drops() == ["wire: another learner's number"]
-        [alarm] = alarms(syncer)
+        [alarm] = syncer.alarms()
         assert "with the credentials of learner 0 asked for the place of learner 1" in alarm
         for stranger in (Security("of no learner here"), Security()):
             assert hello(syncer, stranger).code() is grpc.StatusCode.UNAUTHENTICATED
@@ -147,7 +143,7 @@ def test_with_tokens_of_their_own_learners_speak_for_no_other():
 
 
 def test_a_certificate_of_its_own_binds_a_learner_to_its_number(tmp_path):
-    subprocess.run([ROOT / "scripts/make_certs.sh", tmp_path, "--learners=2", "localhost"], check=True)
+    certificates(tmp_path, "--learners=2")
     syncer = SyncerEnd(security=load_security(None, str(tmp_path / "syncer")))
     own = [load_security(None, str(tmp_path / f"learner-{m}")) for m in range(2)]
     with ended(syncer, learner := LearnerEnd(syncer.address, 0, security=own[0])):

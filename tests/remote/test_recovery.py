@@ -9,7 +9,6 @@ import grpc
 import numpy as np
 import pytest
 
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -75,8 +74,7 @@ def test_learners_that_join_together_do_not_wait_for_each_other():
 
 
 def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_path):
-    syncer = SyncerEnd()
-    with ended(syncer, end := with_client(syncer.address, 0)):
+    with peers_and_joiner() as (syncer, end):
         assert recovery(end, tmp_path).inner_state((3, 4)) is None
         keep(tmp_path, given := state(2))
         assert_same(recovery(end, tmp_path).inner_state((9, 9)), given)
@@ -85,12 +83,11 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
         assert recovery(end, tmp_path).inner_state((3, 4)) is None
         until(lambda: len(notes(syncer)) == 3, "three notes")
         assert [n["inner_state"] for n in notes(syncer)] == ["fresh", "checkpoint", "fresh"]
-        until(lambda: any(isinstance(r, records.Alarm) for r in syncer.records), "the alarm")
+        until(syncer.alarms, "the alarm")
 
 
 def test_an_own_copy_of_steps_that_a_rollback_has_undone_is_not_taken(tmp_path):
-    syncer = SyncerEnd()
-    with ended(syncer, end := with_client(syncer.address, 0)):
+    with peers_and_joiner() as (syncer, end):
         keep(tmp_path, given := state(2, versions=(3, 4)))
         assert recovery(end, tmp_path).inner_state((4, 3)) is None
         assert_same(recovery(end, tmp_path).inner_state((3, 5)), given)
@@ -193,8 +190,7 @@ def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_se
     with peers_and_joiner(Steps(None)) as (syncer, late, _):
         assert recovery(late, donation_timeout=0.1).inner_state((3, 4)) is None
         told = "came within 0 s, by remote.donation_timeout"
-        alarms = lambda: [r.sentence for r in syncer.records if isinstance(r, records.Alarm)]  # noqa: E731
-        until(lambda: any(alarm.endswith(told) for alarm in alarms()), "the alarm")
+        until(lambda: any(alarm.endswith(told) for alarm in syncer.alarms()), "the alarm")
 
 
 def test_a_peer_has_the_time_that_its_steps_take_beside_the_time_for_its_state():

@@ -1,9 +1,7 @@
 """Who and what a syncer does not take: learners that do not fit, bytes that cannot be read, no token."""
 
 import dataclasses
-import pathlib
 import socket
-import subprocess
 
 import grpc
 import pytest
@@ -24,6 +22,7 @@ from tests.remote.ends import (
     arrays,
     ask,
     assert_same,
+    certificates,
     ended,
     greeting,
     joined,
@@ -32,8 +31,6 @@ from tests.remote.ends import (
     until,
     welcome,
 )
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def secret(path, text):
@@ -161,8 +158,7 @@ def test_a_syncer_that_sends_what_cannot_be_read_is_left_and_tried_again():
 
 def test_tls_lets_in_who_has_a_certificate_of_the_same_authority_and_nobody_else(tmp_path):
     for name in ("ours", "others"):
-        command = [ROOT / "scripts/make_certs.sh", tmp_path / name, "localhost"]
-        subprocess.run(command, check=True, capture_output=True)
+        certificates(tmp_path / name)
     syncer = SyncerEnd(security=load_security(None, str(tmp_path / "ours/syncer")))
     ours = load_security(None, str(tmp_path / "ours/learner"))
     with ended(syncer, learner := LearnerEnd(syncer.address, security=ours)):

@@ -68,37 +68,31 @@ def test_a_path_out_of_the_parts_folder_is_malformed():
         told_of_snapshot(pb.FromLearner(part_written=pb.PartWritten(files=json.dumps(told))), 0, 2)
 
 
-def test_a_learner_hears_that_a_snapshot_has_begun_and_answers():
-    syncer = SyncerEnd()
-    learner = LearnerEnd(syncer.address)
-    with ended(learner, syncer):
-        link = joined(syncer, learner)
-        link.deliver(SnapshotBegun(3, (0, 0)))
-        assert learner.next(SnapshotBegun).number == 3
-        answers = [StateRecorded(0, 100, 3, VectorClock({0: (100, 8)}, {})), PartWritten(0, 3, FILES)]
-        for answer in answers:
-            learner.client.tell_of_snapshot(answer)
-        assert [syncer.next(type(answer)) for answer in answers] == answers
+def test_a_learner_hears_that_a_snapshot_has_begun_and_answers(ends):
+    syncer, learner = ends
+    joined(syncer, learner).deliver(SnapshotBegun(3, (0, 0)))
+    assert learner.next(SnapshotBegun).number == 3
+    answers = [StateRecorded(0, 100, 3, VectorClock({0: (100, 8)}, {})), PartWritten(0, 3, FILES)]
+    for answer in answers:
+        learner.client.tell_of_snapshot(answer)
+    assert [syncer.next(type(answer)) for answer in answers] == answers
 
 
-def test_only_versions_made_after_the_cut_carry_the_snapshots_number():
-    syncer = SyncerEnd()
-    learner = LearnerEnd(syncer.address)
-    with ended(learner, syncer):
-        link = joined(syncer, learner)
-        link.deliver(SnapshotBegun(3, (5, 5)))
-        learner.next(SnapshotBegun)
-        epochs = []
-        for fragment, version in ((0, 5), (0, 6), (1, 4)):
-            link.deliver(update(fragment, version))
-            epochs.append(learner.next(events.UpdateArrived).epoch)
-        assert epochs == [0, 3, 0]
+def test_only_versions_made_after_the_cut_carry_the_snapshots_number(ends):
+    syncer, learner = ends
+    link = joined(syncer, learner)
+    link.deliver(SnapshotBegun(3, (5, 5)))
+    learner.next(SnapshotBegun)
+    epochs = []
+    for fragment, version in ((0, 5), (0, 6), (1, 4)):
+        link.deliver(update(fragment, version))
+        epochs.append(learner.next(events.UpdateArrived).epoch)
+    assert epochs == [0, 3, 0]
 
 
-def test_a_learner_of_another_session_gets_updates_without_a_number():
-    syncer = SyncerEnd()
-    first, second = LearnerEnd(syncer.address), LearnerEnd(syncer.address, learner=1)
-    with ended(first, second, syncer):
+def test_a_learner_of_another_session_gets_updates_without_a_number(ends):
+    syncer, first = ends
+    with ended(second := LearnerEnd(syncer.address, learner=1)):
         joined(syncer, first).deliver(SnapshotBegun(3, (0, 0)))
         link = joined(syncer, second, number=1)
         link.deliver(update(0, 7))

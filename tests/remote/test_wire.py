@@ -9,6 +9,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner import streams
+from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.positions import LONGEST
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire.security import Security
@@ -153,7 +154,7 @@ def test_a_position_that_is_too_long_costs_no_record_and_is_told(ends):
     learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
     until(lambda: steps_in(syncer.records) == [1])
     assert syncer.drops() == ["wire: malformed position"]
-    assert any(isinstance(r, records.Alarm) for r in syncer.records)
+    assert syncer.alarms()
 
 
 def steps_in(taken):
@@ -198,9 +199,7 @@ def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be
     joined(syncer, learner)
     assert learner.client.accepted.wait(PATIENCE)
     with ended(again := LearnerEnd.__new__(LearnerEnd)):
-        again.client = learner.client.__class__(
-            syncer.address, 0, 100, TERMS, Security(), CONFIG, lambda line: None
-        )
+        again.client = SyncerClient(syncer.address, 0, 100, TERMS, Security(), CONFIG, lambda line: None)
         again.client._session = learner.client._session  # as the same process knows it
         again.client.start()
         assert again.client.accepted.wait(PATIENCE)

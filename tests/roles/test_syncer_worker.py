@@ -320,6 +320,31 @@ def test_a_burst_of_joins_costs_few_writes_and_leaves_no_links_behind(desk):
     until(lambda: len(it.worker._links) == 0, "the links to be forgotten")
 
 
+class FullDisk:
+    """Refuses to note who joined until there is room."""
+
+    def __init__(self):
+        self.room, self.asked = False, []
+
+    def remember(self, incarnations):
+        self.asked.append(tuple(incarnations))
+        return self.room
+
+
+def test_who_joined_while_the_disk_was_full_is_noted_with_the_next_join(desk):
+    it = desk(1)
+    [peer] = it.peers
+    peer.is_asked()
+    it.worker._durable = disk = FullDisk()
+    it.worker.connect(1, 1, peer)
+    for disk.room in (False, True, True):
+        it.worker.send(events.LearnerJoined(1, 1))
+        if not disk.room:
+            peer.next(events.Welcomed)
+    assert it.worker.stop(PATIENCE)
+    assert disk.asked == [((0, 1), (1, 1))] * 2
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -8,11 +8,10 @@ import pytest
 
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
-from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
+from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.loss import caption_loss, label_loss
-from ddiloco.training.step import make_train_step, shard_batch
 from tests.models import test_captioner, test_vit
-from tests.training.batches import init_state, mesh_of
+from tests.training.batches import mesh_of, trained
 
 INNER = InnerConfig(learning_rate=1e-3, warmup_steps=0)
 VIT = dataclasses.replace(test_vit.TINY, num_classes=8, num_layers=1)
@@ -31,11 +30,7 @@ def run(name, mesh, accumulation=1, **layers):
     config, loss, batches = CASES[name]
     config = dataclasses.replace(config, **layers)
     inner = dataclasses.replace(INNER, accumulation=accumulation)
-    step = make_train_step(config, inner, mesh, loss)
-    state, history = init_state(config, inner, mesh, seed=0), []
-    for clock, batch in enumerate(batches):
-        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(inner, 10, clock))
-        history.append(jax.device_get(metrics))
+    state, history = trained(config, inner, mesh, batches, loss)
     score = evaluate(config, make_eval_step(config, mesh, loss), state.params, batches, mesh)
     return unstacked(jax.device_get(state.params)), history, score
 

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 
 from ddiloco.models.dense import DenseConfig
 from ddiloco.outer.stacks import stacked
-from ddiloco.training.inner_optimizer import make_inner_optimizer
+from ddiloco.training.inner_optimizer import learning_rate_at, make_inner_optimizer
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import init_parameters, logical_axes
-from ddiloco.training.step import TrainState, state_shardings
+from ddiloco.training.step import TrainState, make_train_step, shard_batch, state_shardings
 
 TINY = DenseConfig(
     vocab_size=32,
@@ -60,3 +60,13 @@ def init_state(model_config, inner, mesh, seed, params=None):
     own = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=laid.params)(placed)
     optimizer = make_inner_optimizer(inner, logical_axes(model_config))
     return TrainState(own, jax.jit(optimizer.init, out_shardings=laid.opt_state)(own))
+
+
+def trained(model_config, inner, mesh, batches, *loss):
+    """The state after a step on each batch, and each step's metrics."""
+    step = make_train_step(model_config, inner, mesh, *loss)
+    state, history = init_state(model_config, inner, mesh, seed=0), []
+    for clock, batch in enumerate(batches):
+        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(inner, 10, clock))
+        history.append(jax.device_get(metrics))
+    return state, history

@@ -36,7 +36,7 @@ def test_learning_rate_warms_up_falls_by_a_cosine_and_stays(clock, expected):
     assert float(learning_rate_at(CONFIG, 110, clock)) == pytest.approx(expected, rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     warmup=st.integers(0, 50),
     total=st.integers(1, 60),

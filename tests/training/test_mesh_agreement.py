@@ -9,12 +9,12 @@ import pytest
 from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
-from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
+from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.loss import caption_loss, next_token_loss
 from ddiloco.training.parameters import abstract_parameters, init_parameters
 from ddiloco.training.sharding import OnMesh, parameter_shardings
-from ddiloco.training.step import make_train_step, shard_batch
-from tests.training.batches import TINY, init_state, mesh_of, packed_batch
+from ddiloco.training.step import shard_batch
+from tests.training.batches import TINY, init_state, mesh_of, packed_batch, trained
 
 CONFIG = dataclasses.replace(TINY, num_heads=8, num_kv_heads=8)
 SCANNED = dataclasses.replace(CONFIG, scan_layers=True, remat="full", logits_chunk=10)
@@ -24,11 +24,7 @@ BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(3)]
 
 def run(mesh, inner=INNER, config=CONFIG):
     """Parameters, metrics of each step, and the evaluation after three steps."""
-    step = make_train_step(config, inner, mesh)
-    state, history = init_state(config, inner, mesh, seed=0), []
-    for clock, batch in enumerate(BATCHES):
-        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(inner, 10, clock))
-        history.append(jax.device_get(metrics))
+    state, history = trained(config, inner, mesh, BATCHES)
     score = evaluate(config, make_eval_step(config, mesh), state.params, BATCHES, mesh)
     arrays = jax.device_get((state.params, adam_of(state).mu, adam_of(state).nu))
     return [unstacked(part) for part in arrays], history, score

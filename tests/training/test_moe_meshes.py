@@ -10,11 +10,10 @@ import pytest
 from ddiloco.models.moe import MoEConfig
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
-from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
+from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.parameters import abstract_parameters
 from ddiloco.training.sharding import parameter_shardings
-from ddiloco.training.step import make_train_step, shard_batch
-from tests.training.batches import init_state, mesh_of, packed_batch
+from tests.training.batches import mesh_of, packed_batch, trained
 
 CONFIG = MoEConfig(
     vocab_size=32,
@@ -43,11 +42,7 @@ BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(2)]
 
 def run(config, mesh, inner=INNER):
     """Parameters and metrics after each step, and the score after the last."""
-    step = make_train_step(config, inner, mesh)
-    state, history = init_state(config, inner, mesh, seed=0), []
-    for clock, batch in enumerate(BATCHES):
-        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(inner, 10, clock))
-        history.append(jax.device_get(metrics))
+    state, history = trained(config, inner, mesh, BATCHES)
     score = evaluate(config, make_eval_step(config, mesh), state.params, BATCHES, mesh)
     return unstacked(jax.device_get(state.params)), history, score
 

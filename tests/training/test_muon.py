@@ -17,8 +17,7 @@ from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make
 from ddiloco.training.muon import is_matrix, muon
 from ddiloco.training.parameters import logical_axes
 from ddiloco.training.sharding import partition
-from ddiloco.training.step import make_train_step, shard_batch
-from tests.training.batches import TINY, init_state, mesh_of, packed_batch
+from tests.training.batches import TINY, init_state, mesh_of, packed_batch, trained
 
 INNER = InnerConfig(optimizer="muon", learning_rate=1e-3, warmup_steps=0)
 BATCHES = [packed_batch(seed, 16, 12, 32) for seed in range(3)]
@@ -115,11 +114,8 @@ def test_matrices_of_every_model_are_those_of_its_layers(config):
 
 
 def run(mesh, config):
-    step = make_train_step(config, INNER, mesh)
-    state = init_state(config, INNER, mesh, seed=0)
-    for clock, batch in enumerate(BATCHES):
-        state, metrics = step(state, shard_batch(batch, mesh), learning_rate_at(INNER, 10, clock))
-    return unstacked(jax.device_get(state.params)), float(metrics["loss"])
+    state, history = trained(config, INNER, mesh, BATCHES)
+    return unstacked(jax.device_get(state.params)), history[-1]["loss"]
 
 
 @pytest.fixture(scope="module")

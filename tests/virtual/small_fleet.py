@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.outer.encoding import Traffic
@@ -128,3 +129,10 @@ def run(fleet: Fleet) -> None:
     """Runs to the end, which must come."""
     fleet.run(max_events=20_000)
     assert fleet.over
+
+
+def played(*policy_and_steps, **fleet: Any) -> EventDelivery:
+    """What a small fleet tells that has run to its end."""
+    made, told = small_fleet(*policy_and_steps, **fleet)
+    run(made)
+    return told

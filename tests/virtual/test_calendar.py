@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.virtual.calendar import Calendar
@@ -16,7 +16,6 @@ def run_out(calendar):
         pass
 
 
-@settings(deadline=None)
 @given(TIMES)
 def test_calls_come_in_the_order_of_their_times_and_ties_in_the_order_of_their_entry(times):
     calendar, made = Calendar(), []

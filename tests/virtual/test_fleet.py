@@ -9,7 +9,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.outer.encoding import Traffic
 from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.lives import Change
-from tests.virtual.small_fleet import BOTH, ONE, TOKENS, TWO, run, small_fleet
+from tests.virtual.small_fleet import BOTH, ONE, TOKENS, TWO, played, run, small_fleet
 
 PAIR = dataclasses.replace(TWO, quorum=2)
 
@@ -32,8 +32,7 @@ WILD_POLICY = dataclasses.replace(
 
 
 def wild(seed):
-    fleet, told = small_fleet(WILD_POLICY, 60, seed=seed, **WILD)
-    run(fleet)
+    told = played(WILD_POLICY, 60, seed=seed, **WILD)
     return told.all
 
 
@@ -131,8 +130,7 @@ def test_the_syncer_hears_of_a_death_through_no_link():
 def test_bandwidth_delays_welcome_offer_and_update_each_by_size_over_bandwidth():
     sizes, bandwidth = (64, 192), 256.0
     policy = dataclasses.replace(ONE, num_fragments=2)
-    fleet, told = small_fleet(policy, 4, quality=LinkQuality(bandwidth=bandwidth), sizes=sizes)
-    run(fleet)
+    told = played(policy, 4, quality=LinkQuality(bandwidth=bandwidth), sizes=sizes)
     # The welcome takes (64 + 192) / 256 s. Fragment 1 is due at step 2, fragment 0 at step 4; both are asked
     # for two steps earlier, and so leave with the step.
     assert told.step_ends(0) == [2.0, 3.0, 4.0, 5.0]
@@ -145,8 +143,7 @@ def test_bandwidth_delays_welcome_offer_and_update_each_by_size_over_bandwidth()
 def test_a_thin_link_carries_a_welcome_and_an_update_once_however_often_they_are_asked_for():
     policy = dataclasses.replace(ONE, resend_timeout=2.0)
     thin = LinkQuality(bandwidth=5.0)  # 20 s for the fragment, either way
-    fleet, told = small_fleet(policy, 120, quality=thin, sizes=(100,))
-    run(fleet)
+    told = played(policy, 120, quality=thin, sizes=(100,))
     merges = len(told.of("merge"))
     assert merges > 2
     assert sum(received for _, _, received in told.of("bytes")) == 100 * (1 + merges)
@@ -195,8 +192,7 @@ def test_what_is_lost_is_sent_again_over_a_thin_link():
 
 
 def test_latency_counts_once_each_way():
-    fleet, told = small_fleet(ONE, 8, quality=LinkQuality(latency=0.125))
-    run(fleet)
+    told = played(ONE, 8, quality=LinkQuality(latency=0.125))
     # Joined at 0.125, welcomed at 0.25. Asked for in time, the offer comes with the report of step 4.
     assert told.step_ends(0)[:4] == [1.25, 2.25, 3.25, 4.25]
     assert told.of("merge")[0] == (4.25 + 0.125, 4, 1)
@@ -205,13 +201,11 @@ def test_latency_counts_once_each_way():
 
 def test_who_waits_for_a_fragment_on_its_way_waits_for_the_network_and_else_for_peers():
     quality, sizes = LinkQuality(bandwidth=100.0), (50,)
-    fleet, told = small_fleet(BOTH, 4, seconds=(1.0, 2.0), quality=quality, sizes=sizes)
-    run(fleet)
+    told = played(BOTH, 4, seconds=(1.0, 2.0), quality=quality, sizes=sizes)
     # Welcomed at 0.5; the offer of step 4 takes until 5.0, that of the other until 9.0, the update until 9.5.
     assert told.of("merge") == [(9.0, 4, 1)]
     assert told.states(0)[-2:] == [(0.5, State.STEPPING), (4.5, State.FINISHED)]
-    fleet, told = small_fleet(BOTH, 5, seconds=(1.0, 2.0), quality=quality, sizes=sizes)
-    run(fleet)
+    told = played(BOTH, 5, seconds=(1.0, 2.0), quality=quality, sizes=sizes)
     assert told.states(0)[-5:] == [
         (4.5, State.WAITING_FOR_NETWORK),
         (5.0, State.WAITING_FOR_PEERS),
@@ -222,8 +216,7 @@ def test_who_waits_for_a_fragment_on_its_way_waits_for_the_network_and_else_for_
 
 
 def test_a_merge_takes_its_time_and_learners_that_need_not_wait_do_not():
-    fleet, told = small_fleet(TWO, 12, merge_seconds=2.5)
-    run(fleet)
+    told = played(TWO, 12, merge_seconds=2.5)
     assert [time for time, *_ in told.of("merge")] == [6.5, 10.5, 14.5]
     assert told.step_ends(0) == [float(n) for n in range(1, 13)]
 
@@ -231,8 +224,7 @@ def test_a_merge_takes_its_time_and_learners_that_need_not_wait_do_not():
 def test_merges_that_take_longer_than_is_between_rounds_are_made_one_after_the_other():
     """A round is due each second and its merge takes a second and a half."""
     policy = dataclasses.replace(TWO, num_fragments=4)
-    fleet, told = small_fleet(policy, 120, merge_seconds=1.5)
-    run(fleet)
+    told = played(policy, 120, merge_seconds=1.5)
     times = [time for time, *_ in told.of("merge")]
     assert min(later - at for at, later in itertools.pairwise(times)) >= 1.5
     assert 0.9 * 120 / 1.5 < len(times) <= (times[-1] - 1.0) / 1.5
@@ -247,8 +239,7 @@ def test_a_syncer_that_crashed_does_not_wait_for_the_merges_that_were_lost():
 
 
 def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_pace():
-    fleet, told = small_fleet(BOTH, 8, seconds=(1.0, 2.5))
-    run(fleet)
+    told = played(BOTH, 8, seconds=(1.0, 2.5))
     assert told.step_ends(0) == [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0]
     assert (4.0, State.WAITING_FOR_PEERS) in told.states(0)
     assert [time for time, *_ in told.of("merge")] == [10.0, 20.0]

@@ -9,14 +9,13 @@ from ddiloco.protocol import events
 from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import CountingLearner
-from tests.virtual.small_fleet import BOTH, CHIPS, ONE, TOKENS, TWO, run, small_fleet
+from tests.virtual.small_fleet import BOTH, CHIPS, ONE, TOKENS, TWO, played, run, small_fleet
 
 IMPATIENT = dataclasses.replace(BOTH, offer_timeout=3.0, silence_timeout=8.0, resend_timeout=2.0)
 
 
 def test_left_alone_a_learner_steps_without_a_gap_and_is_done():
-    fleet, told = small_fleet(ONE, 12, seconds=(0.5,))
-    run(fleet)
+    told = played(ONE, 12, seconds=(0.5,))
     assert told.step_ends(0) == [0.5 * n for n in range(1, 13)]
     assert told.states(0) == [(0.0, State.STARTING), (0.0, State.STEPPING), (6.0, State.FINISHED)]
     assert told.of("merge") == [(2.0, 4, 1), (4.0, 8, 2), (6.0, 12, 3)]
@@ -25,8 +24,7 @@ def test_left_alone_a_learner_steps_without_a_gap_and_is_done():
 
 @pytest.mark.parametrize("event", PAUSES)
 def test_a_pause_puts_a_step_off_by_exactly_the_pause_and_is_told_as_what_it_is(event):
-    fleet, told = small_fleet(ONE, 4, changes=[Change(1.25, 0, event), Change(4.5, 0, "step")])
-    run(fleet)
+    told = played(ONE, 4, changes=[Change(1.25, 0, event), Change(4.5, 0, "step")])
     assert told.step_ends(0) == [1.0, 5.25, 6.25, 7.25]
     assert told.states(0)[2:4] == [(1.25, PAUSES[event]), (4.5, State.STEPPING)]
 
@@ -34,16 +32,14 @@ def test_a_pause_puts_a_step_off_by_exactly_the_pause_and_is_told_as_what_it_is(
 @pytest.mark.parametrize("event", PAUSES)
 def test_chips_that_a_learner_has_given_back_are_nobodys_pause(event):
     free = dataclasses.replace(BOTH, max_run_ahead=None)
-    fleet, told = small_fleet(free, 8, seconds=(1.0, 4.0), changes=[Change(10.0, 0, event)])
-    run(fleet)
+    told = played(free, 8, seconds=(1.0, 4.0), changes=[Change(10.0, 0, event)])
     assert told.states(0)[-1] == (8.0, State.FINISHED)
     assert told.states(1)[-1][0] >= 32.0
 
 
 def test_one_pause_after_another_puts_a_step_off_by_both():
     changes = [Change(1.25, 0, "detect"), Change(2.0, 0, "reconfigure"), Change(3.5, 0, "replay")]
-    fleet, told = small_fleet(ONE, 4, changes=[*changes, Change(4.25, 0, "step")])
-    run(fleet)
+    told = played(ONE, 4, changes=[*changes, Change(4.25, 0, "step")])
     assert told.step_ends(0) == [1.0, 5.0, 6.0, 7.0]
     paused = [State.DETECTING, State.RECONFIGURING, State.REPLAYING]
     assert [state for _, state in told.states(0)[2:5]] == paused
@@ -51,8 +47,7 @@ def test_one_pause_after_another_puts_a_step_off_by_both():
 
 def test_at_half_its_chips_a_learner_takes_twice_as_long_also_for_the_rest_of_a_step():
     changes = [Change(1.5, 0, "step", 0.5), Change(5.0, 0, "step", 1.0)]
-    fleet, told = small_fleet(ONE, 5, changes=changes)
-    run(fleet)
+    told = played(ONE, 5, changes=changes)
     # Half a step is left at 1.5 and takes 1 s; then one of 2 s; at 5.0 a quarter is done, 0.75 s are left.
     assert told.step_ends(0) == [1.0, 2.5, 4.5, 5.75, 6.75]
     chips = [(time, count) for time, _, state, count in told.of("state") if state is State.STEPPING]
@@ -61,15 +56,13 @@ def test_at_half_its_chips_a_learner_takes_twice_as_long_also_for_the_rest_of_a_
 
 def test_a_pause_that_ends_on_fewer_chips_slows_what_is_left():
     changes = [Change(1.5, 0, "detect"), Change(10.0, 0, "step", 0.25)]
-    fleet, told = small_fleet(ONE, 3, changes=changes)
-    run(fleet)
+    told = played(ONE, 3, changes=changes)
     assert told.step_ends(0) == [1.0, 12.0, 16.0]
 
 
 def test_an_update_that_comes_in_a_pause_is_found_when_it_ends():
     changes = [Change(4.25, 0, "detect"), Change(9.0, 0, "step")]
-    fleet, told = small_fleet(ONE, 8, changes=changes, merge_seconds=1.0)
-    run(fleet)
+    told = played(ONE, 8, changes=changes, merge_seconds=1.0)
     assert told.of("merge")[0] == (5.0, 4, 1)
     assert told.of("update")[0] == (9.0, 0, 1)
 
@@ -77,8 +70,7 @@ def test_an_update_that_comes_in_a_pause_is_found_when_it_ends():
 def test_an_offer_leaves_with_the_report_of_its_step_whatever_befalls_the_learner_then():
     quality = LinkQuality(latency=0.5)
     changes = [Change(5.25, 0, "detect"), Change(30.0, 0, "step")]
-    fleet, told = small_fleet(ONE, 8, quality=quality, changes=changes)
-    run(fleet)
+    told = played(ONE, 8, quality=quality, changes=changes)
     # Joined at 0.5, welcomed at 1; asked for at 2.5, when step 2 is reported; step 4 ends at 5.
     assert told.of("merge")[0] == (5.5, 4, 1)
 
@@ -161,8 +153,7 @@ def test_a_death_loses_memory_and_step_and_its_return_begins_anew_under_another_
         return made[-1][1]
 
     changes = [Change(2.5, 1, "fail"), Change(8.0, 1, "recover")]
-    fleet, told = small_fleet(TWO, 24, changes=changes, notice=2.0, recovery=4.0, learner_arrays=arrays)
-    run(fleet)
+    told = played(TWO, 24, changes=changes, notice=2.0, recovery=4.0, learner_arrays=arrays)
     first, second = [each for learner, each in made if learner == 1]
     assert (first.lost, first.adopted, first.steps) == (1, 1, 3)  # the third was under way
     assert (second.lost, second.adopted) == (0, 1)
@@ -182,15 +173,13 @@ def test_a_death_loses_memory_and_step_and_its_return_begins_anew_under_another_
 
 def test_a_returning_learner_goes_on_at_the_syncers_clock():
     changes = [Change(2.5, 1, "fail"), Change(8.0, 1, "recover")]
-    fleet, told = small_fleet(TWO, 24, changes=changes, notice=1.0, recovery=4.5)
-    run(fleet)
+    told = played(TWO, 24, changes=changes, notice=1.0, recovery=4.5)
     taken = [(time, clock) for time, learner, clock, _ in told.of("step") if learner == 1]
     assert taken[:4] == [(1.0, 1), (2.0, 2), (13.5, 13), (14.5, 14)]  # step 12 was merged at 12.0
 
 
 def test_until_its_death_is_noticed_a_learner_is_waited_for():
-    fleet, told = small_fleet(BOTH, 8, changes=[Change(3.5, 1, "fail")], notice=7.0)
-    run(fleet)
+    told = played(BOTH, 8, changes=[Change(3.5, 1, "fail")], notice=7.0)
     assert told.step_ends(0)[:5] == [1.0, 2.0, 3.0, 4.0, 11.5]
     assert (4.0, State.WAITING_FOR_PEERS) in told.states(0)
     assert told.of("round")[0][1]["learners"] == [0]
@@ -198,8 +187,7 @@ def test_until_its_death_is_noticed_a_learner_is_waited_for():
 
 def test_a_leave_within_recovery_is_a_leave():
     changes = [Change(2.5, 1, "fail"), Change(4.0, 1, "recover"), Change(6.0, 1, "leave")]
-    fleet, told = small_fleet(TWO, 24, changes=changes, recovery=5.0)
-    run(fleet)
+    told = played(TWO, 24, changes=changes, recovery=5.0)
     assert told.step_ends(1) == [1.0, 2.0]
     assert told.states(1)[-1] == (6.0, State.FINISHED)
     assert [values["learner"] for _, values in told.of("learner_ready")] == [0, 1]
@@ -207,8 +195,7 @@ def test_a_leave_within_recovery_is_a_leave():
 
 def test_a_death_within_recovery_is_a_death():
     changes = [Change(2.5, 1, "fail"), Change(4.0, 1, "recover"), Change(6.0, 1, "fail")]
-    fleet, told = small_fleet(TWO, 24, changes=[*changes, Change(8.0, 1, "recover")], recovery=5.0)
-    run(fleet)
+    told = played(TWO, 24, changes=[*changes, Change(8.0, 1, "recover")], recovery=5.0)
     assert told.states(1)[2:6] == [
         (2.5, State.FAILED),
         (4.0, State.RECONFIGURING),
@@ -222,8 +209,7 @@ def test_a_death_within_recovery_is_a_death():
 def test_what_befalls_a_learner_while_it_starts_holds_from_its_first_step_on(resumed, ends):
     changes = [Change(2.5, 1, "fail"), Change(8.0, 1, "recover"), Change(8.0, 1, "reconfigure")]
     changes.append(Change(resumed, 1, "step", 0.5))
-    fleet, told = small_fleet(TWO, 40, changes=changes, recovery=5.0)
-    run(fleet)
+    told = played(TWO, 40, changes=changes, recovery=5.0)
     assert [time for time in told.step_ends(1) if time > 2.0][:2] == ends
     stepping = [
         (time, chips) for time, m, state, chips in told.of("state") if m == 1 and state is State.STEPPING
@@ -233,24 +219,19 @@ def test_what_befalls_a_learner_while_it_starts_holds_from_its_first_step_on(res
 
 def test_a_learner_that_recovers_starts_on_all_its_chips():
     changes = [Change(1.5, 1, "step", 0.5), Change(1.5, 1, "detect"), Change(2.5, 1, "fail")]
-    fleet, told = small_fleet(
-        TWO, 24, changes=[*changes, Change(4.0, 1, "recover")], recovery=1.0, notice=0.0
-    )
-    run(fleet)
+    told = played(TWO, 24, changes=[*changes, Change(4.0, 1, "recover")], recovery=1.0, notice=0.0)
     assert told.step_ends(1)[:3] == [1.0, 6.0, 7.0]
 
 
 def test_who_leaves_says_so_gives_back_its_chips_and_is_not_waited_for():
-    fleet, told = small_fleet(BOTH, 8, changes=[Change(3.5, 1, "leave")], notice=1000.0)
-    run(fleet)
+    told = played(BOTH, 8, changes=[Change(3.5, 1, "leave")], notice=1000.0)
     assert told.of("learner_lost") == [(3.5, {"learner": 1, "incarnation": 1, "reason": events.LEFT})]
     assert told.step_ends(0) == [float(n) for n in range(1, 9)]
     assert told.states(1)[-1] == (3.5, State.FINISHED)
 
 
 def test_who_joins_later_is_not_there_before_and_comes_after_its_start():
-    fleet, told = small_fleet(TWO, 24, changes=[Change(5.0, 1, "join")], recovery=2.5)
-    run(fleet)
+    told = played(TWO, 24, changes=[Change(5.0, 1, "join")], recovery=2.5)
     assert told.states(1)[:3] == [(5.0, State.RECONFIGURING), (7.5, State.STARTING), (7.5, State.STEPPING)]
     assert told.step_ends(1)[0] == 8.5
 

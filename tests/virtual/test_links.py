@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.virtual.links import Link, LinkQuality
@@ -24,7 +24,6 @@ def test_latency_is_added_to_every_message_whatever_its_size():
     assert [slow.arrivals(now, size) for now, size in ((0.0, 0), (1.0, 10**6))] == [[0.25], [1.25]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1000)), max_size=20))
 def test_bandwidth_serves_one_message_after_the_other(messages):
     queue = link(bandwidth=64.0, latency=0.5)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError
@@ -37,7 +37,6 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("traces")
 
 
-@settings(deadline=None)
 @given(changes=possible_lives())
 def test_a_written_trace_reads_back_to_the_bit(changes, folder):
     write_trace(folder / "lives.csv", changes)
@@ -122,7 +121,6 @@ def test_a_trace_that_cannot_be_read_is_told_in_one_line(tmp_path):
     assert told(tmp_path / "lives.csv").startswith("cannot be read: 'utf-8' codec can't decode byte 0x89")
 
 
-@settings(deadline=None)
 @given(text=st.text() | st.from_regex(r"(time|learner|event|share|[0-9,.\-\n\"a-z])*", fullmatch=True))
 def test_no_text_whatever_ends_in_anything_but_changes_or_one_line(text, folder):
     path = folder / "any.csv"

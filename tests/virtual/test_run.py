@@ -20,6 +20,7 @@ from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.virtual.lives import Change, write_trace
 from ddiloco.virtual.run import VirtualRun as FleetRun
+from tests.integration.remote_runs import lines
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import assert_equal, devices, experiment, run_local
 
@@ -242,10 +243,6 @@ def test_decoupled_learners_of_other_speeds_never_wait(run):
 
 
 # What a run leaves behind.
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

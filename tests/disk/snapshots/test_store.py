@@ -94,7 +94,7 @@ def test_every_byte_of_the_manifest_counts(tmp_path):
 
 
 @given(chance=st.randoms(use_true_random=False))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_changed_byte_of_any_file_is_never_used(pristine, tmp_path_factory, chance):
     folder = tmp_path_factory.mktemp("flipped") / "snapshots"
     shutil.copytree(pristine, folder)

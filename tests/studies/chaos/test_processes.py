@@ -4,14 +4,13 @@ import collections
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import chaos_processes
 from ddiloco.config import ConfigError, build
 from experiments.studies.chaos.processes import KINDS, SYNCER, ProcessChaos, draw_plan, learner_name
 
-unhurried = settings(deadline=None)
 plans = st.builds(
     ProcessChaos,
     seed=st.integers(0, 10**6),
@@ -25,13 +24,11 @@ plans = st.builds(
 )
 
 
-@unhurried
 @given(plans, st.integers(1, 8))
 def test_a_plan_is_a_function_of_the_seed(chaos, learners):
     assert draw_plan(chaos, learners) == draw_plan(chaos, learners)
 
 
-@unhurried
 @given(plans, st.integers(1, 8))
 def test_a_plan_keeps_to_its_settings(chaos, learners):
     plan = draw_plan(chaos, learners)
@@ -52,7 +49,6 @@ def test_a_plan_keeps_to_its_settings(chaos, learners):
         assert all(fault.time - f.time >= chaos.spared_seconds or fault.time < f.time for f in of_syncer)
 
 
-@unhurried
 @given(plans, st.integers(3, 8))
 def test_a_learner_is_spared_while_others_have_their_turn(chaos, learners):
     unspared = dataclasses.replace(chaos, syncer_every=None)

@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.launch.ports import reserved_port
@@ -77,7 +77,6 @@ def test_a_thin_line_takes_bytes_one_after_the_other_and_rests_when_idle():
     assert paces(shape, [(0.0, 100), (0.5, 100), (9.0, 50)]) == [2.0, 3.0, 10.5]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 10**5)), max_size=30), st.integers(0, 100))
 def test_jitter_and_losses_never_reorder_or_hasten(gaps, seed):
     shape = LinkShape(latency=0.1, jitter=1.0, loss=0.3, bytes_per_second=1e5)

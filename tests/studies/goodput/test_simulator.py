@@ -137,7 +137,7 @@ def models(draw):
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(models(), st.integers(4, 20))
 def test_whatever_the_model_shares_add_up_to_one(model, slices):
     chips = slices * model.chips_per_slice

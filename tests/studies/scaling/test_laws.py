@@ -64,7 +64,7 @@ def test_with_noise_the_exponents_are_found_within_its_size(name, tolerance):
         assert fitted.parameters.get(exponent, 0) == pytest.approx(known.get(exponent, 0), abs=tolerance)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.floats(0.5, 50.0),
     st.floats(-0.4, -0.01),

@@ -92,7 +92,7 @@ class TapedParts(PartedSyncer):
     """A syncer of several processes, each of which keeps a tape."""
 
     def __init__(self, *of_fleet, parts, taped):
-        self._taped, self._open, self._count = taped, {}, parts
+        self._taped, self._open, self._lineages, self._count = taped, {}, {}, parts
         super().__init__(*of_fleet, parts=parts, rng=random.Random("parts"))
 
     def crash(self, whole=False):
@@ -110,6 +110,7 @@ class TapedParts(PartedSyncer):
             header = header_of("part" if of_part else "authority", None, number)
             own = fragments_of(process.number, self._count, len(self.versions)) if of_part else ()
             path = part_tape(self._taped.folder, process.number, number)
+            self._lineages[process.number] = lineage
             header = dataclasses.replace(
                 header,
                 state=self.durable,
@@ -124,7 +125,7 @@ class TapedParts(PartedSyncer):
         super().restart()
         for process in begun:
             if process.number >= 0:
-                assert process.core.lineage == self._open[process.number].header.lineage
+                assert process.core.lineage == self._lineages[process.number]
 
     @property
     def _everyone(self):

@@ -10,11 +10,11 @@ import asyncio
 import dataclasses
 import json
 import pathlib
-import select
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.scalars import as_json
@@ -147,7 +147,7 @@ class PageServer:
     def _run(self) -> None:
         pause = 0.0
         while not self._over.is_set():
-            ready, _, _ = select.select([self._socket, self._waked], [], [], pause)
+            ready = connection.wait([self._socket, self._waked], pause)
             if self._socket in ready:
                 asyncio.run(self._serve())
                 return

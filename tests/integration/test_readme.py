@@ -69,7 +69,7 @@ def smaller(command: str, runs: pathlib.Path) -> str:
     if command.startswith("scripts/test.sh"):
         return f"{command} tests/protocol/test_estimates.py"
     if re.search(r"--dry_run|--settings|experiments\.(evaluate|export|replay|report|tape)", command):
-        return command
+        return re.sub(r"--around=\d+", f"--around={SHORT['train.steps']}", command)
     if command == "scripts/train.sh":
         changes = {**SHORT, **SMALL, **OF_TEXT, "sample.tokens": 4, "sync.num_learners": 2}
         return f"{command} {_settings(changes)} --workdir={runs}/run"

@@ -1,7 +1,10 @@
 """The page over HTTP, from real sockets: who may look, what is sent, and that it ends with the run."""
 
+import contextlib
 import json
+import os
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -61,6 +64,18 @@ def test_a_page_at_another_address_of_the_loopback_answers_there(serve, run_of):
     assert server.url.startswith("http://127.0.0.2:")
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         assert client.get("/").status_code == 200
+
+
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2000, reason="a process may not have as many files here"
+)
+def test_a_process_with_more_than_a_thousand_files_has_a_page(serve, run_of):
+    with contextlib.ExitStack() as stack:
+        while (taken := os.dup(0)) < 1024:
+            stack.callback(os.close, taken)
+        stack.callback(os.close, taken)
+        with httpx.Client(base_url=serve(run_of("lives")).url, trust_env=False) as client:
+            assert client.get("/").status_code == 200
 
 
 def test_the_page_its_files_and_the_report_are_served(client):

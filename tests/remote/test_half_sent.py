@@ -159,8 +159,9 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
         taken.clear()
         killed = child(give_slowly, "{}:{}".format(*proxy.address))
         killed_in_the_middle(monkeypatch, killed)
-        until(lambda: noted(syncer, "learner_lost"), "the offer to break")
-        assert killed.returncode == -signal.SIGKILL
+        lost = lambda: [values["learner"] for values in noted(syncer, "learner_lost")]  # noqa: E731
+        until(lambda: 1 in lost(), "the offer to break")
+        assert killed.wait() == -signal.SIGKILL
         assert not noted(syncer, "round")
         honest.give(4)
         delivery = honest.next(events.UpdateArrived)

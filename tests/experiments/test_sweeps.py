@@ -19,6 +19,7 @@ ARGUMENTS = {
     "quality": ("vit", "rates", "moe,rates", "vit,rates"),
     "outer": ("vit",),
     "horizons": ("vit",),
+    "num_learners": ("moe", "vit"),
 }
 SWEEPS = sorted(path.stem for path in FOLDER.glob("*.py"))
 SWEEPS += [f"{name}:{argument}" for name, known in ARGUMENTS.items() for argument in known]
@@ -55,7 +56,7 @@ def test_every_point_of_a_sweep_is_a_run_that_could_start(name):
         experiment(point)
 
 
-@pytest.mark.parametrize("name", ["merge_rule", "num_learners", "mixing", "gamma", "overlap"])
+@pytest.mark.parametrize("name", ["merge_rule", "num_learners", "num_learners:vit", "mixing", "gamma", "overlap"])
 def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
     experiments = experiments_of(name)
     assert len({tokens(e) for e in experiments}) == 1

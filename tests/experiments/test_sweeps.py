@@ -56,7 +56,10 @@ def test_every_point_of_a_sweep_is_a_run_that_could_start(name):
         experiment(point)
 
 
-@pytest.mark.parametrize("name", ["merge_rule", "num_learners", "num_learners:vit", "mixing", "gamma", "overlap"])
+SAME_BATCH = ["merge_rule", "num_learners", "num_learners:vit", "mixing", "gamma", "overlap"]
+
+
+@pytest.mark.parametrize("name", SAME_BATCH)
 def test_an_ablation_compares_at_equal_tokens_and_global_batch(name):
     experiments = experiments_of(name)
     assert len({tokens(e) for e in experiments}) == 1

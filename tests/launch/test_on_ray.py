@@ -231,12 +231,12 @@ def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(no
 
 
 def merging_once(assignment, experiment, security, stop):
-    """The syncer fails at every start, and has merged by then at the third."""
+    """The syncer fails at every start, and has merged by then at the second."""
     if assignment.role == "syncer":
         with (assignment.workdir / "starts").open("a") as file:
             file.write("another\n")
         starts = (assignment.workdir / "starts").read_text().count("another")
-        (assignment.workdir / "summary.json").write_text(json.dumps({"rounds": int(starts > 2)}))
+        (assignment.workdir / "summary.json").write_text(json.dumps({"rounds": int(starts > 1)}))
         return 1
     stop.wait()
     return 0
@@ -244,12 +244,12 @@ def merging_once(assignment, experiment, security, stop):
 
 def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_run(nodes, tmp_path):
     nodes.have(1)
-    told, codes, experiment = [], [], settings(*ONE, "--config.remote.restarts=3")
+    told, codes, experiment = [], [], settings(*ONE, "--config.remote.restarts=1")
     run = RayRun(experiment, tmp_path, Resources(), merging_once, told.append)
     threading.Thread(target=lambda: codes.append(run.run(threading.Event())), daemon=True).start()
     until(lambda: codes == [1], "the end", LIMIT)
     assert told == ["the syncer fails again and again, and nothing is merged meanwhile"]
-    assert (tmp_path / "starts").read_text().count("another") >= 6
+    assert (tmp_path / "starts").read_text().count("another") >= 4
 
 
 class Unpacked(Exception):

@@ -5,7 +5,7 @@ unset PYTHONDONTWRITEBYTECODE  # else every worker rewrites all asserts, and aga
 ruff check .
 mypy --no-error-summary &  # while the tests are collected
 types=$!
-# One worker more than cores: tests of processes and of time-outs wait for half of their time.
-python -m pytest -n "${PYTEST_WORKERS:-$(($(nproc) + 1))}" --dist worksteal "$@" || failed=$?
+# Two workers more than cores: tests of processes and of time-outs wait for half of their time.
+python -m pytest -n "${PYTEST_WORKERS:-$(($(nproc) + 2))}" --dist worksteal "$@" || failed=$?
 wait "$types"
 exit "${failed:-0}"

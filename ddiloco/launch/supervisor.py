@@ -254,6 +254,9 @@ class Supervisor:
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()
+            process.join(LEAVE_SECONDS)
+            if process.exitcode is None:
+                self._note("the syncer is still saving")
             process.join()
 
     def _wait_for_learners(self) -> None:

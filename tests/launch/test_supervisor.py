@@ -110,10 +110,11 @@ def test_a_syncer_has_as_long_as_it_takes_to_save_all(run, tmp_path, monkeypatch
         until(lambda: it.starts("syncer") and it.ends, "the learner's end")
         it.stop.set()
         until(told.exists, "the word")
+        until(lambda: it.told, "a line on why it takes so long")
     finally:
         saved.touch()
     assert it.end() == 143
-    assert it.told == []
+    assert it.told == ["the syncer is still saving"]
 
 
 @pytest.mark.parametrize("code", [0, 2, 143])

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import queue
 import subprocess
 import sys
@@ -334,6 +335,24 @@ finally:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.endswith(f"error: host 1: {'' if code == 2 else 'MemoryError: '}{error}\n")
+
+
+def test_a_host_has_all_gpus_of_its_node_whoever_started_it():
+    """JAX takes a task of Slurm for one of as many as the node has GPUs."""
+    program = """
+import jax
+from ddiloco.launch.ports import reserved_port
+from ddiloco.remote.learner.hosts import HostPlace
+with reserved_port() as port:
+    HostPlace(0, 1, f"127.0.0.1:{port}").join()
+print(jax.config._read("jax_cuda_visible_devices"))
+"""
+    names = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **{f"SLURM_{name}": "0" for name in names}}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
 
 
 def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():

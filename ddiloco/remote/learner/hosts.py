@@ -65,6 +65,7 @@ class HostPlace(NamedTuple):
                 self.count,
                 self.number,
                 initialization_timeout=_STARTING_SECONDS,
+                cluster_detection_method="deactivate",  # under Slurm it leaves a process one GPU of its node
             )
         except RuntimeError as error:
             problem = f"{error}".splitlines()[0]

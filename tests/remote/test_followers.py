@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import queue
 import subprocess
@@ -25,6 +26,7 @@ from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
+from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
@@ -317,6 +319,35 @@ def test_hosts_leave_with_host_0_that_is_asked_to_end_before_its_learner_is_acce
             assert order.HasField("leave") and order.leave, order
         thread.join(PATIENCE)
     assert left == [None]
+
+
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("sound", [True, False])
+def test_where_host_0_cannot_go_on_in_its_data_no_host_is_told_to(data_dir, sound, monkeypatch):
+    """It begins again, with an alarm; a host that was told to would fail, each time it is started."""
+    monkeypatch.setattr("ddiloco.remote.learner.leading.end_at_once", pytest.fail)
+    e = experiment(data_dir, driver="remote", remote={"hosts": (2, 1)})
+    assembly, stop = assembly_of(e), threading.Event()
+    terms, positions, drawn = terms_of(e, assembly.layout), Positions(None), assembly.batches((0,))
+    next(drawn)
+    position = drawn.get_state()
+    if not sound:
+        position["stream"]["records"] += 1
+    positions.put(0, json.dumps(position))
+    syncer = SyncerEnd(terms, SECURITY, positions=positions)
+    with ended(syncer), reserved_port() as port:
+        place = HostPlace(0, 2, f"127.0.0.1:{port - 1}")
+        run = functools.partial(LearnerProcess(assembly, SECURITY, place).run, 0, syncer.address, stop, print)
+        thread = threading.Thread(target=run)
+        thread.start()
+        host = Host(place.leader, fingerprint=terms.fingerprint, rules=terms.rules)
+        orders = [host.next(), host.next()]
+        stop.set()
+        assert host.next().leave
+        thread.join(PATIENCE)
+    assert [order.WhichOneof("kind") for order in orders] == ["streams", "begin"]
+    assert orders[1].begin == (json.dumps(position) if sound else "")
+    assert bool(syncer.alarms()) is not sound
 
 
 @pytest.mark.parametrize(("error", "code"), [(DataError("no network answers"), 2), (MemoryError("none"), 1)])

@@ -241,7 +241,7 @@ class LearnerProcess:
             make_arrays,
         )
         if lead is not None:
-            lead.begin(client.position)
+            lead.begin(equipment.batches)
         client.attach(worker.inbox)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)

@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import pytest
 
 from ddiloco.disk import array_file
+from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.security import Security
+from ddiloco.settings.remote import RemoteConfig
 from tests.remote.donors import OF_A_HOST, state
 from tests.remote.ends import PATIENCE, welcome
 
@@ -94,3 +97,23 @@ def test_a_leading_host_without_memory_for_a_copy_has_the_others_drop_theirs():
         arrays._copied("copy_all", NoMemory().state)
     assert [order.WhichOneof("kind") for order in told] == ["copy_all", "drop"]
     assert told[0].copy_all == told[1].drop
+
+
+class Ended(BaseException):
+    """In the place of the process's end."""
+
+
+def test_a_host_that_cannot_reach_host_0_ends_and_says_so(monkeypatch):
+    """As behind a firewall, or with certificates of another authority, where the hosts are one job of JAX."""
+
+    def end(why):
+        raise Ended(why)
+
+    monkeypatch.setattr("ddiloco.remote.learner.follower.STARTING_SECONDS", 0.1)
+    monkeypatch.setattr("ddiloco.remote.learner.follower.end_at_once", end)
+    follower = Follower.__new__(Follower)
+    follower._config, follower._security = RemoteConfig(donor_host=""), Security()
+    follower._copies, follower._say = OwnCopies(None, OF_A_HOST, 1), queue.SimpleQueue()
+    with reserved_port() as nobody, pytest.raises(Ended, match=f"host 1: host 0 .* 127.0.0.1:{nobody}$"):
+        follower._place = HostPlace(1, 2, f"127.0.0.1:{nobody - 1}")
+        follower.run(threading.Event())

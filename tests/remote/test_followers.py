@@ -1,5 +1,6 @@
 """Host 0 and those that follow it, over real connections."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -319,6 +320,31 @@ def test_hosts_leave_with_host_0_that_is_asked_to_end_before_its_learner_is_acce
             assert order.HasField("leave") and order.leave, order
         thread.join(PATIENCE)
     assert left == [None]
+
+
+def test_others_find_host_0_while_it_still_opens_its_data(data_dir, monkeypatch):
+    """Of a machine that is new, where they must be prepared; those that have theirs do not wait for ever."""
+    monkeypatch.setattr("ddiloco.remote.learner.hosts.end_at_once", lambda why, code: None)
+    e = experiment(data_dir, driver="remote", remote={"hosts": (2, 1)})
+    assembly, found = assembly_of(e), threading.Event()
+
+    def open_data(learner):
+        assert found.wait(PATIENCE), "nobody found it"
+        raise DataError("they cannot be prepared")
+
+    monkeypatch.setattr(assembly, "check_learner", open_data)
+    terms = terms_of(e, assembly.layout)
+    with reserved_port() as nobody, reserved_port() as port, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        place = HostPlace(0, 2, f"127.0.0.1:{port - 1}")
+        process = LearnerProcess(assembly, SECURITY, place)
+        ran = pool.submit(process.run, 0, f"127.0.0.1:{nobody}", threading.Event(), print)
+        host = Host(place.leader, fingerprint=terms.fingerprint, rules=terms.rules)
+        until(lambda: process._lead and process._lead.followers._orders, "the host")
+        found.set()
+        with pytest.raises(DataError):
+            ran.result(PATIENCE)
+        process._lead.followers.stop()
+        host.leave()
 
 
 @pytest.mark.usefixtures("one_device")

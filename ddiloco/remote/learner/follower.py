@@ -29,7 +29,7 @@ from ddiloco.remote.learner.followers import Key, forget_older, key_of
 from ddiloco.remote.learner.gift import Asking, fetch_copy
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.host_snapshots import write_own
-from ddiloco.remote.learner.hosts import HostPlace, end_at_once
+from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import agreement as wire
@@ -140,10 +140,13 @@ class Follower:
         donor_port = self._donor.start(c.donor_host, c.donor_port) if c.donor_host else 0
         copies = self._copies.numbers()  # reads them whole, for which host 0 would not wait
         with self._security.peer_channel(self._place.leader, wire.options(keepalive)) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(STARTING_SECONDS)
+            except grpc.FutureTimeoutError:
+                why = f"host 0 of the learner cannot be reached at {self._place.leader}"
+                end_at_once(f"host {self._place.number}: {why}")
             follow = channel.stream_stream(wire.FOLLOW)
-            orders = follow(
-                self._said(donor_port, copies), metadata=self._security.metadata, wait_for_ready=True
-            )
+            orders = follow(self._said(donor_port, copies), metadata=self._security.metadata)
             try:
                 for data in orders:
                     order = parse(pb.Order, data)

@@ -19,7 +19,7 @@ import jax
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 
-_STARTING_SECONDS = 300  # for all hosts to be there
+STARTING_SECONDS = 300  # for all hosts to be there, and to reach host 0
 
 
 class HostPlace(NamedTuple):
@@ -64,7 +64,7 @@ class HostPlace(NamedTuple):
                 self.coordinator,
                 self.count,
                 self.number,
-                initialization_timeout=_STARTING_SECONDS,
+                initialization_timeout=STARTING_SECONDS,
                 cluster_detection_method="deactivate",  # under Slurm it leaves a process one GPU of its node
             )
         except RuntimeError as error:

@@ -105,11 +105,11 @@ class LearnerProcess:
             # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
             # at most once a microsecond.
             process = time.time_ns() // 1000
-            self._assembly.check_learner(learner)
             terms = terms_of(e, self._assembly.layout)
             security = self._security.of(learner)
-            if self._place is not None:
+            if self._place is not None:  # the others may have their data before this one
                 self._lead = Lead(self._place, learner, terms, security, config, stop)
+            self._assembly.check_learner(learner)
             others = tuple if self._lead is None else self._lead.followers.donors
             donor = Donor(security, config.keepalive, others=others)
             port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0

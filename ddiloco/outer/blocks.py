@@ -185,7 +185,8 @@ def owned(array: np.ndarray | jax.Array | Blocks) -> Blocks:
 
 def held(array: jax.Array) -> Blocks:
     """All blocks that this process's devices have, in host memory; waits for their copy."""
-    shards = {box_of(shard.index, array.shape): shard for shard in array.addressable_shards}
+    # Of equal ones the first, which `copy_to_host_async` takes.
+    shards = {box_of(shard.index, array.shape): shard for shard in reversed(array.addressable_shards)}
     return Blocks(array.shape, {box: np.asarray(shard.data) for box, shard in shards.items()})
 
 

@@ -125,5 +125,8 @@ def test_what_a_process_owns_holds_and_needs_follows_from_the_sharding(spec):
     for box, block in held(array).blocks.items():
         np.testing.assert_array_equal(block, whole[slices(box)])
         assert block.shape == box_shape(box) and box_of(slices(box), (8, 8)) == box
+    fetched = {box_of(shard.index, (8, 8)): shard.data for shard in reversed(array.addressable_shards)}
+    for box, block in held(array).blocks.items():  # no other of the same, which would be fetched once more
+        assert np.shares_memory(block, np.asarray(fetched[box]))
     [again] = placed([whole], [sharding])
     assert again.sharding == sharding

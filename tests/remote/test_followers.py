@@ -394,8 +394,8 @@ finally:
     assert done.stderr.endswith(f"error: host 1: {'' if code == 2 else 'MemoryError: '}{error}\n")
 
 
-def test_a_host_has_all_gpus_of_its_node_whoever_started_it():
-    """JAX takes a task of Slurm for one of as many as the node has GPUs."""
+def test_a_host_has_all_gpus_of_its_node_and_finds_host_0_whatever_its_cluster_sets():
+    """JAX takes a task of Slurm for one of as many as there are GPUs, and the web's proxy for its own."""
     program = """
 import jax
 from ddiloco.launch.ports import reserved_port
@@ -406,9 +406,9 @@ print(jax.config._read("jax_cuda_visible_devices"))
 """
     names = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **{f"SLURM_{name}": "0" for name in names}}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    environment |= {"http_proxy": "http://127.0.0.1:1", "no_proxy": ".example.org"}
+    command, told = [sys.executable, "-c", program], {"capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=2 * PATIENCE, **told)
     assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
 
 

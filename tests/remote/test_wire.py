@@ -84,6 +84,15 @@ def test_notices_and_the_word_to_leave_arrive(ends):
     learner.next(Leave)
 
 
+def test_a_learner_finds_its_syncer_where_the_web_has_a_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    syncer = SyncerEnd()
+    with ended(syncer, learner := LearnerEnd(syncer.address)):
+        joined(syncer, learner)
+        assert not learner.notes
+
+
 def test_a_learner_connects_anew_and_says_again_where_it_stands(address):
     syncer = SyncerEnd(address=address)
     with ended(learner := LearnerEnd(syncer.address)):

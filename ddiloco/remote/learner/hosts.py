@@ -20,6 +20,7 @@ from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 
 STARTING_SECONDS = 300  # for all hosts to be there, and to reach host 0
+_NO_PROXY = "no_grpc_proxy"  # variable with the hosts that JAX, by gRPC, reaches without the web's proxy
 
 
 class HostPlace(NamedTuple):
@@ -59,6 +60,8 @@ class HostPlace(NamedTuple):
         If not all of them come, this process ends, to be started again with the missing host.
         """
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+        without, host = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy", ""), self.coordinator
+        os.environ[_NO_PROXY] = f"{without},{host.rpartition(':')[0].strip('[]')}"
         try:
             jax.distributed.initialize(
                 self.coordinator,

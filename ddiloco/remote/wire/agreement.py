@@ -126,6 +126,7 @@ def options(keepalive: float) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),  # which clusters set for the web, and which leads to no node of theirs
     ]
 
 

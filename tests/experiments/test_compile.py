@@ -1,11 +1,13 @@
 """Compiling for chips that are not there: what the command tells and refuses, and what learners load."""
 
+import dataclasses
 import json
 
 import jax
 import pytest
 
 from ddiloco.config import ConfigError
+from ddiloco.run.needs import inner_bytes
 from ddiloco.run.recipes import ModelRecipe
 from ddiloco.settings.experiment import parse
 from ddiloco.training.chips import CHIPS
@@ -13,9 +15,11 @@ from experiments.front import cli
 from experiments.front.cli import UsageError
 from experiments.studies.compiling import topology
 from experiments.studies.compiling.cost import Cost, Traffic
-from experiments.studies.compiling.report import Compilation, report, roofline
+from experiments.studies.compiling.report import Compilation, Program, report, roofline
 from tests.integration.programs import SMALLEST
 from tests.refusals import assert_refused
+
+NO_COPIES = {"checkpoint_every": 0.0, "donor_host": ""}
 
 needs_libtpu = pytest.mark.skipif(not topology.has_compiler(), reason="needs libtpu")
 
@@ -102,6 +106,20 @@ def test_an_unknown_chip_and_a_missing_compiler_are_told_in_one_line(monkeypatch
     monkeypatch.setattr(topology, "has_compiler", lambda: False)
     with pytest.raises(UsageError, match=r"needs libtpu, .*pip install 'ddiloco\[tpu_compiler\]'"):
         topology.slice_of("v5e:2x2")
+
+
+@pytest.mark.parametrize("more", [{"snapshot": {"every": 100}}, {}, {"remote": NO_COPIES}])
+def test_what_fits_has_room_for_a_copy_of_the_state_on_its_way_to_the_disk_or_to_a_peer(more):
+    experiment = config()
+    changed = {name: dataclasses.replace(getattr(experiment, name), **x) for name, x in more.items()}
+    experiment = dataclasses.replace(experiment, **changed)
+    state = Compilation(experiment, topology.Slice(jax.devices()[:1], None)).state_bytes
+    copied = {"snapshot": state, "remote": 0.0}.get(next(iter(more), ""), inner_bytes(experiment))
+    step = Program("step", 1.0, arguments=state, temp=1000.0, cost=Cost(flops=1.0))
+    for hbm, fits in ((state + 1000 + copied, True), (state + 999 + copied, False)):
+        chip = dataclasses.replace(CHIPS["v5e"], hbm_bytes=hbm)
+        compilation = Compilation(experiment, topology.Slice(jax.devices()[:1], chip))
+        assert report("tiny", "v5e:1x1", compilation, [step])["fits"] is fits
 
 
 def test_a_saved_step_is_loaded_by_learners_and_gives_the_same(tmp_path):

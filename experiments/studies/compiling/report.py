@@ -113,6 +113,14 @@ class Compilation:
         return shard_bytes(self._state)
 
     @property
+    def copied_bytes(self) -> float:
+        """What is copied on one chip at a time, and stays until the disk or a peer has it."""
+        e = self.experiment
+        if e.snapshot.every:
+            return self.state_bytes
+        return shard_bytes(self._state.opt_state) if e.remote.checkpoint_every or e.remote.donor_host else 0.0
+
+    @property
     def anchor_bytes(self) -> float:
         """What a codec of outer gradients keeps on one chip: adopted versions, what encodings left out."""
         outer = self.experiment.outer
@@ -177,8 +185,8 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
     applied = [p.peak - p.arguments for p in programs if p.name.endswith(" apply")]
     chip, flops = compilation.slice.chip, compilation.model_flops
     adds = max(copies, default=0.0)
-    anchors = compilation.anchor_bytes
-    peak = max(program.peak for program in programs) + adds + anchors
+    anchors, copied = compilation.anchor_bytes, compilation.copied_bytes
+    peak = max(program.peak for program in programs) + adds + anchors + copied
     fits = None if chip is None else peak <= chip.hbm_bytes and not any(p.problem for p in programs)
     return {
         "preset": preset,
@@ -197,6 +205,7 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
         "fits": fits,
         "fragment_copy_gib": adds / GIB,
         "anchor_gib": anchors / GIB,
+        "state_copy_gib": copied / GIB,
         "fragment_apply_gib": max(applied, default=0.0) / GIB,
         "model_flops": flops,
         "program_flops": step.cost.flops,
@@ -251,7 +260,8 @@ def text(found: Mapping[str, Any]) -> str:
         f"compiled     {seconds}",
         f"memory       {found['peak_gib']:.2f} GiB at the peak{hbm}{fits}: "
         f"arguments {found['argument_gib']:.2f} (state {found['state_gib']:.2f}), "
-        f"temporaries {found['temp_gib']:.2f}, a fragment's copy {found['fragment_copy_gib']:.2f}",
+        f"temporaries {found['temp_gib']:.2f}, a fragment's copy {found['fragment_copy_gib']:.2f}, "
+        f"one of the state {found['state_copy_gib']:.2f}",
         f"operations   {found['program_flops']:.4g} FLOP a chip and step, {found['flops_ratio']:.3f} of the "
         f"model's {found['model_flops']:.4g}",
         f"collectives  GB that a chip sends: {moved}",

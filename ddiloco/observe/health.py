@@ -22,8 +22,8 @@ class Health:
     """What is known of this process's health.
 
     It is ready once it has been said to be, and lives unless a learner in the middle of its steps takes no
-    further one for more than `shortest` seconds and ten times the median of the last ones: then its devices
-    hang, or on TPUs another host of it is gone; only a restart helps.
+    further one for more than `shortest` seconds and ten times the median of the last ones, before the first
+    one SHORTEST: then its devices hang, or on TPUs another host of it is gone; only a restart helps.
     """
 
     def __init__(self, shortest: float = SHORTEST, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,10 +58,11 @@ class Health:
     def hanging(self) -> float | None:
         """Seconds since the last step if they are too many; None: all is well."""
         with self._lock:
-            if self._since is None or not self._seconds:
+            if self._since is None:
                 return None
-            waited, usual = self._clock() - self._since, statistics.median(self._seconds)
-        return waited if waited > max(self._shortest, SLOWEST * usual) else None
+            waited = self._clock() - self._since
+            long = SLOWEST * statistics.median(self._seconds) if self._seconds else SHORTEST
+        return waited if waited > max(self._shortest, long) else None
 
 
 def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:

@@ -68,6 +68,17 @@ def test_one_slow_step_does_not_hide_that_a_later_one_hangs():
     assert health.hanging() == 10.5
 
 
+def test_a_learner_whose_first_step_hangs_does_not_live():
+    """As where devices cannot reach each other: what they exchange first is a step's."""
+    now = 0.0
+    health = Health(3.0, clock=lambda: now)
+    health.watching(lambda one: None)(StateChanged(0, State.STEPPING, 0.0))
+    now = SHORTEST
+    assert health.hanging() is None
+    now = SHORTEST + 1.0
+    assert health.hanging() == now
+
+
 def test_a_learner_that_compiles_lives(served):
     health, server, now = served
     now[0] = 100 * SHORTEST

@@ -5,10 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 
@@ -35,7 +32,6 @@ from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.exchange import InnerState
 from ddiloco.run.recipes import assembly_of
 from experiments.front.credentials import load_security
-from tests.integration.programs import ROOT
 from tests.remote.donors import OF_A_HOST, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, TERMS, SyncerEnd, certificates, ended, until, update, welcome
 from tests.workbench import experiment
@@ -374,47 +370,6 @@ def test_where_host_0_cannot_go_on_in_its_data_no_host_is_told_to(data_dir, soun
     assert [order.WhichOneof("kind") for order in orders] == ["streams", "begin"]
     assert orders[1].begin == (json.dumps(position) if sound else "")
     assert bool(syncer.alarms()) is not sound
-
-
-@pytest.mark.parametrize(("error", "code"), [(DataError("no network answers"), 2), (MemoryError("none"), 1)])
-def test_a_host_that_fails_alone_waits_for_no_other_as_it_ends(error, code):
-    """JAX has a process of a job that ends by itself wait for the others, which wait for it."""
-    program = f"""
-from ddiloco.data.errors import DataError
-from ddiloco.remote.learner.hosts import HostPlace
-place = HostPlace(1, 2, "nowhere:1")
-try:
-    with place.ending():
-        raise {error!r}
-finally:
-    print("it goes on")
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.endswith(f"error: host 1: {'' if code == 2 else 'MemoryError: '}{error}\n")
-
-
-def test_a_host_has_all_gpus_of_its_node_and_finds_host_0_whatever_its_cluster_sets():
-    """JAX takes a task of Slurm for one of as many as there are GPUs, and the web's proxy for its own."""
-    program = """
-import jax
-from ddiloco.launch.ports import reserved_port
-from ddiloco.remote.learner.hosts import HostPlace
-with reserved_port() as port:
-    HostPlace(0, 1, f"127.0.0.1:{port}").join()
-print(jax.config._read("jax_cuda_visible_devices"))
-"""
-    names = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **{f"SLURM_{name}": "0" for name in names}}
-    environment |= {"http_proxy": "http://127.0.0.1:1", "no_proxy": ".example.org"}
-    command, told = [sys.executable, "-c", program], {"capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=2 * PATIENCE, **told)
-    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
-
-
-def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():
-    with pytest.raises(DataError), HostPlace(0, 2, "nowhere:1").ending(lambda: True):
-        raise DataError("no network answers")
 
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):

@@ -60,6 +60,7 @@ def save(
     )
     new, written = directory / ".new", directory / str(step)
     try:
+        _complete(directory)
         shutil.rmtree(new, ignore_errors=True)  # what a kill has left: a whole model
         with _manager(new, create=True) as manager:
             manager.save(step, args=items)
@@ -135,6 +136,16 @@ def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
     return Checkpoint(step, experiment, params, metadata["eval_loss"])
 
 
+def _complete(directory: pathlib.Path) -> None:
+    """Puts a checkpoint in its place where a kill has come between the two renames of `save`."""
+    new = directory / ".new"
+    for path in new.glob("[0-9]*") if (new / "before").exists() else ():
+        with contextlib.suppress(OSError):
+            path.rename(directory / path.name)
+
+
 def _manager(directory: pathlib.Path, create: bool) -> ocp.CheckpointManager:
+    if not create:
+        _complete(directory)
     options = ocp.CheckpointManagerOptions(create=create, enable_async_checkpointing=False)
     return ocp.CheckpointManager(pathlib.Path(directory).resolve(), options=options, item_names=_ITEMS)

@@ -42,11 +42,11 @@ class Authority:
         self.members = members
         self.finished = False
         # If merges need all learners, the first one needs all that the run starts with, however late. And who
-        # was there before a restart still holds work: the first that comes back must not end the run.
+        # was there before a restart still holds work: the first that comes back must not end or merge alone.
         starts = policy.quorum is None and not state.step
         self._not_yet = {learner for learner, _ in state.incarnations}
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
-        self._patience: float | None = None  # until when to wait for those
+        self._patience = 0.0  # until when to wait for those, once one learner is there
         self._speed_limit = SpeedLimit(policy, state)
         self._stuck, self._over = [False] * parts, [False] * parts
         self._idle_since: float | None = None  # when parts came to have nothing for who is done
@@ -88,11 +88,6 @@ class Authority:
                 return [self._dismiss(learner, incarnation)]
         return []
 
-    @property
-    def awaits_learners(self) -> bool:
-        """Whether learners are waited for that the run begins with, or that were there before a restart."""
-        return bool(self._not_yet)
-
     def conclude(self, now: float) -> Said:
         """Ends the run when it is time."""
         waiting = (stuck or over for stuck, over in zip(self._stuck, self._over, strict=True))
@@ -107,7 +102,7 @@ class Authority:
         """When a learner becomes silent unless it reports or joins, in the seconds of `now`."""
         silent = self._quietest()
         times = [] if silent is None else [silent.heard_at + self.policy.silence_timeout]
-        if self._not_yet and self._patience is not None:
+        if self._not_yet and self.members.count:
             times.append(self._patience)
         return min(times, default=None)
 
@@ -208,9 +203,7 @@ class Authority:
     def mark_silent(self, now: float) -> Said:
         """Stops waiting for learners that have not been heard from for the silence timeout."""
         out: Said = []
-        if self._patience is None:
-            self._patience = now + self.policy.silence_timeout
-        if self._not_yet and now >= self._patience:
+        if self._not_yet and self.members.count and now >= self._patience:
             self._not_yet.clear()
             out.append(news.AllPresent())
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
@@ -242,11 +235,18 @@ class Authority:
         """Counts a member that holds these versions."""
         self.members.begin(m, step, versions)
         m.heard_at = now
-        heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
         self._speed_limit.reached(step, self.members, now)
         record = actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})
-        begun = news.Begun(m.learner, m.incarnation, step, tuple(versions))
-        return [record, begun, *self._waited_for_no_longer(m.learner)]
+        return [record, news.Begun(m.learner, m.incarnation, step, tuple(versions)), *self._counts(m, now)]
+
+    def _counts(self, m: Member, now: float) -> Said:
+        """A learner counts that did not; the first after a time without any does not end or merge alone."""
+        heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
+        if self.members.count > 1:
+            return self._waited_for_no_longer(m.learner)
+        self._not_yet |= self.members.lost_with_the_last(1.5 * self.policy.heartbeat) | {m.learner}
+        self._patience = now + self.policy.silence_timeout
+        return self._waited_for_no_longer(m.learner)
 
     def _waited_for_no_longer(self, learner: int) -> Said:
         if learner not in self._not_yet:
@@ -296,9 +296,8 @@ class Authority:
     def _returned(self, m: Member, now: float) -> Said:
         """Counts a learner again that was silent."""
         self.members.move(m, State.LIVE)
-        heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
         record = actions.Record("learner_returned", {"learner": m.learner})
-        return [record, news.Returned(m.learner, m.incarnation)]
+        return [record, news.Returned(m.learner, m.incarnation), *self._counts(m, now)]
 
     def _stranger(self, report: Report, newest: Member | None) -> Said:
         """Rejects one that was replaced; any other may rejoin as a new incarnation."""

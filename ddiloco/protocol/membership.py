@@ -150,6 +150,7 @@ class Membership:
         self._live: tuple[Member, ...] | None = None  # None: to be computed again
         self._at: collections.Counter[int] = collections.Counter()  # live members by step
         self.count = 0  # of the live members
+        self._last_heard_at = 0.0  # of the live member that was the last there
         self._median_step: float | None = None
         self._still = 0  # how often it may be asked for before it is looked for again
 
@@ -182,6 +183,14 @@ class Membership:
             self._live, self._still = None, 0
             self._count(member.step, -1 if counted else 1)
             self.count += -1 if counted else 1
+            if not self.count:
+                self._last_heard_at = member.heard_at
+
+    def lost_with_the_last(self, seconds: float) -> set[int]:
+        """Who was live, and was heard no more than so many seconds before the last one that was live."""
+        since = self._last_heard_at - seconds
+        lost = (m for m in self._members.values() if m.state in (State.SILENT, State.GONE))
+        return {m.learner for m in lost if m.step >= 0 and m.heard_at >= since}
 
     def begin(self, member: Member, step: int, versions: Sequence[int]) -> None:
         """Counts a member from now on, at this step and with these versions."""

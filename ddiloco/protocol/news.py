@@ -60,7 +60,7 @@ class Returned:
 
 @dataclasses.dataclass(frozen=True)
 class AllPresent:
-    """Nobody that the run starts with, or that was there before a restart, is waited for any longer."""
+    """Nobody is waited for whom the run starts with, or who was there before a restart, or with the last."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,16 +15,11 @@ class Prospects:
     """Whether a round has its quorum, who may still give to it, and whether it can be given up.
 
     Attributes:
-      awaits_first: no round is merged yet, since the run's first learners are not all in.
-      awaits_known: none is given up yet, since learners that there were are not all back.
+      awaits_learners: not all are there, or back: no round is given up, nor merged if it takes all of them.
     """
 
-    def __init__(
-        self, policy: SyncPolicy, total_steps: int | None, members: Membership, begun: bool = False
-    ) -> None:
-        """`begun`: something was merged before."""
-        self.awaits_first = policy.quorum is None and not begun
-        self.awaits_known = True
+    def __init__(self, policy: SyncPolicy, total_steps: int | None, members: Membership) -> None:
+        self.awaits_learners = False
         self._quorum = policy.quorum
         self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = total_steps
@@ -36,7 +31,7 @@ class Prospects:
 
     def hopeless(self, rounds: Collection[Round]) -> list[Round]:
         """The rounds that can no longer have their quorum; none before all live learners are done."""
-        if self._total_steps is None or not self._members.count or self.awaits_first or self.awaits_known:
+        if self._total_steps is None or not self._members.count or self.awaits_learners:
             return []
         if self._members.come_to(self._total_steps) < self._members.count:
             return []
@@ -52,7 +47,7 @@ class Prospects:
             if r.counted < self._quorum or self._awaits_others(r):
                 return False
             return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum
-        if self.awaits_first or not r.arrived or front < r.id.step:
+        if self.awaits_learners or not r.arrived or front < r.id.step:
             return False
         return self._nobody_owes(r)
 
@@ -90,8 +85,9 @@ class Prospects:
         return r.counted + owing >= (self._quorum or 1)
 
     def _owes(self, m: Member, r: Round) -> bool:
-        """Whether a learner that is there has something to give that is not here."""
-        return not r.has_given(m.learner) and m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
+        """Whether a learner that is there has something to give that is not here, or is yet to say so."""
+        may = m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
+        return not r.has_given(m.learner) and (may or not m.counters)
 
     def _may_repeat(self, m: Member, r: Round) -> bool:
         """Whether its offer failed and is asked for again: not for ever, or the run would not end."""

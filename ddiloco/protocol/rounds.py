@@ -47,7 +47,7 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, fragments, lineage)
-        self._prospects = Prospects(policy, total_steps, members, begun=state.step > 0)
+        self._prospects = Prospects(policy, total_steps, members)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
@@ -104,8 +104,7 @@ class Rounds:
             case news.Heard():
                 return self._hear_report(message.report.learner, now)
             case news.AllPresent():
-                self._prospects.awaits_first = self._prospects.awaits_known = False
-                self._moved = True
+                self._prospects.awaits_learners, self._moved = False, True
             case news.Noted():
                 return self._broadcast(message.round, now)
         return []
@@ -122,7 +121,7 @@ class Rounds:
 
     def committed(self) -> list[news.Committed]:
         """Its newest versions, for an authority that may not know them; where it ends is said again."""
-        self._prospects.awaits_known = True  # until that has named all learners
+        self._prospects.awaits_learners = True  # until that has named all learners
         self._stuck, self._over, self._moved = None, False, True
         state, own = self._updates.merged, self._updates.fragments
         steps, versions, lineages = state.merged_steps, state.versions, state.lineages
@@ -177,6 +176,7 @@ class Rounds:
                 r.unasked.add(learner)
         self._heard.add(learner)
         self._moved = True
+        self._prospects.awaits_learners |= self.members.count == 1  # the first; until the authority has said
         return self._member(learner)
 
     def _goes(self, left: news.Left) -> None:

@@ -8,7 +8,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.news import AllPresent, News, Word
+from ddiloco.protocol.news import News, Word
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
 from ddiloco.protocol.rounds import Rounds
@@ -96,8 +96,6 @@ class SyncerCore(Knowing):
         """`lineage`: a number that no other start of the syncer has, for the versions that it makes."""
         super().__init__(policy, total_steps, state)
         self._rounds = Rounds(policy, total_steps, self._authority.merged, self._members, lineage=lineage)
-        if not self._authority.awaits_learners:
-            self._rounds.hear(AllPresent(), 0.0)
 
     def handle(self, event: events.SyncerEvent, now: float) -> Actions:
         """Takes one event, returns the actions that follow, in order; `now` is in seconds and never falls.

@@ -101,6 +101,7 @@ class EvaluatorProcess:
         self._answered: set[str] = set()
         self._tries = 0
         self._patience = time.monotonic() + _LONGEST_WAIT
+        self._over, self._look_at = False, 0.0  # as the summary said; when to look again anyhow
 
     def run(self, stop: threading.Event) -> None:
         """Follows the run in the workdir to its end, or until `stop` is set.
@@ -124,7 +125,8 @@ class EvaluatorProcess:
 
         One that was over before this process asked for a score may be an earlier one than it is for.
         """
-        if is_over(self._workdir, self._experiment.train.steps):
+        wanted = self._scores.wanted()
+        if self._is_over(wanted):
             return bool(self._answered) or time.monotonic() > self._patience
         mark = run_mark.begun(self._workdir / FOLDER)
         if mark is None:
@@ -132,13 +134,20 @@ class EvaluatorProcess:
         durable = DurableState(
             self._workdir / FOLDER, self._assembly.layout, lambda record: None, threading.Event(), mark.run
         )
-        wanted = self._scores.wanted()
         if wanted is not None and wanted.run == mark.run and wanted.ask not in self._answered:
             self._answer(durable, wanted)
         elif self._experiment.eval.every is not None:
             self._refresh(durable)
             self._score_if_due()
         return False
+
+    def _is_over(self, wanted: Wanted | None) -> bool:
+        """Reads the summary, perhaps in a bucket, only once the last score was asked of what is there."""
+        asked = wanted is not None and self._model is not None and wanted.versions == self._model.versions
+        if self._over or asked or time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + _LONGEST_WAIT
+            self._over = is_over(self._workdir, self._experiment.train.steps)
+        return self._over
 
     def _refresh(self, durable: DurableState) -> None:
         if self._model is None:

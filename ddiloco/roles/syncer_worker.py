@@ -199,8 +199,11 @@ class SyncerWorker:
                 pass
             case events.LearnerJoined():
                 self._take_joins(message)
-            case CutBegun() | CutOver() | FragmentsWritten() | PartConnected() | FromPart() | news.Heard():
+            case CutBegun() | CutOver() | FragmentsWritten() | PartConnected() | FromPart():
                 self._take_of_another(message)
+            case news.Heard() | news.Left() | news.RollCall():  # what waited for it, or waits in vain
+                self._carry_out(self._decide(message))
+                self._take_early(sender_of(message)[0])
             case event:
                 self._carry_out(self._decide(event))
                 if isinstance(event, events.LearnerLost):
@@ -241,9 +244,6 @@ class SyncerWorker:
     def _take_of_another(self, message: FromOthers) -> None:
         """Takes what another process of the syncer says; it is trusted."""
         match message:
-            case news.Heard(report):
-                self._carry_out(self._decide(message))
-                self._take_early(report.learner)
             case CutOver(number):
                 self._recording.missed(number)
                 self._take_early()

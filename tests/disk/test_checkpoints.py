@@ -1,6 +1,8 @@
 """The global model on disk: what is read is what was saved, and damage is told in one line."""
 
+import errno
 import logging
+import pathlib
 import shutil
 
 import numpy as np
@@ -81,6 +83,32 @@ def test_who_is_killed_as_a_step_is_saved_again_leaves_the_older_one(copied, mon
         dying.setattr(ocp.CheckpointManager, "save", killed)
         save(copied, 12, EXPERIMENT, parameters(7), None)
     assert_equal(restore(copied).params, parameters(12))
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+@pytest.mark.parametrize("again", [False, True])
+def test_who_is_killed_as_a_step_takes_another_s_place_leaves_one_of_the_two(
+    copied, monkeypatch, renames, again
+):
+    rename, left = pathlib.Path.rename, iter(range(renames))
+
+    def killed(path, target):
+        if path.parent in (copied, copied / ".new") and next(left, None) is None:
+            raise Killed
+        return rename(path, target)
+
+    with monkeypatch.context() as dying, pytest.raises(Killed):
+        dying.setattr(pathlib.Path, "rename", killed)
+        save(copied, 12, EXPERIMENT, parameters(7), None)
+    if again:  # and the disk is full by now
+
+        def full(*given, **more):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as later, pytest.raises(CheckpointError):
+            later.setattr(ocp.CheckpointManager, "save", full)
+            save(copied, 12, EXPERIMENT, parameters(8), None)
+    assert_equal(restore(copied).params, parameters((12, 7)[renames]))
 
 
 def test_of_other_steps_the_newest_is_kept(copied):

@@ -105,6 +105,24 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
+        "rounds: where all must give, the first that is back after all were lost merges alone",
+        "self._prospects.awaits_learners |= self.members.count == 1",
+        "self._prospects.awaits_learners |= False",
+        PROTOCOL,
+    ),
+    Mutant(
+        "rounds: where all must give, who came back and has yet to report is not waited for",
+        "return not r.has_given(m.learner) and (may or not m.counters)",
+        "return not r.has_given(m.learner) and may",
+        PROTOCOL,
+    ),
+    Mutant(
+        "rounds: where all must give, a report without a step moves no round",
+        "moves = self.policy.quorum is None or m.step",
+        "moves = m.step",
+        PROTOCOL,
+    ),
+    Mutant(
         "rounds: offers alone make a quorum, before learners have come to the step",
         "return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum",
         "return True",

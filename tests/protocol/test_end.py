@@ -183,12 +183,13 @@ def test_where_all_must_give_a_run_goes_on_to_its_end_after_all_connections_brok
         desk.offer(learner, (2, 0))
     for learner in range(3):
         desk.tell(events.LearnerLost(learner, 1, "connection lost"))
-    desk.settle()
+    out = desk.settle()
     for learner in range(3):
         desk.tell(events.LearnerJoined(learner, 2, 2, (0,), (0,)))
         desk.report(learner, 2, incarnation=2, steps=2 - desk.core.versions[0])
-        desk.settle()
+        out += desk.settle()
     assert (desk.core.live, desk.core.versions) == ((0, 1, 2), (1,))
+    assert [values["learners"] for values in records(out, "round")] == [[0, 1, 2]]
     for learner in range(3):
         desk.report(learner, 4, at=4.0, incarnation=2, steps=2)
     assert [values["learners"] for values in records(desk.settle(), "round")] == [[0, 1, 2]]

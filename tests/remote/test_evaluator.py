@@ -12,6 +12,7 @@ import pytest
 from ddiloco.disk.durable import FOLDER, DurableState
 from ddiloco.disk.scores import Scores, Wanted
 from ddiloco.observe import records
+from ddiloco.observe.earlier import is_over
 from ddiloco.observe.files import write_json
 from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
@@ -133,6 +134,33 @@ def test_it_stays_for_the_next_syncer_of_a_run_that_was_interrupted(make, tmp_pa
         syncer.end()
         thread.join(60)
         assert not thread.is_alive() and notes == []
+
+
+def test_it_reads_the_summary_only_while_a_score_is_the_last_one_so_far(make, tmp_path, monkeypatch):
+    """It looks five times a second, and in a bucket each time would be a request."""
+    syncer, assembly = make()
+    read = []
+    monkeypatch.setattr("ddiloco.remote.evaluator.is_over", lambda *of: (read.append(of), is_over(*of))[1])
+    process, scores = EvaluatorProcess(assembly, tmp_path, pytest.fail), Scores(tmp_path)
+
+    def look(times):
+        read.clear()
+        over = [process._look() for _ in range(times)]
+        return len(read), over[-1]
+
+    assert look(5) == (1, False)  # in case that an earlier run was over before
+    for step in (12, 19):
+        syncer.merge(0, step)
+        assert look(1) == (0, False)
+        scores.want(Wanted("this run", f"at {step}", step, 900, syncer.versions))
+        assert look(5) == (5, False)
+        syncer.merge(1, step + 1)  # by another syncer: this one was told to leave
+        look(1)
+        assert look(5) == (0, False)
+    scores.want(Wanted("this run", "at the end", 20, 900, syncer.versions))
+    look(1)
+    syncer.end()
+    assert look(1) == (1, True)
 
 
 def test_one_that_begins_after_the_end_of_a_run_waits_for_another_but_not_for_ever(

@@ -8,7 +8,7 @@ import pytest
 from ddiloco.observe import records
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
-from ddiloco.protocol import events
+from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.parts import Part
 from ddiloco.protocol.policy import SyncPolicy
@@ -35,22 +35,50 @@ def desk():
         assert one.worker.stop(PATIENCE)
 
 
-def test_a_part_takes_an_offer_that_overtook_a_snapshot_once_that_is_over():
-    policy, taken = SyncPolicy(2, num_fragments=1, interval=2), []
-    layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
-    core = Part(policy, 2, SyncerState((0,), (0,)), [0])
-    worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 2), taken.append)
-    worker.take_part_in_snapshots(FragmentsRecording(0, [0], 0, None, lambda written: None, PATIENCE))
-    dropped = lambda: [r.values["learner"] for r in taken if getattr(r, "name", "") == "drop"]  # noqa: E731
-    worker.start()
-    for learner, epoch in ((0, 1), (1, 0)):
+class PartDesk:
+    """A running SyncerWorker that is a part of a syncer."""
+
+    def __init__(self):
+        layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
+        core = Part(SyncPolicy(2, num_fragments=1, interval=2), 2, SyncerState((0,), (0,)), [0])
+        self.taken = []
+        self.worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 2), self.taken.append)
+        recording = FragmentsRecording(0, [0], 0, None, lambda written: None, PATIENCE)
+        self.worker.take_part_in_snapshots(recording)
+        self.worker.start()
+
+    def offer(self, learner, epoch=0):
         contribution = Contribution(learner, 1, fragment=0, version=0, step=2, steps=2, tokens=10)
-        worker.take_offer(events.FragmentArrived(RoundId(2, 0), contribution), (full(1.0),), epoch)
-    until(dropped, "the word of the offer that does not wait")
-    assert dropped() == [1]  # no round waits for it
-    worker.send(CutOver(1))
-    until(lambda: dropped() == [1, 0], "the word of the other")
-    assert worker.stop(PATIENCE) and worker.failure is None
+        event = events.FragmentArrived(RoundId(2, 0), contribution)
+        self.worker.take_offer(event, (full(1.0),), epoch)
+
+    def dropped(self):
+        return [r.values["learner"] for r in self.taken if getattr(r, "name", "") == "drop"]
+
+
+def test_a_part_takes_an_offer_that_overtook_a_snapshot_once_that_is_over():
+    part = PartDesk()
+    part.offer(0, epoch=1)
+    part.offer(1)
+    until(part.dropped, "the word of the offer that does not wait")
+    assert part.dropped() == [1]  # no round waits for it
+    part.worker.send(CutOver(1))
+    until(lambda: part.dropped() == [1, 0], "the word of the other")
+    assert part.worker.stop(PATIENCE) and part.worker.failure is None
+
+
+@pytest.mark.parametrize("told", [news.Left(0, 1, gone=True), news.RollCall()], ids=["lost", "reconnected"])
+def test_a_part_does_not_keep_an_offer_of_a_learner_that_left_before_the_word_of_its_step_came(told):
+    part = PartDesk()
+    for present in (news.RollCall(), news.AllPresent(), news.Begun(0, 1, 0, (0,))):
+        part.worker.send(present)
+    part.offer(0)
+    part.offer(1)
+    until(part.dropped, "the word of the offer that does not wait")
+    assert part.dropped() == [1]  # the authority has told of no such learner
+    part.worker.send(told)
+    until(lambda: part.dropped() == [1, 0], "the word of the other")
+    assert part.worker.stop(PATIENCE) and part.worker.failure is None
 
 
 def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):

@@ -19,6 +19,7 @@ from ddiloco.disk.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
 from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.observe import records
+from ddiloco.observe.files import read_json
 from ddiloco.outer.fragments import assemble, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.page.actions import Actions
@@ -46,6 +47,7 @@ from ddiloco.settings.experiment import step_tokens
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+_SUMMARY_SECONDS = 10.0  # for the summary to be written
 
 
 class SyncerRun:
@@ -169,12 +171,18 @@ class SyncerRun:
         if not over:  # only now: the syncer would take its learners for lost, and complete a snapshot without
             self._server.close()
         params, core = self._parameters(), self._syncer.core
-        finished = alone or core.finished
+        finished = core.finished or (alone and self._is_trained())
         last = LastScore(None, None, None)  # another goes on, and this may not have the time
         if over or finished:
             last = self._scoring.last(core.step, core.versions, params)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, finished, failure, last.sample)
+
+    def _is_trained(self) -> bool:
+        """Whether a learner has come to the last step; all may also have left because they were drained."""
+        records.write_out(self._record, _SUMMARY_SECONDS, summary=True)
+        step = read_json(self._durable.folder.parent / "summary.json").get("step", 0)
+        return max(step, self._syncer.core.step) >= self._assembly.experiment.train.steps
 
     def _durable_state(
         self, resumed: bool, snapshot: Snapshot | None, positions: Positions

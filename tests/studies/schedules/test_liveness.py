@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ddiloco.protocol import events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from experiments.studies.schedules.faults import crash, false_alarm, hang, syncer_crash
@@ -136,3 +137,34 @@ def test_fast_learners_whose_offers_age_keep_no_round_from_having_them_all():
         fleet.run(max_events=100_000)
         merges += len(witness.merge_times)
     assert merges > 310  # 262 where two steps made an offer old
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+@pytest.mark.parametrize(("crashes", "parts"), [(False, 1), (True, 1), (True, 2)])
+def test_where_all_are_waited_for_who_is_first_back_does_not_merge_alone(crashes, parts, bound):
+    """After all connections broke at once, or the syncer crashed; the others' work would be overwritten."""
+    policy = SyncPolicy(num_fragments=2, interval=6, quorum=None, max_run_ahead=bound)
+    for seed in range(4):
+        rng = random.Random(seed)
+        fleet, witness = fleet_of(policy, 60, seed, Weather(delay=0.05), parts=parts)
+        join_all(fleet, [0.0] * 4)
+        for at in (rng.uniform(5, 20), rng.uniform(40, 60)):
+            fleet.calendar.at(at, break_all, fleet, rng, crashes)
+        fleet.run(max_events=100_000)
+        assert {len(merge.contributions) for merge in witness.merges} == {4}, seed
+        assert len(set(witness.rounds())) == 20
+
+
+def break_all(fleet, rng, crashes):
+    """Every learner is cut off for a while, and the syncer hears so at once, unless it is what failed."""
+    if crashes:
+        fleet.crash_syncer()
+        fleet.syncer.restart()
+    # Who has given is lost first: a round that still waited would be merged by who is left.
+    given = set() if crashes else {m for r in fleet.syncer.core.rounds for m in r.arrived}
+    for learner in sorted(fleet.processes, key=lambda m: m not in given):
+        fleet.cut(learner)
+        if not crashes:
+            lost = events.LearnerLost(learner, fleet.processes[learner].core.incarnation, "connection lost")
+            fleet.syncer.take(lost)
+        fleet.calendar.after(rng.uniform(0.0, 15.0), fleet.cut, learner, False)

@@ -17,6 +17,7 @@ COLUMNS = (
     "rounds",
     "mean_quorum",
     "merged_share",
+    "goodput",
     "left_out",
     "num_params",
     "tokens_total",

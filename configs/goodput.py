@@ -1,7 +1,7 @@
 """Goodput, uptime and lost time of systems of many chips, simulated.
 
   python -m experiments.simulate --output=FILE.json [--config.any.field=value]
-  python -m experiments.simulate --config.num_chips=600000,900000 --config.systems=decoupled:3
+  python -m experiments.simulate --config.num_chips=600000,900000 --config.systems=decoupled:3,data_parallel
 
 The default grid takes about 25 seconds on one CPU core. Expected: data_parallel falls from 71% at 150k
 chips to 27% at 1.2M, decoupled:8 from 98% to 88% (docs/results/goodput.md). The failure model's values

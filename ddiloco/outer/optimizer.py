@@ -25,6 +25,16 @@ from ddiloco.outer.momentum import delayed_nesterov, heloco
 _OF_FRAGMENTS = Marks(may_change="never", because="versions and outer states are of those fragments")
 _OF_STATES = Marks(may_change="never", because="the outer states in the snapshot are of that optimizer")
 
+# Each takes the settings that it uses, by name; a learning rate may be one that moves.
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "nesterov": lambda learning_rate, momentum: optax.sgd(learning_rate, momentum, nesterov=True),
+    "direct": lambda: optax.scale(-1.0),
+    "delayed_nesterov": lambda learning_rate, momentum, momentum_every: _with_rate(
+        delayed_nesterov(momentum, momentum_every), learning_rate
+    ),
+    "heloco": lambda learning_rate, momentum: _with_rate(heloco(momentum), learning_rate),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class OuterConfig:
@@ -42,7 +52,7 @@ class OuterConfig:
     )
     optimizer: str = setting(
         "nesterov",
-        "nesterov, direct, delayed_nesterov, heloco, or an optimizer of optax",
+        f"{', '.join(OPTIMIZERS)}, or an optimizer of optax",
         **_OF_STATES,
     )
     learning_rate: float = setting(0.7, "outer learning rate; `direct` has 1", above=0.0)
@@ -81,8 +91,10 @@ class OuterConfig:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
             _check_use(self)
-        if self.rate_rounds and self.optimizer == "direct":
-            raise ValueError(f"rate_rounds: is {self.rate_rounds}, but direct has no outer rate to move")
+        if self.rate_rounds and "learning_rate" not in _used(self.optimizer):
+            raise ValueError(
+                f"rate_rounds: is {self.rate_rounds}, but {self.optimizer} has no outer rate to move"
+            )
         if self.error_feedback and CODECS[self.codec].of_parameters:
             lossy = [name for name, codec in CODECS.items() if not codec.of_parameters]
             raise ValueError(
@@ -93,10 +105,8 @@ class OuterConfig:
     @property
     def idle(self) -> dict[str, str]:
         """The settings that change nothing beside the others, each with which of these."""
-        momentum = {"momentum", "momentum_every"} - _MOMENTUM.get(self.optimizer, set())
-        found = dict.fromkeys(momentum, f"outer.optimizer is {self.optimizer}")
-        if self.optimizer == "direct":
-            found["learning_rate"] = "outer.optimizer is direct"
+        unused = {name for one in OPTIMIZERS for name in _used(one)} - _used(self.optimizer)
+        found = dict.fromkeys(unused, f"outer.optimizer is {self.optimizer}")
         if not self.rate_rounds:
             found["final_rate"] = "outer.rate_rounds is 0"
         if self.merge != "rda":
@@ -106,12 +116,13 @@ class OuterConfig:
 
 def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     """The outer optimizer that the settings name, for the merged outer gradient of one fragment."""
-    rate: float | optax.Schedule = config.learning_rate
+    settings = {name: getattr(config, name) for name in _used(config.optimizer)}
     if config.rate_rounds:
-        rate = optax.linear_schedule(config.learning_rate, config.final_rate, config.rate_rounds)
-    if config.optimizer in OPTIMIZERS:
-        return OPTIMIZERS[config.optimizer](config, rate)
-    return _optax_optimizer(config.optimizer)(learning_rate=rate)
+        settings["learning_rate"] = optax.linear_schedule(
+            config.learning_rate, config.final_rate, config.rate_rounds
+        )
+    make = OPTIMIZERS.get(config.optimizer) or _optax_optimizer(config.optimizer)
+    return make(**settings)
 
 
 def _with_rate(
@@ -120,19 +131,10 @@ def _with_rate(
     return optax.chain(direction, optax.scale_by_learning_rate(rate))
 
 
-OPTIMIZERS: dict[str, Callable[[OuterConfig, float | optax.Schedule], optax.GradientTransformation]] = {
-    "nesterov": lambda config, rate: optax.sgd(rate, config.momentum, nesterov=True),
-    "direct": lambda config, rate: optax.scale(-1.0),
-    "delayed_nesterov": lambda config, rate: _with_rate(
-        delayed_nesterov(config.momentum, config.momentum_every), rate
-    ),
-    "heloco": lambda config, rate: _with_rate(heloco(config.momentum), rate),
-}
-_MOMENTUM = {  # what each uses of it, where it has any
-    "nesterov": {"momentum"},
-    "delayed_nesterov": {"momentum", "momentum_every"},
-    "heloco": {"momentum"},
-}
+def _used(optimizer: str) -> set[str]:
+    """The settings that an optimizer of this name takes; one of optax takes the learning rate alone."""
+    own = OPTIMIZERS.get(optimizer)
+    return {"learning_rate"} if own is None else set(inspect.signature(own).parameters)
 
 
 def _check_use(config: OuterConfig) -> None:

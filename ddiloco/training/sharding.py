@@ -148,6 +148,9 @@ def _missing(mesh: Mesh, axes: Axes, parts: Sequence[tuple[str, ...]]) -> list[s
 
 
 def _rule(axis: str | None, axes: Axes) -> tuple[str, ...]:
+    if axis is not None and axis not in RULES:
+        known = f"None, for one that no mesh axis divides, or one of {', '.join(RULES)}"
+        raise ConfigError(f"config.model: has an array with the axes {axes}; {axis!r} must be {known}")
     targets = RULES[axis] if axis is not None else ()
     if axis == "expert" or "expert" not in axes or axis == "batch":
         return targets

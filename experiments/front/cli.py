@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
-from ml_collections.config_flags.tuple_parser import TupleParser
 
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
 
 _default: list[str] = []  # the config file of the program that runs, when none is given
 _given: list[tuple[str, str]] = []  # the overrides of its config
-_PARSERS: dict[type, flags.ArgumentParser] = {
-    bool: flags.BooleanParser(),
-    int: flags.IntegerParser(),
-    float: flags.FloatParser(),
-    str: flags.ArgumentParser(),
-    tuple: TupleParser(),
-}
-
-
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -318,6 +308,8 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
     """Sets the field that the path names to what the text says, by the field's type."""
     group, value, parts = config, config, path.split(".")
     for i, part in enumerate(parts):
+        if parts[:i] == ["model", "settings"] and part not in value:
+            value[part] = literal(text)  # of a loop, whose function alone knows what it takes
         if not isinstance(value, ConfigDict) or part not in value:
             known = list(value) if isinstance(value, ConfigDict) else []
             close = difflib.get_close_matches(part, known, n=1)
@@ -330,8 +322,25 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
     parser = _PARSERS.get(kind)
     none = text == "None" or (text == "none" and kind is not str)  # some texts may be "none"
     try:
-        found = None if none else parser.parse(text) if parser else literal(text)
+        found = None if none else parser(text) if parser else literal(text)
     except ValueError:
         raise UsageError(f"config.{path}: is {text!r}, but must be of type {kind.__name__}") from None
     with group.ignore_type():
         group[parts[-1]] = found
+
+
+def _tuple(text: str) -> tuple[Any, ...]:
+    """`(1, 2)`, `1,2`, one value alone, or words with commas between them."""
+    value = literal(text)
+    if value == text:
+        value = tuple(literal(word.strip()) for word in text.split(","))
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {
+    bool: flags.BooleanParser().parse,
+    int: flags.IntegerParser().parse,
+    float: flags.FloatParser().parse,
+    str: str,
+    tuple: _tuple,
+}

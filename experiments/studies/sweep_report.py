@@ -17,6 +17,7 @@ COLUMNS = (
     "rounds",
     "mean_quorum",
     "merged_share",
+    "goodput",
     "left_out",
     "num_params",
     "tokens_total",
@@ -60,8 +61,8 @@ def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Every run as a row of a Markdown table, best held-out loss first."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    names = [n for n in names if n not in COLUMNS or any(row.get(n) is not None for row in rows)]
+    settings = dict.fromkeys(name for row in rows for name in row if name not in COLUMNS)
+    names = [*settings, *(name for name in COLUMNS if any(row.get(name) is not None for row in rows))]
     ordered = sorted(rows, key=lambda row: math.inf if row["eval_loss"] is None else row["eval_loss"])
     return markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
 

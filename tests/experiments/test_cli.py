@@ -43,3 +43,33 @@ def test_a_config_file_may_define_dataclasses(tmp_path):
 def test_what_several_files_are_refused_for_is_told(tmp_path):
     with pytest.raises(cli.UsageError, match="No space left"), cli.reaching("to", tmp_path):
         raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("decoupled:3,decoupled:8", ("decoupled:3", "decoupled:8")),
+        ("('decoupled:3', 'decoupled:8')", ("decoupled:3", "decoupled:8")),
+        ("data_parallel", ("data_parallel",)),
+        ("'a,b'", ("a,b",)),
+        ("()", ()),
+    ],
+)
+def test_a_tuple_of_words_needs_no_quotes(text, value):
+    assert cli.resolve("configs/goodput.py", [("systems", text)]).systems == value
+
+
+def test_a_tuple_of_numbers_is_one_of_numbers():
+    given = {"num_chips": "600000,900000", "failures.mtbi_years": "2"}
+    config = cli.resolve("configs/goodput.py", [*given.items()])
+    assert (config.num_chips, config.failures.mtbi_years) == ((600_000, 900_000), 2.0)
+
+
+def test_a_loop_is_given_any_setting_and_others_none():
+    given = {"model.settings.width": "64", "model.settings.kind": "sine", "model.settings.deep": "true"}
+    config = cli.resolve("configs/loop.py", [*given.items()])
+    assert config.model.settings.to_dict() == {"width": 64, "kind": "sine", "deep": True}
+    with pytest.raises(cli.UsageError, match=r"config\.model\.setting: no such setting"):
+        cli.resolve("configs/loop.py", [("model.setting.width", "64")])
+    with pytest.raises(cli.UsageError, match=r"config\.model\.settings: no such setting"):
+        cli.resolve("configs/dense.py", [("model.settings.width", "64")])

@@ -32,6 +32,10 @@ CASES = {
         ["--config=configs/loop.py", "--config.model.factory=nowhere:make_loop"],
         "config.model.factory: nowhere:make_loop cannot be imported: ModuleNotFoundError: No module named",
     ),
+    "what the factory does not take": (
+        ["--config=configs/loop.py", "--config.model.settings.wide=3"],
+        "config.model.settings: do not fit make_loop: got an unexpected keyword argument 'wide'",
+    ),
     "unknown flag": (["--worker=1"], "Unknown command line flag 'worker'"),
     "a setting without its first word": (
         ["--sync.quorum=2"],

@@ -38,7 +38,8 @@ def test_a_sweep_without_arrays_has_a_table_though_no_loss_and_runs_again_only_w
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
     assert sweep() == [f"[2/2] {names[1]}, again: seed was 7, but is 0 now"]
     rows = json.loads((tmp_path / "sweep.json").read_text())
-    assert [(row["train.steps"], row["eval_loss"]) for row in rows] == [("12", None), ("24", None)]
+    figures = [(row["train.steps"], row["eval_loss"], row["goodput"]) for row in rows]
+    assert figures == [("12", None, 1.0), ("24", None, 1.0)]
     assert (tmp_path / "sweep.png").stat().st_size
     again = [f"[{i}/2] {name}, again: sync.quorum was 1, but is 2 now" for i, name in enumerate(names, 1)]
     assert sweep("--config.sync.quorum=2") == again  # for all points

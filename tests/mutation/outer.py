@@ -44,8 +44,8 @@ MUTANTS = (
     ),
     Mutant(
         "optimizer: Nesterov's look-ahead is left out",
-        "optax.sgd(rate, config.momentum, nesterov=True)",
-        "optax.sgd(rate, config.momentum)",
+        "optax.sgd(learning_rate, momentum, nesterov=True)",
+        "optax.sgd(learning_rate, momentum)",
         ("outer/test_optimizer.py",),
     ),
     Mutant(

@@ -30,6 +30,7 @@ def reference(name, vectors, weights):
     if name == "trimmed":
         cut = min(-(-len(v) // 4), (len(v) - 1) // 2)
         return np.sort(v, axis=0)[cut : len(v) - cut].mean(0)
+    assert name == "rda", f"the rule {name} has no float64 formula here yet"
     pointing = [(wm, x / n) for wm, x, n in zip(w, v, norms, strict=True) if wm > 0 and n > 0]
     if not pointing:
         return average

@@ -117,6 +117,11 @@ def test_without_a_second_seed_or_a_baseline_there_is_one_table():
     assert "\n\n" not in sweep_report.report(full(points, lambda p: 2.0), grid.Sweep(points))
 
 
+def test_what_only_a_later_point_sets_stands_before_the_figures():
+    table = sweep_report.table(full([{"kind": "p"}, {"kind": "q", "rate": 0.5}], lambda p: 2.0))
+    assert table.splitlines()[0] == "| kind | rate | eval_loss |"
+
+
 @pytest.mark.parametrize("losses", [lambda p: 2.0 / p["a.x"], lambda p: None])
 @pytest.mark.parametrize("axis", ["a.x", None])
 def test_a_figure_is_drawn_with_an_axis_and_without_with_losses_and_without(losses, axis, tmp_path):

@@ -110,6 +110,12 @@ def test_an_axis_takes_those_of_its_mesh_axes_that_divide_it_best():
         assert partition(mesh, ("embed", None), (size, 3)).spec == PartitionSpec(taken, None)
 
 
+def test_an_axis_of_no_rule_is_told_in_a_line():
+    told = r"^config\.model: has an array with the axes \('pixels', 'embed'\); 'pixels' must be None"
+    with pytest.raises(ConfigError, match=told):
+        partition(mesh_of(1, data=1), ("pixels", "embed"), (16, 3))
+
+
 def test_experts_have_their_mesh_axis_alone():
     mesh = mesh_of(8, data=1, fsdp=4, expert=2)
     assert partition(mesh, ("expert", "embed", "mlp"), (4, 8, 3)).spec == PartitionSpec(

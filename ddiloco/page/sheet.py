@@ -167,7 +167,7 @@ def charts(view: RunView, found: Sequence[Advice]) -> list[Chart | None]:
         shown = len(view.learners) <= FEW or one.learner in troubled
         losses.append(Line(f"learner {one.learner}", middles, one.loss, place if shown else None))
     moments, scores = _scores(view, "seconds")
-    shown_from = view.started - (view.summary.get("started") or view.started)
+    shown_from = view.started - view.summary.get("started", view.started)
     held_out = Line("global model, held-out", [moment - shown_from for moment in moments], scores, -1)
     rate = Line("tokens/s", middles, view.tokens_per_second, 0)
     found_charts = [

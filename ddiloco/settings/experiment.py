@@ -225,7 +225,9 @@ class Experiment:
             yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
         if self.driver == "remote":
             yield from self._problems_of_timeouts()
-            yield from self._problems_of_parts()
+            parts, fragments = self.remote.parts, self.sync.num_fragments
+            if parts > fragments:
+                yield f"remote.parts: is {parts}, but must be at most sync.num_fragments, {fragments}"
         if isinstance(self.model, LoopConfig):
             yield from self._problems_of_a_loop()
         sync = self.sync
@@ -249,12 +251,6 @@ class Experiment:
             yield f"remote.max_learners: is {most}, but must be None where driver is {self.driver}"
         if isinstance(self.model, LoopConfig):
             yield f"remote.max_learners: is {most}, but must be None for a loop, which alone knows its data"
-
-    def _problems_of_parts(self) -> Iterator[str]:
-        """Whether each process of the syncer has something to merge, and learners that it can serve."""
-        parts, fragments = self.remote.parts, self.sync.num_fragments
-        if parts > fragments:
-            yield f"remote.parts: is {parts}, but must be at most sync.num_fragments, {fragments}"
 
     def _problems_of_timeouts(self) -> Iterator[str]:
         """Which waits of processes end before what they wait for can have come."""

@@ -177,10 +177,6 @@ class Experiment:
     def __post_init__(self) -> None:
         for problem in self._problems():
             raise ValueError(problem)
-        try:
-            self.virtual.check(self.sync.num_learners)
-        except ValueError as error:
-            raise ValueError(f"virtual.{error}") from None
 
     def _problems(self) -> Iterator[str]:
         """Which settings contradict each other, each in a line that begins with the one to change."""
@@ -238,6 +234,7 @@ class Experiment:
             yield "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
         if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
             yield "algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits"
+        yield from (f"virtual.{problem}" for problem in self.virtual.problems(sync.num_learners))
 
     def _problems_of_joining(self) -> Iterator[str]:
         """Whether learners beyond the first ones have anything to read."""

@@ -1,6 +1,7 @@
 """Compiling for chips that are not there: what the command tells and refuses, and what learners load."""
 
 import json
+import subprocess
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from ddiloco.training.chips import CHIPS
 from ddiloco.training.sharding import parameter_shardings
 from experiments.front import cli
 from experiments.front.cli import UsageError
-from experiments.studies.compiling import topology
+from experiments.studies.compiling import table, topology
 from experiments.studies.compiling.cost import Cost, Traffic
 from experiments.studies.compiling.report import Compilation, Program, report, roofline
 from tests.integration.programs import SMALLEST
@@ -154,6 +155,15 @@ def test_a_saved_step_of_something_else_is_refused_in_one_line(tmp_path):
     changed.train.update(executable=str(path), batch_size=8)
     with pytest.raises(ConfigError, match="the program differs in code or settings"):
         ModelRecipe(parse(changed)).program(compilation.mesh, 8)
+
+
+def test_a_compiler_that_is_killed_leaves_out_its_row_alone(monkeypatch, tmp_path):
+    killed = subprocess.CompletedProcess((), -9, "", "")
+    monkeypatch.setattr(table, "GRID", {"dense:tiny": ("v5e:2x2", "v6e:2x2")})
+    monkeypatch.setattr(subprocess, "run", lambda *command, **more: killed)
+    told = []
+    assert table.compile_all(tmp_path, told.append) == []
+    assert told == ["dense:tiny on v5e:2x2", "exit status -9", "dense:tiny on v6e:2x2", "exit status -9"]
 
 
 def test_what_a_codec_keeps_counts_pieces_that_do_not_divide_among_the_chips_whole():

@@ -120,6 +120,15 @@ def to_dict(settings: Any) -> dict[str, Any]:
     }
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted paths."""
+    found = {}
+    for name, value in settings.items():
+        inner = isinstance(value, Mapping)
+        found |= flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+    return found
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 

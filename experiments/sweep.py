@@ -44,15 +44,14 @@ def main(_) -> int:
     for given in sweep.points:
         name = grid.point_name(given)
         own = [(field, value) for field, value in given.items() if field != "config"]
-        run = runs.Run(given.get("config", _CONFIG.value), (*own, *_GIVEN), folder / name)
-        planned.append(runs.Planned(name, run, runs.settings_of(run, f"the point {name}")))
+        planned.append(runs.plan(name, given.get("config", _CONFIG.value), [*own, *_GIVEN], folder / name))
     output = cli.made_folder("output", folder)
 
-    def gather(_: runs.Planned | None = None) -> None:
+    def gather(_: runs.Run | None = None) -> None:
         rows: list[dict[str, Any]] = []
-        for given, point in zip(sweep.points, planned, strict=True):
-            if point.lacks() is None:
-                summary = runs.read_summary(point.run.workdir)
+        for given, run in zip(sweep.points, planned, strict=True):
+            if run.lacks() is None:
+                summary = runs.read_summary(run.workdir)
                 rows.append({**given, **{name: summary.get(name) for name in sweep_report.COLUMNS}})
         (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
         (output / "sweep.md").write_text(sweep_report.report(rows, sweep) + "\n")

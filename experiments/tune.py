@@ -62,7 +62,7 @@ def main(_) -> int:
     return runs.tell_failed(failed) or status
 
 
-Climb = Iterator[list[runs.Planned]]
+Climb = Iterator[list[runs.Run]]
 
 
 def _climbed(
@@ -72,7 +72,7 @@ def _climbed(
     tuned: dict[str, tuning.Tuned] = {}
     waits: dict[str, Climb] = {}  # by run, the climb that goes on once it has no other here
 
-    def on(climb: Climb) -> list[runs.Planned]:
+    def on(climb: Climb) -> list[runs.Run]:
         """The runs that the next point lacks, of those at which some lack; empty at the climb's end."""
         for planned in climb:
             missing = [run for run in planned if run.lacks() is not None]
@@ -81,7 +81,7 @@ def _climbed(
                 return missing
         return []
 
-    def ended(run: runs.Planned) -> list[runs.Planned]:
+    def ended(run: runs.Run) -> list[runs.Run]:
         climb = waits.pop(run.name)
         return [] if climb in waits.values() else on(climb)
 
@@ -99,7 +99,7 @@ def _climb(
     while row.label not in tuned:
         planned = list(_planned(row, point, plan.choosing, seeds, output).values())
         yield planned
-        done = [runs.read_summary(run.run.workdir) for run in planned if run.lacks() is None]
+        done = [runs.read_summary(run.workdir) for run in planned if run.lacks() is None]
         losses = [summary["eval_loss"] for summary in done]
         whole = len(done) == len(seeds) and all(loss is not None for loss in losses)
         loss = statistics.mean(losses) if whole else math.inf
@@ -112,7 +112,7 @@ def _climb(
 
 def _planned(
     row: tuning.Row, point: tuning.Point, changes: Mapping[str, Any], seeds: list[int], output: pathlib.Path
-) -> dict[int, runs.Planned]:
+) -> dict[int, runs.Run]:
     """The runs of a row at a point, one for each seed."""
     path, at = _CONFIG.value.partition(":")[0], dict(zip(row.axes, point, strict=True))
     place = grid.point_name(at)

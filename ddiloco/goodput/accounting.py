@@ -156,11 +156,6 @@ class Timelines:
                     total[state] += seconds
         return total
 
-    def state(self, learner: int) -> State | None:
-        """What the learner does after its last change; None before its first, or if it is unknown."""
-        track = self._tracks.get(learner)
-        return track.state if track else None
-
     def alive(self, first: int) -> tuple[int, int]:
         """How many learners are neither FAILED nor away, and of how many.
 

@@ -52,37 +52,26 @@ def job_changes(
       ValueError: there are fewer slices than jobs.
     """
     fleet = divide(model, num_chips, num_jobs, elastic)
-    slices = np.array(fleet.slices_by_job)
-    story = _Story(model.chips_per_slice)
+    changes: list[JobChange] = []
+    last: dict[int, tuple[State, int]] = {}  # of each job
+
+    def tell(one: Stretch) -> None:
+        columns = (one.jobs, one.starts, one.ends, one.slices * model.chips_per_slice)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for job, start, end, chips in rows:
+            if start < min(end, horizon) and last.get(job) != (one.state, chips):
+                last[job] = one.state, chips
+                changes.append(JobChange(start, job, one.state, chips))
+
     Jobs(
         dataclasses.replace(model, chip_speed_variation=0.0),
-        slices,
+        np.array(fleet.slices_by_job),
         np.full(num_jobs, elastic),
         ListedInterruptions(fleet, interruptions),
         Draws([(seed, job) for job in range(num_jobs)]),
-        story.add,
+        tell,
         horizon,
     ).run(horizon)
-    changes = story.changes(horizon)
     if fleet.spares:
         changes.append(JobChange(0.0, num_jobs, State.STANDBY, fleet.spares * model.chips_per_slice))
     return sorted(changes, key=lambda change: (change.time, change.job))
-
-
-class _Story:
-    """Keeps every change of every job."""
-
-    def __init__(self, chips_per_slice: int) -> None:
-        self._chips_per_slice = chips_per_slice
-        self._by_job: dict[int, list[JobChange]] = {}
-
-    def add(self, one: Stretch) -> None:
-        for job, start, end, count in zip(one.jobs, one.starts, one.ends, one.slices, strict=True):
-            story = self._by_job.setdefault(int(job), [])
-            change = JobChange(float(start), int(job), one.state, int(count) * self._chips_per_slice)
-            news = not story or (story[-1].state, story[-1].chips) != (one.state, change.chips)
-            if end > start and news:
-                story.append(change)
-
-    def changes(self, horizon: float) -> list[JobChange]:
-        return [change for story in self._by_job.values() for change in story if change.time < horizon]

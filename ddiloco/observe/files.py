@@ -15,7 +15,7 @@ from typing import Any
 from ddiloco.observe.alarms import Alarms
 
 UNFINISHED = ".new"  # how the name of a file ends that is still being written
-MAX_PENDING = 1 << 24
+MAX_PENDING = 1 << 24  # bytes of a file that the disk has not taken
 MAX_BYTES = 1 << 30  # of a file that grows by what a learner says
 
 
@@ -71,9 +71,7 @@ class GrowingFile:
     a write fails or stops half-way: buffered files of the standard library give no such promise.
     """
 
-    def __init__(
-        self, path: pathlib.Path, *, max_pending: int = MAX_PENDING, max_bytes: float = math.inf
-    ) -> None:
+    def __init__(self, path: pathlib.Path, *, max_bytes: float = math.inf) -> None:
         """A torn last line that a killed process left in a .jsonl is cut off before anything is added."""
         self._path = path
         with contextlib.suppress(OSError):
@@ -81,7 +79,6 @@ class GrowingFile:
         self._room = max_bytes
         self.full = False  # whether a record was given up because the file would grow beyond `max_bytes`
         self._cut_first = path.suffix == ".jsonl"
-        self._max_pending = max_pending
         self._pending = bytearray()
         self._file: io.FileIO | None = None
         self.lost = 0  # bytes dropped because too many were pending
@@ -95,7 +92,7 @@ class GrowingFile:
         """Adds one record to what is pending; drops it if too much is, or the file would grow too long."""
         if self.full or len(record) > self._room:
             self.full = True
-        elif self.pending + len(record) > self._max_pending:
+        elif self.pending + len(record) > MAX_PENDING:
             self.lost += len(record)
         else:
             self._pending += record

@@ -16,7 +16,8 @@ from ddiloco.observe.words import amount, clock, seconds
 
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0
-LEAST_STEPS = 4  # that a speed is taken over
+WINDOW = 30.0  # seconds that a speed is taken over; more where these steps take longer
+LEAST_STEPS = 4
 PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
@@ -63,9 +64,7 @@ def fitted(parts: Sequence[str], columns: int) -> str:
 class RecentSpeed:
     """How fast a run has recently been, from samples of its step and its tokens."""
 
-    def __init__(self, window: float = 30.0) -> None:
-        """`window`: seconds to average over; more where a few steps take longer."""
-        self._window = window
+    def __init__(self) -> None:
         self._samples: collections.deque[tuple[float, int, int]] = collections.deque()
 
     def add(self, time: float, step: int, tokens: int) -> None:
@@ -77,7 +76,7 @@ class RecentSpeed:
         self._samples.append((time, step, tokens))
         while (
             len(self._samples) > 2
-            and self._samples[1][0] <= time - self._window
+            and self._samples[1][0] <= time - WINDOW
             and self._samples[0][1] < step - LEAST_STEPS
         ):
             self._samples.popleft()

@@ -182,17 +182,14 @@ def syncer_at_its_limit(view: RunView) -> Iterator[Advice]:
     """Merges take so long that rounds are late."""
     s = view.syncer
     if _busy(view):
+        disk = "" if s.disk_seconds is None else f", {seconds(s.disk_seconds)} of it for the disk"
         yield Advice(
             f"The syncer is at its limit: it merges {s.rounds_per_second or 0:.2g} rounds a second of "
             f"{s.due_per_second or 0:.2g} that are due.",
-            f"A merge takes {seconds(s.sync_seconds)}{_of_which(s)}, and merges take {share(s.busy)} of its "
+            f"A merge takes {seconds(s.sync_seconds)}{disk}, and merges take {share(s.busy)} of its "
             f"time; {s.skipped} rounds were left out.",
             f"Give it {_scarce(s)}, or have it merge less often (config.sync.interval).",
         )
-
-
-def _of_which(s: SyncerView) -> str:
-    return "" if s.disk_seconds is None else f", {seconds(s.disk_seconds)} of it for the disk"
 
 
 def _scarce(s: SyncerView) -> str:

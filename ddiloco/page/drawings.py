@@ -111,8 +111,8 @@ def chart(
         return None
     ticks = _ticks(values, zero)
     drawn = [Curve(line.label, _path(line, end, ticks[0], ticks[-1]), _look(line)) for line in lines]
-    last = [None if line.place is None else _last(line.ys) for line in lines]
-    named = [(curve, value) for curve, value in zip(drawn, last, strict=True) if value is not None]
+    known = [[y for y in line.ys if y is not None and line.place is not None] for line in lines]
+    named = [(curve, ys[-1]) for curve, ys in zip(drawn, known, strict=True) if ys]
     told = "; ".join(f"{curve.label} {amount(value)}" for curve, value in named)
     in_words = f"{title}{unit and f' in {unit}'}. At the end: {told}."
     return Chart(title, unit, x, end, ticks, drawn, [curve for curve, _ in named], in_words)
@@ -147,7 +147,3 @@ def _ticks(values: Sequence[float], zero: bool) -> list[float]:
     step = next(power * times for times in (1, 2, 2.5, 5, 10) if 5 * power * times >= (high - low) * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * place for place in range(first, last + 1)]
-
-
-def _last(values: Values) -> float | None:
-    return next((value for value in reversed(values) if value is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -114,38 +115,37 @@ METRICS = (*OF_RUN, *OF_LEARNER, *OF_FRAGMENT, *LABELLED.values())
 
 def exposition(views: Sequence[RunView]) -> tuple[bytes, str]:
     """The metrics of these runs, and their content type."""
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    registry = CollectorRegistry()
-    registry.register(_Collector(views))  # type: ignore[arg-type]  # it only has to have `collect`
+    # All that is asked of a registry is to collect.
+    registry: Any = types.SimpleNamespace(collect=lambda: _families(views))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-class _Collector:
-    def __init__(self, views: Sequence[RunView]) -> None:
-        self._views = views
+def _families(views: Sequence[RunView]) -> Iterator[object]:
+    for metric in OF_RUN:
+        yield _family(views, metric, (), lambda view, of: {(): of(view)})
+    for metric in OF_LEARNER:
+        yield _family(
+            views, metric, ("learner",), lambda view, of: {(m.learner,): of(m) for m in view.learners}
+        )
+    for metric in OF_FRAGMENT:
+        yield _family(
+            views, metric, ("fragment",), lambda view, of: {(p.fragment,): of(p) for p in view.fragments}
+        )
+    for labels, metric in LABELLED.items():
+        yield _family(views, metric, labels, lambda view, of: of(view))
 
-    def collect(self) -> Iterator[object]:
-        for metric in OF_RUN:
-            yield self._family(metric, (), lambda view, of: {(): of(view)})
-        for metric in OF_LEARNER:
-            yield self._family(
-                metric, ("learner",), lambda view, of: {(one.learner,): of(one) for one in view.learners}
-            )
-        for metric in OF_FRAGMENT:
-            yield self._family(
-                metric, ("fragment",), lambda view, of: {(one.fragment,): of(one) for one in view.fragments}
-            )
-        for labels, metric in LABELLED.items():
-            yield self._family(metric, labels, lambda view, of: of(view))
 
-    def _family(self, metric: Metric, labels: tuple[str, ...], values: Callable[..., Any]) -> object:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+def _family(
+    views: Sequence[RunView], metric: Metric, labels: Sequence[str], values: Callable[..., Any]
+) -> object:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
-        family = kind(metric.name, metric.meaning, labels=("run", *labels))
-        for view in self._views:
-            for at, value in values(view, metric.of).items():
-                if value is not None:
-                    family.add_metric((view.name, *map(str, at)), float(value))
-        return family
+    kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
+    family = kind(metric.name, metric.meaning, labels=("run", *labels))
+    for view in views:
+        for at, value in values(view, metric.of).items():
+            if value is not None:
+                family.add_metric((view.name, *map(str, at)), float(value))
+    return family

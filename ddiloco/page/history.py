@@ -7,6 +7,7 @@ import dataclasses
 import math
 import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ RECENT = 64  # rounds that `recent` figures are of
 SHOWN_EVENTS = 200
 STANDSTILL = 10.0  # steps without a step
 LEAST_STANDSTILL = 5.0  # seconds
+LATEST = sys.float_info.max  # seconds, of all that is known; of nothing more it is infinite
 BEHIND = 1.5  # seconds that steps may come later into their file than rounds into theirs
 ALIVE = 30.0  # seconds for which a run that does not refresh its summary is still taken to go on
 
@@ -108,10 +110,14 @@ class History:
         self._summary_mark: tuple[int, int] | None = None
 
     @property
+    def _in_real_time(self) -> bool:
+        """Whether it goes on, by this machine's clock."""
+        return self.going_on and self.config.get("driver") != "virtual"
+
+    @property
     def now(self) -> float:
         """The time of the page: that of the last line, or of the clock while a run in real time goes on."""
-        virtual = self.config.get("driver") == "virtual"
-        clock = time.time() if self.going_on and not virtual else -math.inf
+        clock = time.time() if self._in_real_time else -math.inf
         return max(clock, self.last) if math.isfinite(self.last) else 0.0
 
     @property
@@ -138,39 +144,28 @@ class History:
             self.slots = Slots(states.time)
         while events.time < math.inf:
             self._event(events.take())
-        newest = (
-            time.time() - BEHIND if self.going_on and self.config.get("driver") != "virtual" else math.inf
-        )
-        while rounds.time < math.inf and rounds.time <= newest:
+        newest = time.time() - BEHIND if self._in_real_time else LATEST
+        while rounds.time <= newest:
             self._until(rounds.time)
             self._round(rounds.take())
             if self.round_count % 16 == 0 and time.monotonic() > ends:
                 return False
-        self._until(math.inf, ends)
+        self._until(LATEST, ends)
         return time.monotonic() <= ends
 
     def _until(self, moment: float, ends: float = math.inf) -> None:
-        """Takes in states and steps up to this moment."""
+        """Takes in states up to this moment, before each all steps until then."""
         states = self._lines["states"]
-        while states.time <= moment and states.time < math.inf:
-            self._all_steps_until(states.time, ends)
-            if time.monotonic() > ends:
+        while True:
+            change = min(states.time, moment)
+            for number, tail in self._steps.items():
+                while tail.time <= change:
+                    self._step(number, tail.take())
+                    if self.learners[number].steps % 256 == 0 and time.monotonic() > ends:
+                        return
+            if states.time > moment:
                 return
             self._states_line(states.take())
-        self._all_steps_until(moment, ends)
-
-    def _all_steps_until(self, moment: float, ends: float) -> None:
-        for number, tail in self._steps.items():
-            if tail.time <= moment:
-                self._steps_until(number, tail, moment, ends)
-
-    def _steps_until(self, number: int, tail: LineTail, moment: float, ends: float) -> None:
-        learner = self.learners[number]
-        while tail.time <= moment and tail.time < math.inf:
-            line = tail.take()
-            self._step(number, learner, line)
-            if learner.steps % 256 == 0 and time.monotonic() > ends:
-                return
 
     def _read_summary(self) -> None:
         """Reads summary and config again where they have changed."""
@@ -214,9 +209,9 @@ class History:
         if state != "stepping":
             learner.stepped_at = None
 
-    def _step(self, number: int, learner: LearnerHistory, line: Mapping[str, Any]) -> None:
+    def _step(self, number: int, line: Mapping[str, Any]) -> None:
         moment, tokens = line["time"], line.get("tokens", 0)
-        slots = self._seen(moment)
+        learner, slots = self.learners[number], self._seen(moment)
         if learner.stepped_at is not None:
             learner.stood_still(moment)
             learner.gaps.append(moment - learner.stepped_at)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddiloco.config import flat
 from ddiloco.observe import words
 from ddiloco.observe.words import amount, clock, seconds, share, size
 from ddiloco.page import drawings
@@ -167,7 +168,7 @@ def charts(view: RunView, found: Sequence[Advice]) -> list[Chart | None]:
         shown = len(view.learners) <= FEW or one.learner in troubled
         losses.append(Line(f"learner {one.learner}", middles, one.loss, place if shown else None))
     moments, scores = _scores(view, "seconds")
-    shown_from = view.started - (view.summary.get("started") or view.started)
+    shown_from = view.started - view.summary.get("started", view.started)
     held_out = Line("global model, held-out", [moment - shown_from for moment in moments], scores, -1)
     rate = Line("tokens/s", middles, view.tokens_per_second, 0)
     found_charts = [
@@ -264,8 +265,8 @@ def figures_of(views: Sequence[RunView]) -> list[list[str]]:
 
 def settings_that_differ(views: Sequence[RunView]) -> list[list[str]]:
     """A row for each setting in which the runs differ."""
-    flat = [dict(_flat(view.config)) for view in views]
-    rows = [[path, *(json.dumps(one.get(path)) for one in flat)] for path in sorted(set().union(*flat))]
+    each = [flat(view.config) for view in views]
+    rows = [[path, *(json.dumps(one.get(path)) for one in each)] for path in sorted(set().union(*each))]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
@@ -275,11 +276,3 @@ def losses_of(views: Sequence[RunView]) -> Chart | None:
     most = max((tokens for of_one, _ in scores for tokens in of_one), default=0)
     lines = [Line(view.name, *scores[place], place) for place, view in enumerate(views)]
     return chart("Loss of the global model, held-out", "nats/token", lines, most, x="tokens")
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -177,10 +177,6 @@ class Experiment:
     def __post_init__(self) -> None:
         for problem in self._problems():
             raise ValueError(problem)
-        try:
-            self.virtual.check(self.sync.num_learners)
-        except ValueError as error:
-            raise ValueError(f"virtual.{error}") from None
 
     def _problems(self) -> Iterator[str]:
         """Which settings contradict each other, each in a line that begins with the one to change."""
@@ -225,7 +221,9 @@ class Experiment:
             yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
         if self.driver == "remote":
             yield from self._problems_of_timeouts()
-            yield from self._problems_of_parts()
+            parts, fragments = self.remote.parts, self.sync.num_fragments
+            if parts > fragments:
+                yield f"remote.parts: is {parts}, but must be at most sync.num_fragments, {fragments}"
         if isinstance(self.model, LoopConfig):
             yield from self._problems_of_a_loop()
         sync = self.sync
@@ -236,6 +234,7 @@ class Experiment:
             yield "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
         if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
             yield "algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits"
+        yield from (f"virtual.{problem}" for problem in self.virtual.problems(sync.num_learners))
 
     def _problems_of_joining(self) -> Iterator[str]:
         """Whether learners beyond the first ones have anything to read."""
@@ -249,12 +248,6 @@ class Experiment:
             yield f"remote.max_learners: is {most}, but must be None where driver is {self.driver}"
         if isinstance(self.model, LoopConfig):
             yield f"remote.max_learners: is {most}, but must be None for a loop, which alone knows its data"
-
-    def _problems_of_parts(self) -> Iterator[str]:
-        """Whether each process of the syncer has something to merge, and learners that it can serve."""
-        parts, fragments = self.remote.parts, self.sync.num_fragments
-        if parts > fragments:
-            yield f"remote.parts: is {parts}, but must be at most sync.num_fragments, {fragments}"
 
     def _problems_of_timeouts(self) -> Iterator[str]:
         """Which waits of processes end before what they wait for can have come."""

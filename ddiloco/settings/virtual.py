@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from ddiloco.config import section, setting
 from ddiloco.goodput.failures import FailureModel
@@ -59,18 +60,14 @@ class VirtualConfig:
             wanted = "must name a file" if self.trace is None else "needs lives to be trace"
             raise ValueError(f"trace: is {self.trace}, but {wanted}; lives is {self.lives}")
 
-    def check(self, num_learners: int) -> None:
-        """Raises ValueError, which begins with the field, if settings do not fit the number of learners."""
+    def problems(self, num_learners: int) -> Iterator[str]:
+        """Which settings do not fit the number of learners, each in a line that begins with the field."""
         for name in BY_LEARNER:
             count = len(getattr(self, name))
             if count not in (1, num_learners) and (count or name != "bandwidth"):
-                raise ValueError(
-                    f"{name}: has {count} entries, but must have 1, or {num_learners}, one a learner"
-                )
+                yield f"{name}: has {count} entries, but must have 1, or {num_learners}, one a learner"
         if self.num_chips < num_learners:
-            raise ValueError(
-                f"num_chips: is {self.num_chips}, but must be at least {num_learners}: one a learner"
-            )
+            yield f"num_chips: is {self.num_chips}, but must be at least {num_learners}: one a learner"
 
     def of(self, name: str, learner: int) -> float:
         """The learner's entry of a tuple."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
@@ -103,55 +103,47 @@ def lives(experiment: Experiment) -> list[Change]:
 
 def check_fleet(experiment: Experiment) -> None:
     """Raises ConfigError for an impossible fleet or a bad trace, before anything is compiled."""
+    for problem in _problems(experiment):
+        raise ConfigError(f"config.{problem}")
+    if experiment.algorithm not in BASELINES:
+        lives(experiment)
+
+
+def _problems(experiment: Experiment) -> Iterator[str]:
+    """Which settings fit no fleet, each in a line that begins with the one to change."""
+    v, algorithm, baseline = experiment.virtual, experiment.algorithm, experiment.algorithm in BASELINES
     if base_learners(experiment) < 1:
-        raise ConfigError(
-            f"config.virtual.spare_capacity.extra_learners: is "
-            f"{experiment.virtual.spare_capacity.extra_learners}, but of config.sync.num_learners, "
-            f"{experiment.sync.num_learners}, one at least must stay"
+        yield (
+            f"virtual.spare_capacity.extra_learners: is {v.spare_capacity.extra_learners}, but of "
+            f"config.sync.num_learners, {experiment.sync.num_learners}, one at least must stay"
         )
-    if experiment.virtual.lives != "steady" and experiment.algorithm == "lone_learner":
-        raise ConfigError(
-            f"config.virtual.lives: is {experiment.virtual.lives}, but must be steady for lone_learner, "
-            "which is compared by its loss"
-        )
-    if experiment.virtual.lives == "trace" and experiment.algorithm in BASELINES:
-        raise ConfigError(
-            f"config.virtual.trace: tells of learners, but {experiment.algorithm} has none; "
-            "it needs lives of failures, spare_capacity or steady"
-        )
-    if experiment.virtual.lives == "spare_capacity" and experiment.algorithm == "data_parallel":
-        raise ConfigError(
-            "config.virtual.lives: is spare_capacity, but data_parallel takes in no chips; "
-            "elastic_data_parallel does"
-        )
-    for name in ("jitter", "loss") if experiment.algorithm in BASELINES else ():
-        if any(values := getattr(experiment.virtual, name)):
-            raise ConfigError(
-                f"config.virtual.{name}: is {values}, but must be 0 for {experiment.algorithm}, "
-                "whose exchange takes what config.virtual.latency and bandwidth say"
-            )
+    if v.lives != "steady" and algorithm == "lone_learner":
+        why = "which is compared by its loss"
+        yield f"virtual.lives: is {v.lives}, but must be steady for lone_learner, {why}"
+    if v.lives == "trace" and baseline:
+        needs = "it needs lives of failures, spare_capacity or steady"
+        yield f"virtual.trace: tells of learners, but {algorithm} has none; {needs}"
+    if v.lives == "spare_capacity" and algorithm == "data_parallel":
+        does = "elastic_data_parallel does"
+        yield f"virtual.lives: is spare_capacity, but data_parallel takes in no chips; {does}"
+    for name in ("jitter", "loss") if baseline else ():
+        if any(values := getattr(v, name)):
+            takes = "whose exchange takes what config.virtual.latency and bandwidth say"
+            yield f"virtual.{name}: is {values}, but must be 0 for {algorithm}, {takes}"
     if paced := experiment.train.min_step_seconds:
-        raise ConfigError(
-            f"config.train.min_step_seconds: is {paced}, but must be () where driver is virtual: "
-            "config.virtual.step_seconds says how long steps take"
-        )
+        says = "config.virtual.step_seconds says how long steps take"
+        yield f"train.min_step_seconds: is {paced}, but must be () where driver is virtual: {says}"
     try:
         chips_by_learner(experiment)
     except ValueError as error:
-        raise ConfigError(f"config.virtual.{error}") from None
-    v, again = experiment.virtual, experiment.virtual.failures.step_seconds
+        yield f"virtual.{error}"
+    again = v.failures.step_seconds
     if v.lives == "failures" and again not in (0.0, *v.step_seconds):
-        raise ConfigError(
-            f"config.virtual.failures.step_seconds: is {again:g}, but must be among "
-            f"config.virtual.step_seconds, {v.step_seconds}, or 0: nothing is done again"
-        )
+        among = f"must be among config.virtual.step_seconds, {v.step_seconds}, or 0: nothing is done again"
+        yield f"virtual.failures.step_seconds: is {again:g}, but {among}"
     if varies := v.failures.chip_speed_variation:
-        raise ConfigError(
-            f"config.virtual.failures.chip_speed_variation: is {varies:g}, but must be 0: learners differ by "
-            "config.virtual.speed_variation and step_variation"
-        )
-    if experiment.algorithm not in BASELINES:
-        lives(experiment)
+        differ = "learners differ by config.virtual.speed_variation and step_variation"
+        yield f"virtual.failures.chip_speed_variation: is {varies:g}, but must be 0: {differ}"
 
 
 def step_times(experiment: Experiment) -> list[Callable[[], float]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
-import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.config import ConfigError
+from ddiloco.config import ConfigError, build, setting
 from ddiloco.goodput.accounting import State
 
 PAUSES = {
@@ -17,8 +17,8 @@ PAUSES = {
     "reconfigure": State.RECONFIGURING,
     "replay": State.REPLAYING,
 }
+COLUMNS = ("time", "learner", "event")  # that a trace must have; it may have share
 EVENTS = ("join", "leave", "fail", "recover", "step", *PAUSES)
-FIELDS = ("time", "learner", "event", "share")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Change:
     first step on.
     """
 
-    time: float  # virtual seconds
-    learner: int
-    event: str  # one of EVENTS
-    share: float = 1.0  # of step alone, in (0, 1]
+    time: float = setting(dataclasses.MISSING, "virtual seconds", at_least=0.0)
+    learner: int = setting(dataclasses.MISSING, "whose life it is", at_least=0)
+    event: str = setting(dataclasses.MISSING, "what happens", choices=EVENTS)
+    share: float = setting(1.0, "of the chips, in a step", above=0.0, at_most=1.0)
 
 
 def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
@@ -60,7 +60,7 @@ def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
     """Writes a CSV file that `read_trace` reads back, to the bit."""
     with pathlib.Path(path).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(FIELDS)
+        writer.writerow(field.name for field in dataclasses.fields(Change))
         writer.writerows((repr(c.time), c.learner, c.event, repr(c.share)) for c in changes)
 
 
@@ -89,10 +89,10 @@ def check_lives(changes: Sequence[tuple[str, Change]], num_learners: int) -> Non
 def _rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, str | None]]]:
     reader = csv.DictReader(text.splitlines())
     try:
-        missing = [name for name in FIELDS[:3] if name not in (reader.fieldnames or ())]
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
             raise ConfigError(
-                f"{path}: line 1: has no column {missing[0]}; it must name {', '.join(FIELDS[:3])}"
+                f"{path}: line 1: has no column {missing[0]}; it must name {', '.join(COLUMNS)}"
             )
         return [(f"{path}: line {reader.line_num}", row) for row in reader]
     except csv.Error as error:
@@ -100,31 +100,17 @@ def _rows(path: pathlib.Path, text: str) -> list[tuple[str, Mapping[str, str | N
 
 
 def _change(place: str, row: Mapping[str, Any], num_learners: int) -> Change:
-    unknown = [name for name in row if name not in FIELDS]
-    if unknown:
-        raise ConfigError(f"{place}: {unknown[0]}: no such field; known: {', '.join(FIELDS)}")
-    time = _number(place, row, "time")
-    learner = _number(place, row, "learner")
-    if time < 0:
-        raise ConfigError(f"{place}: time: is {time:g}, but must be at least 0")
-    if learner not in range(num_learners):
-        raise ConfigError(
-            f"{place}: learner: is {learner:g}, but must be a whole number from 0 to {num_learners - 1}"
-        )
-    event = row.get("event")
-    if event not in EVENTS:
-        raise ConfigError(f"{place}: event: is {event!r}, but must be one of {', '.join(EVENTS)}")
-    share = _number(place, row, "share") if row.get("share") not in (None, "") else 1.0
-    if not 0 < share <= 1:
-        raise ConfigError(f"{place}: share: is {share:g}, but must be above 0 and at most 1")
-    return Change(time, int(learner), event, share)
+    given = {str(name): _value(text) for name, text in row.items() if text not in (None, "")}
+    change = build(Change, given, f"{place}: change")
+    if change.learner >= num_learners:
+        told = f"is {change.learner}, but must be below {num_learners}"
+        raise ConfigError(f"{place}: change.learner: {told}")
+    return change
 
 
-def _number(place: str, row: Mapping[str, Any], name: str) -> float:
-    try:
-        value = float(row[name])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{place}: {name}: is {row.get(name)!r}, but must be a number") from None
-    if not math.isfinite(value):
-        raise ConfigError(f"{place}: {name}: is {value}, but must be finite")
-    return value
+def _value(text: Any) -> Any:
+    """The number that the text is, if it is one."""
+    with contextlib.suppress(TypeError, ValueError):
+        number = float(text)
+        return int(number) if number.is_integer() else number
+    return text

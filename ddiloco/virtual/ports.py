@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ddiloco.goodput.accounting import State
@@ -86,14 +86,15 @@ class Observer:
 
 
 class CountingLearner(LearnerArrays):
-    """A learner without arrays: every step has the same number of tokens."""
+    """A learner without arrays."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: Callable[[], int]) -> None:
+        """`tokens`: of the next step."""
         self._tokens = tokens
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
         """The tokens, and no metrics."""
-        return self._tokens, {}
+        return self._tokens(), {}
 
 
 class CountingSyncer(SyncerArrays):

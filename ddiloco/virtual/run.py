@@ -304,7 +304,14 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
             f"in {fleet.calendar.now:g} virtual seconds"
         )
     steps = max(1, observer.clock)
-    run = partial(_rehearsed, experiment, traffic)
+
+    def run(steps: int) -> RecordingObserver:
+        """Who has seen a whole run of so many steps."""
+        observer = RecordingObserver()
+        fleet = _counting_fleet(experiment, steps, traffic, observer)
+        play(fleet, experiment, observer, threading.Event())
+        return observer
+
     if seconds is not None:
         return _nearest(seconds, steps, lambda steps: run(steps).stepped_at, within=True)
     return _nearest(spent, steps, lambda steps: run(steps).tokens)
@@ -329,20 +336,14 @@ def _nearest(budget: float, most: int, spent: Callable[[int], float], within: bo
     return low if low and beyond > 0 and (within or budget - few < beyond) else high
 
 
-def _rehearsed(experiment: Experiment, traffic: Traffic, steps: int) -> RecordingObserver:
-    """Who has seen a whole run of so many global steps; nothing is trained."""
-    observer = RecordingObserver()
-    fleet = _counting_fleet(experiment, steps, traffic, observer)
-    play(fleet, experiment, observer, threading.Event())
-    return observer
-
-
 def _counting_fleet(
     experiment: Experiment, total_steps: int | None, traffic: Traffic, observer: Observer
 ) -> Fleet:
     length = task_of(experiment).row_tokens
-
-    def arrays(learner: int) -> CountingLearner:
-        return CountingLearner(experiment.batch_size(learner) * length)
-
-    return make_fleet(experiment, total_steps, arrays, CountingSyncer(traffic), observer)
+    return make_fleet(
+        experiment,
+        total_steps,
+        lambda learner: CountingLearner(lambda: experiment.batch_size(learner) * length),
+        CountingSyncer(traffic),
+        observer,
+    )

@@ -53,7 +53,7 @@ def run(quick: bool, size: str) -> list[dict]:
         candidates[decoupled] = functools.partial(run_to_the_end, shared)
         compared.append((f"{share}, to one", share, "bare", shared))
         compared.append((f"{decoupled}, to bare", decoupled, share, shared))
-    rates = alternated({name: _rate(candidate) for name, candidate in candidates.items()}, turns)
+    rates = alternated({name: lambda run=run: throughput(run()) for name, run in candidates.items()}, turns)
     return [
         _compared(f"{size} {name}", assembly, rates[measured], rates[reference])
         for name, measured, reference, assembly in compared
@@ -115,10 +115,6 @@ def flax_loop(assembly: Assembly, steps: int) -> list[StepDone]:
 def _finished(number: int, tokens: int, loss: jax.Array) -> StepDone:
     jax.block_until_ready(loss)
     return StepDone(0, number, time.time(), tokens, {"loss": loss})
-
-
-def _rate(candidate: Candidate) -> Callable[[], float]:
-    return lambda: throughput(candidate())
 
 
 def _compared(name: str, assembly: Assembly, ours: list[float], theirs: list[float]) -> dict:

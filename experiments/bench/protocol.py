@@ -1,7 +1,7 @@
 """How many events a second a syncer's core takes, by learners M and fragments P, on one core.
 
-Learners are cores of their own, in virtual time, and step at nearly the same speed; only the time inside the
-syncer's core counts. Seconds are of processor time, of the one thread that there is.
+Learners are a virtual fleet that steps at nearly one speed; only the time inside the syncer's core counts.
+Seconds are of processor time, of the one thread that there is.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Iterator
 
+from ddiloco.outer.encoding import Traffic
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.calendar import Alarm, Calendar
+from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.lives import Change
+from ddiloco.virtual.ports import CountingLearner, CountingSyncer
 from experiments.bench.measuring import row
 
 SIZES = ((16, 24), (128, 24), (2048, 24), (16, 200), (2048, 200))
@@ -39,75 +42,54 @@ def run(quick: bool = False) -> list[dict]:
     ]
 
 
-class _Timed:
-    """A syncer, its learners and how long the syncer took."""
+class _Timed(SyncerCore):
+    """Counts its events, and the seconds that it takes for them."""
 
-    def __init__(self, learners: int, fragments: int) -> None:
-        policy = SyncPolicy(num_learners=learners, num_fragments=fragments, overlap=8, quorum=learners // 2)
-        self.calendar = Calendar()
-        self.core = SyncerCore(policy)
-        self.learners = [LearnerCore(m, 1, policy) for m in range(learners)]
-        self._alarm = Alarm(self.calendar, lambda: self._tell(events.Timeout()))
+    def __init__(self, policy: SyncPolicy) -> None:
+        super().__init__(policy)
+        self.forget()
+
+    def forget(self) -> None:
+        """Counts from now on."""
         self.seconds, self.events = 0.0, 0
         self.reports: list[Report] = []
-        self._rng = random.Random(0)
-        for m in range(learners):
-            self._tell(events.LearnerJoined(m, 1))
-            self.calendar.after(self._rng.random(), self._step, m)
 
-    def _tell(self, event: events.SyncerEvent) -> None:
+    def handle(self, event: events.SyncerEvent, now: float) -> list[actions.SyncerAction]:
         begun = time.process_time()
-        out = self.core.handle(event, self.calendar.now)
-        deadline = self.core.next_deadline()
+        out = super().handle(event, now)
+        self.next_deadline()  # which a driver asks for each time
         self.seconds += time.process_time() - begun
         self.events += 1
-        self._alarm.set(deadline)
-        for action in out:
-            match action:
-                case actions.Tell(receivers, told):
-                    for m, _ in receivers:
-                        self._obey(m, self.learners[m].handle(told, self.calendar.now))
-                case actions.Merge(which):
-                    self.calendar.after(0.1, self._tell, events.MergeFinished(which))
-
-    def _obey(self, m: int, out: list[actions.LearnerAction]) -> None:
-        for action in out:
-            match action:
-                case actions.AdoptAll(step, versions):
-                    self._tell(events.LearnerReady(m, 1, step, versions))
-                case actions.TellSyncer(events.StepReported(report) as told):
-                    self.reports.append(report)
-                    self._tell(told)
-                case actions.SendOffer(which, contribution):
-                    self.calendar.after(0.2, self._tell, events.FragmentArrived(which, contribution))
-
-    def _step(self, m: int) -> None:
-        now, learner = self.calendar.now, self.learners[m]
-        self._obey(m, learner.handle(events.StepStarted(TOKENS), now))
-        self._obey(m, learner.handle(events.StepFinished(), now))
-        self.calendar.after(1.0 + 0.1 * self._rng.random(), self._step, m)
+        if isinstance(event, events.StepReported):
+            self.reports.append(event.report)
+        return out
 
 
 def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, int]:
     """Events a second, those of the bare loop, and rounds that were merged."""
-    timed = _Timed(learners, fragments)
-    while timed.core.step < 4:  # estimates have begun, and rounds follow one another
-        timed.calendar.advance()
+    policy = SyncPolicy(num_learners=learners, num_fragments=fragments, overlap=8, quorum=learners // 2)
+    rng, sizes = random.Random(0), (0,) * fragments
+
+    def place() -> Place:
+        links = (Link(LinkQuality(latency=0.1), rng) for _ in range(2))
+        return Place(lambda: 1.0 + 0.1 * rng.random(), *links)
+
+    places, nothing = {m: place() for m in range(learners)}, CountingSyncer(Traffic(sizes, sizes, sizes))
+    fleet = Fleet(
+        policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, merge_time=lambda: 0.1
+    )
+    fleet.live(Change(rng.random(), m, "join") for m in range(learners))
+    core = fleet.syncer.core = _Timed(policy)
+    fleet.run(stop=lambda: core.step >= 4)  # estimates have begun, and rounds follow one another
     gc.collect()
     gc.freeze()  # thousands of learners are elsewhere: their objects are not the syncer's to collect
-    timed.seconds, timed.events, merged = 0.0, 0, sum(timed.core.versions)
-    timed.reports.clear()
-    while timed.events < count:
-        timed.calendar.advance()
+    core.forget()
+    merged = sum(core.versions)
+    fleet.run(stop=lambda: core.events >= count)
     gc.unfreeze()
     begun = time.process_time()
-    for _ in _counters(timed.reports):
-        pass
-    bare = (time.process_time() - begun) * timed.events / max(1, len(timed.reports))
-    return timed.events / timed.seconds, timed.events / max(bare, 1e-9), sum(timed.core.versions) - merged
-
-
-def _counters(reports: list[Report]) -> Iterator[int]:
-    for report in reports:
+    for report in core.reports:
         for counters in report.counters:
-            yield counters.version
+            _ = counters.version
+    bare = (time.process_time() - begun) * core.events / max(1, len(core.reports))
+    return core.events / core.seconds, core.events / max(bare, 1e-9), sum(core.versions) - merged

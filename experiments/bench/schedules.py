@@ -51,12 +51,11 @@ def run(
             seconds["unchecked"] += _timed(schedule_of(number, fair, checked=False).run)
             seconds["bare"] += _timed(lambda events=explored.events: _bare(events))
     spent = time.process_time() - started
-    print(
-        f"{count} schedules, {events} events, {len(states)} distinct states of the syncer in {spent:.0f} s: "
-    )
+    told = f"{count} schedules, {events} events, {len(states)} distinct states of the syncer"
+    print(f"{told} in {spent:.0f} s: ")
     print("every rule held after every event")
-    amounts = {"schedules/s": sampled, "events/s": sampled_events}
-    return [_speeds(unit, amount, seconds) for unit, amount in amounts.items()]
+    told = (("schedules", sampled, "schedules/s"), ("schedule_events", sampled_events, "events/s"))
+    return [row(name, *(amount / spent for spent in seconds.values()), unit) for name, amount, unit in told]
 
 
 def replay(seed: int, fair: bool = False) -> None:
@@ -69,12 +68,6 @@ def replay(seed: int, fair: bool = False) -> None:
     finally:
         print("\n".join([*schedule.told(), ""]))
     print(f"seed {seed}: every rule held after each of {schedule.events} events")
-
-
-def _speeds(unit: str, amount: int, seconds: dict[str, float]) -> dict:
-    speed = {name: amount / spent for name, spent in seconds.items()}
-    name = "schedules" if unit == "schedules/s" else "schedule_events"
-    return row(name, speed["checked"], speed["unchecked"], speed["bare"], unit)
 
 
 def _timed(call) -> float:

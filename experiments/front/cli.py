@@ -14,7 +14,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -75,13 +75,13 @@ def take_overrides(group: str = "config") -> list[tuple[str, str]]:
     `--noconfig.path` it is `false`.
     """
     read = list(_read(sys.argv[1:], group))
-    sys.argv[1:] = [word for argument in read if argument.path is None for word in argument.words]
-    return [(argument.path, argument.text) for argument in read if argument.path is not None]
+    sys.argv[1:] = [word for words, path, _ in read if not path for word in words]
+    return [(path, text) for _, path, text in read if path]
 
 
 def chosen_config() -> str:
     """The config file, and its preset, that the command line asks for last; else the program's own."""
-    given = [argument.value for argument in _read(sys.argv[1:]) if argument.name == "config"]
+    given = [text for _, path, text in _read(sys.argv[1:]) if path == ""]
     return [*_default, *filter(None, given)][-1]
 
 
@@ -259,40 +259,25 @@ def _fail(message: str, code: int = REFUSED) -> None:
     sys.exit(code)
 
 
-class _Argument(NamedTuple):
-    """A flag of the command line with its value, or a word that is none of the config's."""
+def _read(arguments: Sequence[str], group: str = "config") -> Iterator[tuple[list[str], str | None, str]]:
+    """The arguments one by one: words, which field of the group they override, and the value's text.
 
-    words: list[str]  # one, or a flag and its value apart
-    name: str | None = None  # "config", or "config.any.field"
-    value: str | None = None  # None: a flag without one
-
-    @property
-    def path(self) -> str | None:
-        """The field that is overridden; None: the argument overrides none."""
-        return self.name.partition(".")[2] or None if self.name else None
-
-    @property
-    def text(self) -> str:
-        """The value; a bool is set by its name alone, and unset by it with `no` before."""
-        if self.value is not None:
-            return self.value
-        return "false" if self.name and self.name.startswith("no") else "true"
-
-
-def _read(arguments: Sequence[str], group: str = "config") -> Iterator[_Argument]:
-    """The arguments one by one, those of the group understood."""
+    The field is "" for the flag of the group itself, None for what is not the group's. A bool is set by its
+    name alone, and unset by it with `no` before.
+    """
     waiting = list(arguments)
     while waiting:
-        word = waiting.pop(0)
-        name, equals, value = word.lstrip("-").partition("=")
-        if not word.startswith("-") or not re.match(rf"{group}(\.|$)|no{group}\.", name):
-            yield _Argument([word])
-        elif equals:
-            yield _Argument([word], name, value)
-        elif waiting and not waiting[0].startswith("--") and name.startswith(group):
-            yield _Argument([word, waiting[0]], name, waiting.pop(0))
-        else:
-            yield _Argument([word], name)
+        words = [waiting.pop(0)]
+        name, equals, value = words[0].lstrip("-").partition("=")
+        if not words[0].startswith("-") or not re.match(rf"{group}(\.|$)|no{group}\.", name):
+            yield words, None, ""
+            continue
+        if not equals and waiting and not waiting[0].startswith("--") and name.startswith(group):
+            value = waiting.pop(0)
+            words.append(value)
+        elif not equals and name != group:
+            value = "false" if name.startswith("no") else "true"
+        yield words, name.partition(".")[2], value
 
 
 def _check_folders() -> None:

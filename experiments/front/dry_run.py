@@ -68,7 +68,8 @@ def describe(experiment: Experiment) -> str:
     state = abstract_state(experiment.model, experiment.inner, mesh)
     step = make_train_step(experiment.model, experiment.inner, mesh, task.loss)
     jax.eval_shape(step, state, abstract_batch(mesh, rows, task.row), np.float32(0.0))
-    anchors = "" if baseline else _anchors(experiment, assembly.layout, mesh)
+    kept = 0 if baseline else anchor_bytes(experiment, assembly.layout, mesh)
+    anchors = f", {_size(kept)} more for codec {experiment.outer.codec}" if kept else ""
     params = num_parameters(experiment.model)
     length = task.row_tokens
     tokens = sum(recipe.kind(shards) for _, shards in jobs) * length
@@ -124,19 +125,18 @@ def _activated(experiment: Experiment, params: int) -> str:
     return "" if idle is None else f", {params - idle(experiment.model):,} activated by a token"
 
 
-def _anchors(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> str:
-    """The memory that the codec takes: the adopted versions, and what encodings left out."""
+def anchor_bytes(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> int:
+    """What a codec of outer gradients keeps on a device: adopted versions, and what encodings left out."""
     outer = experiment.outer
     if CODECS[outer.codec].of_parameters:
-        return ""
+        return 0
     shardings = parameter_shardings(experiment.model, mesh)
     elements = sum(
         math.prod(sharding.shard_shape(shape))
         for p in range(layout.num_fragments)
         for sharding, shape in zip(placement(layout, p, shardings), layout.piece_shapes(p), strict=True)
     )
-    kept = BYTES_PER_ELEMENT * elements * (2 if outer.error_feedback else 1)
-    return f", {_size(kept)} more for codec {outer.codec}"
+    return BYTES_PER_ELEMENT * elements * (2 if outer.error_feedback else 1)
 
 
 def _fragments(layout: FragmentLayout) -> list[str]:

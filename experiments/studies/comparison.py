@@ -58,7 +58,7 @@ class Row:
 
     label: str
     paper: Mapping[str, float]
-    runs: Mapping[int, runs.Planned]
+    runs: Mapping[int, runs.Run]
     against: str | None = None  # the label of the row whose loss the gap is above
 
 
@@ -104,14 +104,14 @@ def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -
     """Runs what the rows lack, and writes their figures as `name`.json, .md and .png; the exit code."""
     from experiments.studies import comparison_figure
 
-    def write(_: runs.Planned | None = None) -> None:
+    def write(_: runs.Run | None = None) -> None:
         results = digest(rows)
         text = json.dumps({"rows": results}, indent=2, allow_nan=False)
         (output / f"{name}.json").write_text(text + "\n")
         (output / f"{name}.md").write_text(table(results) + "\n")
         comparison_figure.draw(output / f"{name}.png", results)
 
-    failed = runs.train([plan for row in rows for plan in row.runs.values()], jobs, write)
+    failed = runs.train([run for row in rows for run in row.runs.values()], jobs, write)
     write()
     print((output / f"{name}.md").read_text(), end="")
     print(f"{output}/{name}.json  {output}/{name}.md  {output}/{name}.png")
@@ -124,7 +124,7 @@ def digest(rows: Sequence[Row]) -> list[dict[str, Any]]:
     A run of other settings has not finished. A figure that no run has is None; so is the standard deviation
     of fewer than two.
     """
-    entries = [[_entry(seed, plan) for seed, plan in row.runs.items()] for row in rows]
+    entries = [[_entry(seed, run) for seed, run in row.runs.items()] for row in rows]
     seconds = {entry["seed"]: entry["wall_seconds"] for entry in entries[0]}  # the first row's
     losses = {
         (row.label, entry["seed"]): entry["eval_loss"]
@@ -197,8 +197,8 @@ def _problem(entry: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _entry(seed: int, plan: runs.Planned) -> dict[str, Any]:
-    run, finished = plan.run, plan.lacks() is None
+def _entry(seed: int, run: runs.Run) -> dict[str, Any]:
+    finished = run.lacks() is None
     summary = runs.read_summary(run.workdir) if finished else {}
     moved, by_score = traffic.moved(run.workdir, summary)
     figures = {**summary, "bytes_moved": moved}

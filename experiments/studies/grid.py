@@ -23,8 +23,8 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
     """The grid that `--sweep` and `--baseline` ask for.
 
     Raises:
-      UsageError: the text is neither a grid nor a file with `get_sweep`, the function knows no such argument,
-        two points are alike, or none has the baseline's settings.
+      UsageError: the text is neither a grid nor a file with `get_sweep`, the function knows no such argument
+        or names no point, two points are alike, or none has the baseline's settings.
     """
     path = argument.partition(":")[0]
     if not path.endswith(".py") or "=" in path:
@@ -32,6 +32,8 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
     else:
         named = getattr(cli.load_module(path, "sweep"), "BASELINE", None)
         sweep = Sweep(cli.call(argument, "get_sweep", "sweep"), named)
+    if not sweep.points:
+        raise cli.UsageError(f"sweep: {argument}: names no point")
     if baseline:
         sweep = sweep._replace(baseline=dict(_setting(text, "baseline") for text in baseline.split(";")))
     if sweep.baseline and not any(series.is_of(point, sweep.baseline) for point in sweep.points):

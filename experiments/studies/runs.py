@@ -14,25 +14,9 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ddiloco.config import REFUSED, ConfigError
+from ddiloco.config import REFUSED, ConfigError, flat
 from ddiloco.observe.files import read_json
 from experiments.front import cli
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run: its config file with the preset after a colon, its overrides in their order, and its folder."""
-
-    config: str
-    overrides: tuple[tuple[str, Any], ...]
-    workdir: pathlib.Path
-
-    def arguments(self) -> list[str]:
-        """The arguments of `experiments.train`."""
-        overrides = [f"--config.{name}={value}" for name, value in self.overrides]
-        where = [f"--config={self.config}", f"--workdir={self.workdir}"]
-        return [*where, *overrides]
-
 
 PROGRAM = "experiments.train"
 _LONGEST_NAME = 200  # file systems allow 255 bytes
@@ -71,12 +55,12 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     if not finished(workdir):
         return "it has not finished"
     try:
-        old = _flat(to_json(parse(json.loads((workdir / "config.json").read_text()))))
+        old = flat(to_json(parse(json.loads((workdir / "config.json").read_text()))))
     except ConfigError as error:
         return f"its config.json is of another version: {error}"
     except (OSError, ValueError):
         return "its config.json cannot be read"
-    new = _flat(settings)
+    new = flat(settings)
     if any(new[budget] is not None for budget in _BUDGETS):  # then the run finds its steps itself
         new["train.steps"] = old["train.steps"]
     for name in {**new, **old}:  # another model has other settings
@@ -84,20 +68,6 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
         if was != now:
             return f"{name} was {was}, but is {now} now"
     return None
-
-
-def settings_of(run: Run, name: str) -> dict[str, Any]:
-    """All settings that a run is going to have; to be asked for before any run starts.
-
-    Raises:
-      UsageError: a setting is unknown or impossible; the message begins with `name` and names the field.
-    """
-    from ddiloco.settings.experiment import parse, to_json
-
-    try:
-        return to_json(parse(cli.resolve(run.config, run.overrides)))
-    except (cli.UsageError, ConfigError) as error:
-        raise cli.UsageError(f"{name}: {error}") from None
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
@@ -108,16 +78,38 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-    """A run with its name among others, and all its settings, as `settings_of` gives them."""
+class Run:
+    """A run of `experiments.train`, which need not have begun."""
 
-    name: str
-    run: Run
-    settings: Mapping[str, Any]
+    name: str  # among others
+    config: str  # its file, with the preset after a colon
+    overrides: Sequence[tuple[str, Any]]
+    workdir: pathlib.Path
+    settings: Mapping[str, Any]  # all that it then has, as for `lacking`
+
+    def arguments(self) -> list[str]:
+        """The arguments of `experiments.train`."""
+        overrides = [f"--config.{name}={value}" for name, value in self.overrides]
+        return [f"--config={self.config}", f"--workdir={self.workdir}", *overrides]
 
     def lacks(self) -> str | None:
         """What there is still to do; None if nothing."""
-        return lacking(self.run.workdir, self.settings)
+        return lacking(self.workdir, self.settings)
+
+
+def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: pathlib.Path) -> Run:
+    """The run of that name; to be asked for before any run starts.
+
+    Raises:
+      UsageError: a setting is unknown or impossible; the message begins with the name and names the field.
+    """
+    from ddiloco.settings.experiment import parse, to_json
+
+    try:
+        settings = to_json(parse(cli.resolve(config, overrides)))
+    except (cli.UsageError, ConfigError) as error:
+        raise cli.UsageError(f"{name}: {error}") from None
+    return Run(name, config, overrides, workdir, settings)
 
 
 def of_each_seed(
@@ -126,13 +118,12 @@ def of_each_seed(
     overrides: Sequence[tuple[str, Any]],
     folder: pathlib.Path,
     seeds: Sequence[int],
-) -> dict[int, Planned]:
-    """A run for each seed, in folders of their own; raises UsageError as `settings_of` does."""
-    found = {}
-    for seed in seeds:
-        run = Run(config, (("seed", seed), *overrides), folder / f"seed={seed}")
-        found[seed] = Planned(f"{name}, seed {seed}", run, settings_of(run, name))
-    return found
+) -> dict[int, Run]:
+    """A run for each seed, in folders of their own; raises UsageError as `plan` does."""
+    return {
+        seed: plan(f"{name}, seed {seed}", config, [("seed", seed), *overrides], folder / f"seed={seed}")
+        for seed in seeds
+    }
 
 
 def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
@@ -146,9 +137,7 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     return seeds
 
 
-def train(
-    planned: Sequence[Planned], jobs: int, ended: Callable[[Planned], Sequence[Planned] | None]
-) -> list[str]:
+def train(planned: Sequence[Run], jobs: int, ended: Callable[[Run], Sequence[Run] | None]) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
     Processes are forked from one that has imported everything, where that can be, divide the cores among
@@ -161,25 +150,25 @@ def train(
     """
     from ddiloco.launch import processes
 
-    known: list[Planned] = []
-    waiting: collections.deque[tuple[int, Planned, str]] = collections.deque()  # with its place, and why
-    under_way: dict[int, tuple[Planned, BaseProcess]] = {}  # by sentinel
+    known: list[Run] = []
+    waiting: collections.deque[tuple[int, Run, str]] = collections.deque()  # with its place, and why
+    under_way: dict[int, tuple[Run, BaseProcess]] = {}  # by sentinel
     failed = []
 
-    def add(plans: Sequence[Planned]) -> None:
-        for plan in plans:
-            known.append(plan)
-            if (why := plan.lacks()) is not None:
-                waiting.append((len(known), plan, why))
+    def add(runs: Sequence[Run]) -> None:
+        for run in runs:
+            known.append(run)
+            if (why := run.lacks()) is not None:
+                waiting.append((len(known), run, why))
 
     def start() -> None:
-        i, plan, why = waiting.popleft()
-        again = f", again: {why}" if finished(plan.run.workdir) else ""
-        cli.tell(f"[{i}/{len(known)}] {plan.name}{again}")
+        i, run, why = waiting.popleft()
+        again = f", again: {why}" if finished(run.workdir) else ""
+        cli.tell(f"[{i}/{len(known)}] {run.name}{again}")
         sharers = min(jobs, len(under_way) + 1 + len(waiting))
         environment = processes.share_of_threads(os.environ, sharers)
-        process = processes.start(PROGRAM, plan.run.arguments(), environment, quiet=True)
-        under_way[process.sentinel] = plan, process
+        process = processes.start(PROGRAM, run.arguments(), environment, quiet=True)
+        under_way[process.sentinel] = run, process
 
     add(planned)
     try:
@@ -187,14 +176,14 @@ def train(
             while waiting and len(under_way) < jobs:
                 start()
             for sentinel in connection.wait(list(under_way)):
-                plan, process = under_way.pop(sentinel)
+                run, process = under_way.pop(sentinel)
                 process.join()
                 if process.exitcode == REFUSED:
-                    raise cli.UsageError(f"{plan.name}: cannot run; the reason stands above")
-                why = plan.lacks()
+                    raise cli.UsageError(f"{run.name}: cannot run; the reason stands above")
+                why = run.lacks()
                 if process.exitcode or why:
-                    failed.append(f"{plan.name} ({why or f'exit status {process.exitcode}'})")
-                add(ended(plan) or [])
+                    failed.append(f"{run.name} ({why or f'exit status {process.exitcode}'})")
+                add(ended(run) or [])
     except KeyboardInterrupt:
         cli.tell("saving what is under way; a second Ctrl-C ends this at once, unsaved")
         raise
@@ -216,10 +205,3 @@ def tell_failed(failed: Sequence[str]) -> int:
     if failed:
         print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _flat(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    found = {}
-    for name, value in settings.items():
-        found.update(_flat(value, f"{group}{name}.") if isinstance(value, dict) else {group + name: value})
-    return found

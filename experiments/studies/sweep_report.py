@@ -51,7 +51,7 @@ def means_table(rows: Sequence[Mapping[str, Any]], sweep: Sweep) -> str:
         [
             *(str(runs[0].get(name, "")) for name in axes.settings),
             str(len(runs)),
-            *(_percent(runs, name, form) for name, form, _ in shares),
+            *(_spread([100 * x for x in series.values(runs, name)], form, "%") for name, form, _ in shares),
             *(_spread(series.values(runs, name)) for name in figures),
         ]
         for runs in series.points(rows).values()
@@ -65,10 +65,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = [*settings, *(name for name in COLUMNS if any(row.get(name) is not None for row in rows))]
     ordered = sorted(rows, key=lambda row: math.inf if row["eval_loss"] is None else row["eval_loss"])
     return markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
-
-
-def _percent(runs: Sequence[series.Row], name: str, form: str) -> str:
-    return _spread([100 * share for share in series.values(runs, name)], form, "%")
 
 
 def _spread(values: Sequence[float], form: str | None = None, sign: str = "") -> str:

@@ -89,9 +89,11 @@ def plan_of(argument: str) -> Plan:
     """The plan of `FILE.py[:ARGUMENT]`.
 
     Raises:
-      UsageError: no such file or argument, or a row that begins outside its grid.
+      UsageError: no such file or argument, no row, or one that begins outside its grid.
     """
     given = cli.call(argument, "get_tuning", "config")
+    if not given["rows"]:
+        raise cli.UsageError(f"config: {argument}: its get_tuning() names no row")
     rows = []
     for entry in given["rows"]:
         axes = {name: tuple(given["grid"][name]) for name in entry["axes"]}

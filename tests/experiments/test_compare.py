@@ -129,11 +129,11 @@ WRONG = {
     "unknown argument": (["--config=SMALL:nine"], "config: SMALL:nine: no comparison 'nine'"),
     "unknown field": (
         ["--config=SMALL", "--config.train.step=3"],
-        "trained: config.train.step: no such setting; did you mean steps?",
+        "trained, seed 0: config.train.step: no such setting; did you mean steps?",
     ),
     "no number": (
         ["--config=SMALL", "--config.train.steps=many"],
-        "trained: config.train.steps: is 'many', but must be of type int",
+        "trained, seed 0: config.train.steps: is 'many', but must be of type int",
     ),
     "no seed": (["--config=SMALL", "--seeds=0,one"], "seeds: 'one' is not a whole number from 0 on"),
     "a seed twice": (["--config=SMALL", "--seeds=1,1"], "seeds: is '1,1', but must name at least one seed"),
@@ -170,7 +170,7 @@ def test_rows_that_cannot_be_told_apart_or_understood_are_refused(entries, told,
 
 def leave(plan, **figures):
     """What a finished run leaves."""
-    workdir = plan.run.workdir
+    workdir = plan.workdir
     workdir.mkdir(parents=True)
     (workdir / "config.json").write_text(json.dumps(plan.settings))
     summary = {
@@ -222,7 +222,7 @@ def test_figures_are_means_over_the_finished_seeds_with_their_standard_deviation
 def test_a_finished_run_of_other_settings_has_no_figures(rows):
     settings = rows[1].runs[0].settings
     older = {**settings, "train": {**settings["train"], "batch_size": 99}}
-    (rows[1].runs[0].run.workdir / "config.json").write_text(json.dumps(older))
+    (rows[1].runs[0].workdir / "config.json").write_text(json.dumps(older))
     second = comparison.digest(rows)[1]
     assert [run["finished"] for run in second["runs"]] == [False, True, False]
     assert second["mean"]["eval_loss"] == 3.0 and second["mean"]["gap"] == 0.5

@@ -2,18 +2,22 @@
 
 import dataclasses
 import json
+import subprocess
 
 import jax
+import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
+from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.run.needs import inner_bytes
 from ddiloco.run.recipes import ModelRecipe
 from ddiloco.settings.experiment import parse
 from ddiloco.training.chips import CHIPS
+from ddiloco.training.sharding import parameter_shardings
 from experiments.front import cli
 from experiments.front.cli import UsageError
-from experiments.studies.compiling import topology
+from experiments.studies.compiling import table, topology
 from experiments.studies.compiling.cost import Cost, Traffic
 from experiments.studies.compiling.report import Compilation, Program, report, roofline
 from tests.integration.programs import SMALLEST
@@ -169,6 +173,30 @@ def test_a_saved_step_of_something_else_is_refused_in_one_line(tmp_path):
     changed.train.update(executable=str(path), batch_size=8)
     with pytest.raises(ConfigError, match="the program differs in code or settings"):
         ModelRecipe(parse(changed)).program(compilation.mesh, 8)
+
+
+def test_a_compiler_that_is_killed_leaves_out_its_row_alone(monkeypatch, tmp_path):
+    killed = subprocess.CompletedProcess((), -9, "", "")
+    monkeypatch.setattr(table, "GRID", {"dense:tiny": ("v5e:2x2", "v6e:2x2")})
+    monkeypatch.setattr(subprocess, "run", lambda *command, **more: killed)
+    told = []
+    assert table.compile_all(tmp_path, told.append) == []
+    assert told == ["dense:tiny on v5e:2x2", "exit status -9", "dense:tiny on v6e:2x2", "exit status -9"]
+
+
+def test_what_a_codec_keeps_counts_pieces_that_do_not_divide_among_the_chips_whole():
+    found = cli.load_config("configs/dense.py:tiny")
+    found.model.num_layers, found.mesh.fsdp, found.outer.codec = 2, 8, "int4"
+    found.sync.update(num_fragments=24, num_learners=1)
+    compilation = Compilation(parse(found), topology.Slice(jax.devices()[:8], None))
+    told = report("tiny", topology.HERE, compilation, [Program("step", 0.0)])["anchor_gib"]
+    layout, model = compilation.layout, compilation.experiment.model
+    transfer = FragmentTransfer(layout, parameter_shardings(model, compilation.mesh), "int4")
+    kept = 0
+    for p in range(layout.num_fragments):
+        pieces = [np.zeros(shape, np.float32) for shape in layout.piece_shapes(p)]
+        kept += sum(array.addressable_data(0).nbytes for array in transfer.place(p, pieces))
+    assert told * 2**30 == kept > 2 * sum(layout.bytes) / 8
 
 
 def test_a_step_takes_what_its_slowest_part_takes():

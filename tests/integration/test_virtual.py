@@ -60,5 +60,5 @@ def test_a_sweep_goes_on_after_a_point_that_failed_and_names_it(programs, tmp_pa
 
 def test_a_sweep_tells_what_a_point_may_not_be_before_any_run_starts(programs, tmp_path):
     done = programs.run("sweep", "--sweep=train.steps=12,0", f"--output={tmp_path}/sweep")
-    assert_refused(done, "the point train.steps=0: config.train.steps: ")
+    assert_refused(done, "train.steps=0: config.train.steps: ")
     assert not (tmp_path / "sweep").exists()

@@ -107,7 +107,8 @@ def test_a_line_that_the_disk_took_half_of_is_completed_and_not_cut(tmp_path, mo
 def test_whole_records_are_given_up_and_counted_once_too_much_is_pending(tmp_path, monkeypatch):
     takes = [None]
     FaultyDisk(monkeypatch, takes)
-    file = GrowingFile(tmp_path / "file", max_pending=10)
+    monkeypatch.setattr(files, "MAX_PENDING", 10)
+    file = GrowingFile(tmp_path / "file")
     for record in (b"first", b"second", b"third", b"4"):
         file.append(record)
     assert (file.pending, file.lost) == (10, 7)

@@ -71,19 +71,19 @@ def test_no_line_is_as_wide_as_the_terminal_and_the_first_part_comes_first(parts
 
 
 def test_pace_is_that_of_the_window():
-    speed = RecentSpeed(window=10.0)
+    speed = RecentSpeed()
     assert speed.tokens_per_second() is None and speed.seconds_for(5) is None
     speed.add(0.0, 0, 0)
     assert speed.tokens_per_second() is None and speed.seconds_for(5) is None
-    for second in range(1, 21):
-        speed.add(float(second), 2 * second, 100 * second if second <= 10 else 300 * second - 2000)
+    for second in range(1, 61):
+        speed.add(float(second), 2 * second, 100 * second if second <= 30 else 300 * second - 6000)
     assert speed.tokens_per_second() == 300.0
     assert speed.seconds_for(5) == 2.5
     assert speed.seconds_for(-5) == 0.0
 
 
 def test_pace_of_steps_that_take_longer_than_the_window_is_that_of_the_last_few():
-    speed = RecentSpeed(window=30.0)
+    speed = RecentSpeed()
     for second in range(3000):
         speed.add(float(second), second // 300, 1000 * (second // 300))
     assert 4 / 5 * 1000 / 300 <= speed.tokens_per_second() <= 1000 / 300

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from ddiloco.page.sheet import document, figures_of
+from ddiloco.page.drawings import WIDTH
+from ddiloco.page.sheet import charts, document, figures_of
 from ddiloco.page.view import read_view
 
 EMPTY = {"link", "meta", "input", "br"}
@@ -76,6 +77,15 @@ def test_what_is_drawn_is_said_in_words_too(view_of):
     assert drawings and all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
     [second] = [svg["aria-label"] for svg in drawings if svg["aria-label"].startswith("learner 2")]
     assert second == "learner 2: stepping 3 min, dead 70 s, recovering 30 s"
+
+
+def test_scores_stand_at_their_times_also_where_nobody_was_there_as_the_run_began(view_of):
+    """A virtual run begins at 0, which is a time like any other."""
+    scores = [{"seconds": 70.0, "tokens": 9, "loss": 2.0}]
+    view = view_of("steady")
+    later = dataclasses.replace(view, started=20.0, summary={"started": 0.0, "eval_history": scores})
+    [held_out] = [curve for curve in charts(later, [])[0].curves if curve.look == "curve global"]
+    assert held_out.path.startswith(f"M{WIDTH * 50.0 / view.now:.1f} ")
 
 
 def test_each_host_of_a_learner_has_a_row_and_of_many_those_in_trouble(view_of):

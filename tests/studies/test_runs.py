@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import types
 
 import pytest
 
@@ -69,19 +68,18 @@ def told(monkeypatch):
 class Pretended:
     """A run of one of the programs above, which is over once there is its file."""
 
-    path: pathlib.Path
-    arguments: tuple[str, ...] = ("0",)
+    workdir: pathlib.Path
+    given: tuple[str, ...] = ("0",)
 
     @property
     def name(self):
-        return self.path.name
+        return self.workdir.name
 
-    @property
-    def run(self):
-        return types.SimpleNamespace(workdir=self.path, arguments=lambda: self.arguments)
+    def arguments(self):
+        return self.given
 
     def lacks(self):
-        return None if self.path.exists() else "it has not finished"
+        return None if self.workdir.exists() else "it has not finished"
 
 
 def ends(path, status="0"):
@@ -123,7 +121,7 @@ def test_runs_side_by_side_divide_the_cores(monkeypatch, told, tmp_path):
     for jobs, count in ((2, 3), (4, 2), (8, 1)):
         planned = [ends(tmp_path / f"{jobs}-{i}") for i in range(count)]
         assert runs.train(planned, jobs, lambda run: None) == []
-        assert {run.path.read_text() for run in planned} == {str(6 // min(jobs, count))}
+        assert {run.workdir.read_text() for run in planned} == {str(6 // min(jobs, count))}
 
 
 @pytest.fixture

@@ -159,6 +159,8 @@ BASELINE = {"algorithm": "data_parallel"}
 
 
 def get_sweep(which="all"):
+    if which == "none":
+        return []
     if which != "all":
         raise ValueError(f"no part {which!r}")
     return [{"algorithm": "data_parallel"}, {"algorithm": "decoupled"}]
@@ -180,6 +182,7 @@ def test_a_sweep_file_has_points_an_argument_and_a_baseline(tmp_path):
     ("text", "baseline", "told"),
     [
         ("FILE:some", None, "no part 'some'"),
+        ("FILE:none", None, "s.py:none: names no point"),
         ("FILE", "algorithm=streaming", "baseline: no point of the sweep has algorithm=streaming"),
         ("a=1,2", "a", "baseline: 'a' is not of the form setting=value"),
         ("a", None, "sweep: 'a' is not of the form setting=value,value"),

@@ -145,6 +145,13 @@ def test_each_value_of_a_row_is_looked_at_before_anything_runs():
     assert tuning.each_value(row) == [(2, 0.3), (1, 0.3), (4, 0.3), (2, 0.0)]
 
 
+def test_a_plan_without_a_row_is_refused(tmp_path):
+    file = tmp_path / "plan.py"
+    file.write_text("def get_tuning():\n    return {'rows': [], 'grid': {}, 'budget': 3, 'choosing': {}}\n")
+    with pytest.raises(cli.UsageError, match=r"its get_tuning\(\) names no row"):
+        tuning.plan_of(str(file))
+
+
 def test_rows_whose_folders_are_one_are_refused(tmp_path):
     file = tmp_path / "plan.py"
     file.write_text(

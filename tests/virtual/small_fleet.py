@@ -92,7 +92,7 @@ def small_fleet(
     recovery: float = 30.0,
     seed: int = 0,
     noise: Callable[[random.Random], float] = lambda rng: 1.0,
-    learner_arrays: Callable[[int], CountingLearner] = lambda learner: CountingLearner(TOKENS),
+    learner_arrays: Callable[[int], CountingLearner] = lambda learner: CountingLearner(lambda: TOKENS),
     left_out: Collection[int] = (),
     observer: Observer | None = None,
     make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,

@@ -188,8 +188,8 @@ def test_a_bad_trace_is_told_before_anything_is_compiled(made, tmp_path):
     (tmp_path / "lives.csv").write_text("time,learner,event\n1,7,fail\n")
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
     told = refused(lambda: run_job(made(virtual=trace), tmp_path / "run"))
-    place = f"config.virtual.trace: {tmp_path / 'lives.csv'}: line 2: learner: "
-    assert told == place + "is 7, but must be a whole number from 0 to 1"
+    place = f"config.virtual.trace: {tmp_path / 'lives.csv'}: line 2: change.learner: "
+    assert told == place + "is 7, but must be below 2"
     assert not (tmp_path / "run").exists()
 
 

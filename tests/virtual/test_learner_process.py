@@ -131,7 +131,7 @@ class Losing(CountingLearner):
     """Counts how often its memory was lost, and what it was given again."""
 
     def __init__(self):
-        super().__init__(TOKENS)
+        super().__init__(lambda: TOKENS)
         self.lost, self.adopted, self.steps = 0, 0, 0
 
     def adopt(self, fragments):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import grpc
 
 from ddiloco.config import ConfigError
+from ddiloco.page.visitors import is_loopback
 from ddiloco.remote.wire.agreement import metadata_value
 
 TOKEN_KEY = "authorization"
@@ -165,12 +166,7 @@ def check_reach(address: str, security: Security) -> None:
     Raises:
       ConfigError: the address is not of the loopback, and there is neither token nor TLS.
     """
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and not security.asks and security.tls is None:
+    if not is_loopback(address) and not security.asks and security.tls is None:
         raise ConfigError(
             f"listen: {address} can be reached from other machines, which needs --token_file or --tls"
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ddiloco.goodput.accounting import State, Timelines
+from ddiloco.page.timeline import Span
 from experiments.studies.chaos.processes import SYNCER, learner_name
 from experiments.studies.chaos.traces import Blow, Life, Mark, Trace
 
@@ -23,14 +24,6 @@ _GOODPUT_STATES = {
     "hung": State.DETECTING,
     "dead": State.FAILED,
 }
-
-
-class Span(NamedTuple):
-    """A stretch of a lane, in unix seconds."""
-
-    state: str  # "stepping" (of the syncer: "merging"), "stalled", "dead", "recovering" or "hung"
-    start: float
-    end: float
 
 
 class Gap(NamedTuple):
@@ -93,7 +86,10 @@ def clock_rate(trace: Trace) -> float:
 
 
 def lane(trace: Trace, target: str) -> list[Span]:
-    """The target from the start of its first process to its last step or round, in the order of time."""
+    """The target from the start of its first process to its last step or round, in the order of time.
+
+    States are "stepping" (of the syncer "merging"), "stalled", "dead", "recovering" and "hung".
+    """
     busy = "merging" if target == SYNCER else "stepping"
     lives = trace.of(target)
     spans: list[Span] = []

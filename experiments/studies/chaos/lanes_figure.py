@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddiloco.observe.figures import figure_at
-from experiments.studies.chaos.lanes import Span, lane
+from ddiloco.page.timeline import Span
+from experiments.studies.chaos.lanes import lane
 from experiments.studies.chaos.traces import Trace
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
-from ddiloco.outer.codecs import CODECS
 from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.run.environment import installed
 from ddiloco.run.recipes import ModelRecipe, assembly_of
@@ -31,6 +30,7 @@ from ddiloco.training.platform import compiler_options
 from ddiloco.training.program import traced_step
 from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, shard_bytes
+from experiments.front.dry_run import anchor_bytes
 from experiments.studies.compiling.cost import COLLECTIVES, Cost, cost_of
 from experiments.studies.compiling.hlo import parse
 from experiments.studies.compiling.kernels import kernel_flops
@@ -89,6 +89,7 @@ class Compilation:
         self.rows = experiment.batch_size(0)
         recipe = ModelRecipe(experiment)
         recipe.check_fit(self.mesh, self.rows)
+        self.layout = assembly_of(experiment).layout
         self._scores = recipe.scores
         self._task = task_of(experiment)
         self._state = abstract_state(experiment.model, experiment.inner, self.mesh)
@@ -121,14 +122,6 @@ class Compilation:
         return shard_bytes(self._state.opt_state) if e.remote.checkpoint_every or e.remote.donor_host else 0.0
 
     @property
-    def anchor_bytes(self) -> float:
-        """What a codec of outer gradients keeps on one chip: adopted versions, what encodings left out."""
-        outer = self.experiment.outer
-        if CODECS[outer.codec].of_parameters:
-            return 0.0
-        return (2 if outer.error_feedback else 1) * shard_bytes(self._state.params)
-
-    @property
     def model_flops(self) -> float:
         """Of one step on one chip, by the model's own formula."""
         return self._task.step_flops(self.rows) / self.mesh.size
@@ -142,7 +135,7 @@ class Compilation:
         if self._scores:
             held_out = abstract_batch(mesh, e.eval.batch_size, task.row)
             yield "evaluation", lambda: make_eval_step(e.model, mesh, task.loss).trace(params, held_out)
-        layout, outer = assembly_of(e).layout, e.outer
+        layout, outer = self.layout, e.outer
         transfer = FragmentTransfer(
             layout, parameter_shardings(e.model, mesh), outer.codec, outer.error_feedback, e.sync.rebase
         )
@@ -185,7 +178,8 @@ def report(preset: str, topology: str, compilation: Compilation, programs: list[
     applied = [p.peak - p.arguments for p in programs if p.name.endswith(" apply")]
     chip, flops = compilation.slice.chip, compilation.model_flops
     adds = max(copies, default=0.0)
-    anchors, copied = compilation.anchor_bytes, compilation.copied_bytes
+    anchors = anchor_bytes(compilation.experiment, compilation.layout, compilation.mesh)
+    copied = compilation.copied_bytes
     peak = max(program.peak for program in programs) + adds + anchors + copied
     fits = None if chip is None else peak <= chip.hbm_bytes and not any(p.problem for p in programs)
     return {

@@ -54,7 +54,7 @@ def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[
                 [sys.executable, "-m", "experiments.compile", *asked], capture_output=True, text=True
             )
             if done.returncode:
-                tell(_problem(done.stderr))
+                tell(_problem(done))
                 continue
         found.append({**json.loads(output.read_text()), "preset": preset})
     return found
@@ -67,9 +67,9 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
     return markdown(names, [_row(one) for one in found])
 
 
-def _problem(stderr: str) -> str:
-    """The line that says why, which the compiler follows with where."""
-    lines = stderr.strip().splitlines()
+def _problem(done: subprocess.CompletedProcess[str]) -> str:
+    """The line that says why, which the compiler follows with where; one that is killed says nothing."""
+    lines = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
     return next((line for line in lines if "Error: " in line or line.startswith("error: ")), lines[-1])
 
 

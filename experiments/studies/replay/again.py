@@ -13,8 +13,8 @@ from ddiloco.run.recipes import assembly_of
 from ddiloco.training import platform
 from experiments.front import cli
 from experiments.studies.replay import run as replay
-from experiments.studies.replay.reading import RunTapes
 from experiments.studies.replay.recorded import Recorded
+from experiments.studies.replay.works import Plan
 
 
 def parse_round(text: str, fragments: int) -> RoundId:
@@ -27,7 +27,7 @@ def parse_round(text: str, fragments: int) -> RoundId:
 
 def again(recorded: Recorded, until: RoundId | None) -> int:
     """Replays the run, up to a round if one is given, and prints how it compares; the exit code."""
-    _see_as_many_devices(recorded.tapes)
+    _see_as_many_devices(recorded.plan)
     experiment, workdir = recorded.experiment, recorded.workdir
     snapshot = replay.first_snapshot(recorded.plan, workdir)
     platform.prepare()
@@ -40,7 +40,7 @@ def again(recorded: Recorded, until: RoundId | None) -> int:
             print(f"step {merge.round.step}/{experiment.train.steps}", flush=True)
 
     try:
-        done = replay.replay(assembly_of(experiment), recorded.plan, until, progress, snapshot)
+        done = replay.Replay(assembly_of(experiment), recorded.plan, until, progress, snapshot).run()
     except replay.ReplayMismatch as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -59,9 +59,9 @@ def again(recorded: Recorded, until: RoundId | None) -> int:
     return 0
 
 
-def _see_as_many_devices(tapes: RunTapes) -> None:
+def _see_as_many_devices(plan: Plan) -> None:
     """Simulates as many CPU devices as the learners saw, unless $XLA_FLAGS says how many."""
-    machines = [tape.header.machine for lives in tapes.learners.values() for tape in lives]
+    machines = [actor.tape.header.machine for actor in plan.learners]
     seen = max((m.visible for m in machines if m.platform == "cpu"), default=1)
     given = os.environ.get("XLA_FLAGS", "")
     if seen > 1 and "device_count" not in given:

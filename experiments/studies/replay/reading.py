@@ -56,11 +56,6 @@ def read_tape(path: pathlib.Path) -> Tape | None:
     return Tape(path, header, entries, content.torn)
 
 
-def _order(tape: Tape) -> tuple[int, bool, int]:
-    """An authority and its parts may begin at once, with one number."""
-    return tape.header.process, tape.header.role == "part", tape.header.part
-
-
 def read_run(workdir: pathlib.Path) -> RunTapes:
     """The tapes in a run's folder; raises TapeError if there are none, or one is damaged."""
     folder = workdir / FOLDER
@@ -76,13 +71,16 @@ def read_run(workdir: pathlib.Path) -> RunTapes:
         if tape.torn:
             warnings.append(f"{path}: {tape.torn} bytes of a record that was being written are cut off")
         tapes.append(tape)
-    syncers = sorted((t for t in tapes if t.header.learner is None), key=_order)
-    learners: dict[int, list[Tape]] = {}
-    for tape in sorted((t for t in tapes if t.header.learner is not None), key=lambda t: t.header.process):
-        learners.setdefault(tape.header.learner, []).append(tape)
     runs = {tape.header.run: tape for tape in tapes}
     if len(runs) > 1:
         raise TapeError(f"{[*runs.values()][-1].path}: is of another run than the tapes beside it")
+    # An authority and its parts may begin at once, with one number.
+    tapes.sort(key=lambda t: (t.header.process, t.header.role == "part", t.header.part))
+    syncers = [tape for tape in tapes if tape.header.learner is None]
+    learners: dict[int, list[Tape]] = {}
+    for tape in tapes:
+        if tape.header.learner is not None:
+            learners.setdefault(tape.header.learner, []).append(tape)
     if not syncers:
         raise TapeError(f"{folder}: holds no tape of a syncer")
     return RunTapes(syncers, dict(sorted(learners.items())), warnings)

@@ -11,18 +11,17 @@ from collections.abc import Iterator
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.settings.experiment import Experiment
 from experiments.front import cli
-from experiments.studies.replay.reading import RunTapes, read_run
+from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.run import make_plan, recorded_experiment
 from experiments.studies.replay.works import Plan
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A run with its settings, its tapes, and what its actors did."""
+    """A run with its settings, and what its actors did by their tapes."""
 
     workdir: pathlib.Path
     experiment: Experiment
-    tapes: RunTapes
     plan: Plan
 
 
@@ -43,6 +42,6 @@ def recorded(workdir: str) -> Iterator[Recorded]:
         tapes = read_run(folder)
         for warning in tapes.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        yield Recorded(folder, experiment, tapes, make_plan(experiment, tapes))
+        yield Recorded(folder, experiment, make_plan(experiment, tapes))
     except TapeError as error:
         sys.exit(f"error: {error}")

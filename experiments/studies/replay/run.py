@@ -101,35 +101,25 @@ def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
     raise TapeError(f"{workdir}: resumed from {wanted}, without which it cannot be done again: {problem}")
 
 
-def replay(
-    assembly: Assembly,
-    plan: Plan,
-    until: RoundId | None = None,
-    progress: Callable[[works.Merge], None] = lambda merge: None,
-    snapshot: Snapshot | None = None,
-) -> Replayed:
+class Replay:
     """Replays all of a plan, or all rounds up to `until`.
 
-    `snapshot`: what the run resumed from, as `first_snapshot` found it.
-
-    Raises:
-      TapeError: something that an actor needs is on no tape, or the layouts differ.
-      SnapshotError: the snapshot was damaged after it was checked.
+    To make it and to run it may raise
+      TapeError: something that an actor needs is on no tape, or the layouts differ;
+      SnapshotError: the snapshot was damaged after it was checked;
       ReplayMismatch: a batch or a version differs from the run's.
     """
-    return _Replay(assembly, plans.without_needless(plan), until, progress, snapshot).run()
 
-
-class _Replay:
     def __init__(
         self,
         assembly: Assembly,
         plan: Plan,
-        until: RoundId | None,
-        progress: Callable[[works.Merge], None],
-        snapshot: Snapshot | None,
+        until: RoundId | None = None,
+        progress: Callable[[works.Merge], None] = lambda merge: None,
+        snapshot: Snapshot | None = None,
     ) -> None:
-        e = assembly.experiment
+        """`snapshot`: what the run resumed from, as `first_snapshot` found it."""
+        e, plan = assembly.experiment, plans.without_needless(plan)
         self._assembly, self._plan, self._progress = assembly, plan, progress
         self._uses = Uses(plan.actors)
         self._model = GlobalModel(
@@ -165,6 +155,7 @@ class _Replay:
         return pieces
 
     def run(self) -> Replayed:
+        """Does all of it again."""
         perform_all(self._plan, self._do, lambda: self._until is not None and not self._until)
         return Replayed(self._model.parameters(), self._step, self._merges, self._compared, self._steps)
 

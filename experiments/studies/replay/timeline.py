@@ -121,7 +121,8 @@ def chosen(lines: Sequence[Line], learner: int | None, around: int | None, steps
     kept = [line for line in lines if learner is None or line.learner in (learner, None)]
     if around is None:
         return kept
-    near = [i for i, line in enumerate(kept) if _near(line, around, steps)]
+    wanted = range(around - steps, around + steps + 1)
+    near = [i for i, line in enumerate(kept) if line.round_step in wanted]
     if not near:
         raise UsageError(f"around: is {around}, but no round is within --steps={steps} of that global step")
     return kept[near[0] : near[-1] + 1]
@@ -145,10 +146,6 @@ def clock_text(clock: VectorClock | None) -> str:
     learners = " ".join(f"{m}:{step}" for m, (_, step) in sorted(clock.learners.items()))
     versions = " ".join(f"{p}:{version}" for p, version in sorted(clock.versions.items()))
     return f"[{learners or '-'} | {versions or '-'}]"
-
-
-def _near(line: Line, around: int, steps: int) -> bool:
-    return line.round_step is not None and abs(line.round_step - around) <= steps
 
 
 def _lines(actor: Actor, clocks: Clocks) -> Iterator[Line]:

@@ -65,11 +65,25 @@ class Work:
     @property
     def needs(self) -> tuple[Key, ...]:
         """What must have been made before."""
+        match self:
+            case Adopt(versions=versions, inner=inner):
+                return (*map(VersionId, range(len(versions)), versions), *([] if inner is None else [inner]))
+            case Apply(fragment=p, version=version, merged=offer):
+                return (VersionId(p, version), *([] if offer is None else [offer]))
+            case Begin(before=processes):
+                return processes
+            case Merge(given=given):
+                return tuple(offer for offer, _ in given)
         return ()
 
     @property
     def makes(self) -> Key | None:
         """What it makes, if anything."""
+        match self:
+            case Offer(id=key) | Give(origin=key) | Ended(process=key):
+                return key
+            case Merge(round=round_id, version=version, empty=False):
+                return VersionId(round_id.fragment, version)
         return None
 
 
@@ -79,11 +93,6 @@ class Adopt(Work):
 
     versions: tuple[int, ...]
     inner: InnerOrigin | None
-
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        versions = tuple(VersionId(p, v) for p, v in enumerate(self.versions))
-        return versions if self.inner is None else (*versions, self.inner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +116,6 @@ class Offer(Work):
     id: OfferId
     contribution: Contribution
 
-    @property
-    def makes(self) -> Key:
-        return self.id
-
 
 @dataclasses.dataclass(frozen=True)
 class Apply(Work):
@@ -122,21 +127,12 @@ class Apply(Work):
     merged: OfferId | None  # the learner's offer that is in the update
     rebase: bool
 
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        needs: tuple[Key, ...] = (VersionId(self.fragment, self.version),)
-        return needs if self.merged is None else (*needs, self.merged)
-
 
 @dataclasses.dataclass(frozen=True)
 class Give(Work):
     """A learner gives a copy of its inner state."""
 
     origin: InnerOrigin
-
-    @property
-    def makes(self) -> Key:
-        return self.origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,20 +141,12 @@ class Begin(Work):
 
     before: tuple[ProcessId, ...]
 
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        return self.before
-
 
 @dataclasses.dataclass(frozen=True)
 class Ended(Work):
     """A process of the syncer has ended."""
 
     process: ProcessId
-
-    @property
-    def makes(self) -> Key:
-        return self.process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,14 +162,6 @@ class Merge(Work):
     given: tuple[tuple[OfferId, Contribution], ...]
     sha256: bytes | None = None
     empty: bool = False  # all offers were left out, and no version was made
-
-    @property
-    def needs(self) -> tuple[Key, ...]:
-        return tuple(offer for offer, _ in self.given)
-
-    @property
-    def makes(self) -> Key | None:
-        return None if self.empty else VersionId(self.round.fragment, self.version)
 
 
 class Handled(NamedTuple):

@@ -36,9 +36,7 @@ def draw(path: pathlib.Path, found: Found) -> None:
 
 def _draw_losses(axes: Axes, losses: Sequence[Mapping[str, Any]], laws: Sequence[Mapping[str, Any]]) -> None:
     """Of each size the runs with the most tokens, and the law of each number of learners alone."""
-    most = {row["params"]: 0 for row in losses}
-    for row in losses:
-        most[row["params"]] = max(most[row["params"]], row["tokens"])
+    most = dict(sorted((row["params"], row["tokens"]) for row in losses))
     alone = {
         law["learners"][0]: law for law in laws if len(law["learners"]) == 1 and law["formula"] == "A N^alpha"
     }

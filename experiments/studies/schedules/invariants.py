@@ -163,7 +163,7 @@ class Invariants:
                     self._largest[learner] = max(incarnation, self._largest.get(learner, -1))
             case events.LearnerLost(learner=learner, incarnation=incarnation):
                 process.standing[learner, incarnation] = _Standing.GONE
-            case events.StepReported(report=report) if self._within(report.step):
+            case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
                 member = (report.learner, report.incarnation)
                 known = process.reports.get(member)
                 if known is None or report.step >= known.step:
@@ -191,9 +191,6 @@ class Invariants:
         made = (which.fragment, self.committed.versions[which.fragment])
         self._given[made] = [given for given in self._given[made] if given[0] not in left_out]
         require(bool(self._given[made]), "no version comes of a merge whose offers are all left out", which)
-
-    def _within(self, step: int) -> bool:
-        return step >= 0 and (self.total_steps is None or step <= self.total_steps)
 
     def _stands(self, member: Member, where: _Standing) -> bool:
         """Whether the member stands there; the syncer's present process must have met it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ddiloco.outer.encoding import InvalidContribution, Traffic
 from ddiloco.outer.global_model import NextVersion
@@ -37,18 +36,6 @@ class Weather:
     def link(self, latency: float = 0.0) -> LinkQuality:
         """One direction of a link."""
         return LinkQuality(latency, jitter=self.delay, loss=self.loss, duplicates=self.duplicates)
-
-
-class _Counting(CountingLearner):
-    """Steps of 1 to 100 tokens."""
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__(0)
-        self._rng = rng
-
-    def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
-        """Draws its tokens."""
-        return self._rng.randint(1, 100), {}
 
 
 class _Doubtful(CountingSyncer):
@@ -96,7 +83,7 @@ class WeatheredFleet(Fleet):
             policy,
             total_steps,
             places,
-            lambda learner: _Counting(rng),
+            lambda learner: CountingLearner(lambda: rng.randint(1, 100)),
             self._doubtful,
             merge_time=lambda: rng.expovariate(1 / weather.merge_time),
             observer=observer,

@@ -47,7 +47,8 @@ def replayed(workdir, e, where=None):
     """The run in a folder done again; `where`: as it is given to the command."""
     plan = replay.make_plan(e, read_run(workdir))
     with devices(1):
-        return replay.replay(assembly_of(e), plan, snapshot=replay.first_snapshot(plan, where or workdir))
+        snapshot = replay.first_snapshot(plan, where or workdir)
+        return replay.Replay(assembly_of(e), plan, snapshot=snapshot).run()
 
 
 def assert_done_again(workdir, e):
@@ -131,4 +132,4 @@ def test_a_first_tape_that_began_later_than_the_snapshot_is_told(resumed):
     later = dataclasses.replace(tape, header=dataclasses.replace(tape.header, state=state), entries=[])
     plan = plans.make_plan(dataclasses.replace(tapes, syncers=[later]), e.sync, e.train.steps)
     with devices(1), pytest.raises(TapeError, match="the tape before it is missing"):
-        replay.replay(assembly_of(e), plan, snapshot=replay.first_snapshot(plan, workdir))
+        replay.Replay(assembly_of(e), plan, snapshot=replay.first_snapshot(plan, workdir)).run()

@@ -73,7 +73,7 @@ def again(workdir, experiment, until=None, change=lambda tapes: tapes):
     """The run in a folder, done again."""
     plan = replay.make_plan(experiment, change(read_run(workdir)))
     with workbench.devices(1):
-        return replay.replay(assembly_of(experiment), plan, until)
+        return replay.Replay(assembly_of(experiment), plan, until).run()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_run_of_threads_comes_to_its_parameters_again(algorithm, data_dir, tmp
     assembly = assembly_of(e)
     outcome = local.LocalRun(assembly, lambda record: None, threading.Event(), tmp_path).run()
     plan = replay.make_plan(e, read_run(tmp_path))
-    done = replay.replay(assembly, plan)
+    done = replay.Replay(assembly, plan).run()
     assert done.sha256 == parameters_sha256(outcome.params)
     assert done.merges == done.compared > 0
 

@@ -72,7 +72,7 @@ def run(
         SyncPolicy(**settings),
         steps,
         {learner: place(learner) for learner in range(learners)},
-        lambda learner: CountingLearner(TOKENS),
+        lambda learner: CountingLearner(lambda: TOKENS),
         LeavingOut((0,) * fragments, refused),
         merge_time=lambda: merge,
         observer=watch,

@@ -194,6 +194,7 @@ class LearnerCore:
             return [actions.Leave(event.reason)]
         leaps = (event.newest - self.incarnation) // BEYOND_REJOINING + 1
         self.incarnation += leaps * BEYOND_REJOINING
+        self._welcome, self._welcome_step = {}, 0
         return [self._join()]
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:

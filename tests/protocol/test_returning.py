@@ -41,6 +41,19 @@ def test_parts_of_a_welcome_are_adopted_together():
 
 
 @pytest.mark.parametrize(
+    "sent_away", [events.Rejected(1, "a newer incarnation is known", 9), events.NotMember(1)]
+)
+def test_parts_of_an_earlier_welcome_do_not_count(sent_away):
+    """The syncer takes what the next welcome brings for known, and never sends it as an update."""
+    core = LearnerCore(0, 1, SyncPolicy(num_fragments=2, interval=2))
+    core.handle(events.Welcomed(1, 0, (0,), (0,), (1,)), 0.0)
+    core.handle(sent_away, 0.0)
+    assert core.handle(events.Welcomed(core.incarnation, 4, (1,), (4,), (0,)), 0.0) == []
+    out = core.handle(events.Welcomed(core.incarnation, 2, (1,), (2,), (1,)), 0.0)
+    assert out == [actions.AdoptAll(4, (1, 1))]
+
+
+@pytest.mark.parametrize(
     "part", [((1, 1), (1, 1), (0, 3)), ((1,), (1, 1), (0,)), ((1, 1), (1, 1), (0, 1), (5,))]
 )
 def test_a_welcome_with_fragments_that_there_are_not_is_dropped(part):

@@ -1,4 +1,4 @@
-"""The tiny dense model at batches and rates that were tuned (long runs: guessed): docs/results/tuning.md.
+"""The tiny dense model at batches and rates that were tuned (long runs: hardly): docs/results/tuning.md.
 
   python -m experiments.train --config=configs/tuned.py[:ALGORITHM][,INNER][,LENGTH] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/tuned.py[:LENGTH] --output=runs/tuned
@@ -28,7 +28,7 @@ STEPS = {"short": 480, "long": 3936}  # if each had the preset's 8 rows a learne
 
 
 class Point(NamedTuple):
-    """What was tuned, or guessed; the outer momentum is 0.3, which came out the same everywhere."""
+    """What was tuned; the outer momentum is 0.3, which came out the same everywhere."""
 
     rows: int  # a learner's, of each step
     rate: float  # peak inner learning rate

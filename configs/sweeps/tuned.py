@@ -9,7 +9,7 @@ WHAT
   length      long runs of configs/tuned.py; also at decoupled's point of the short ones, and every 6 steps
               in float32; 20 to 100 minutes each
   adamw       long runs of data-parallel with AdamW: what its point was chosen from
-  muon        long runs of both with Muon, likewise
+  muon        long runs of both with Muon, likewise, with two seeds
 
 The short runs have the points that were found with 8 documents side by side, which docs/results/tuning.md
 has under that heading; configs/tuned.py has those of 128 a shard. All in virtual time at equal tokens, with
@@ -68,11 +68,13 @@ POINTS = {
         _point(4, 0.012, 0.5),
     ),
 }
+CHOOSING = {"adamw": (100,), "muon": (100, 101)}  # seeds of what chooses
 
 
 def get_sweep(what: str = "interval") -> list[dict[str, Any]]:
     """Each point with each seed, or with what chooses."""
     (what,) = sections.words(what, tuple(POINTS))
     virtual = {"driver": "virtual", "virtual.step_variation": baselines.STEP_VARIATION}
-    seeds = [micro.CHOOSING] if what in ("adamw", "muon") else [{"seed": seed} for seed in micro.SEEDS]
+    seeds = [{**micro.CHOOSING, "seed": seed} for seed in CHOOSING.get(what, ())]
+    seeds = seeds or [{"seed": seed} for seed in micro.SEEDS]
     return [{**virtual, **point, **data} for data in seeds for point in POINTS[what]]

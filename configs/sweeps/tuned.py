@@ -68,13 +68,13 @@ POINTS = {
         _point(4, 0.012, 0.5),
     ),
 }
-CHOOSING = {"adamw": (100,), "muon": (100, 101)}  # seeds of what chooses
+CHOOSING_SEEDS = {"adamw": (100,), "muon": (100, 101)}
 
 
 def get_sweep(what: str = "interval") -> list[dict[str, Any]]:
     """Each point with each seed, or with what chooses."""
     (what,) = sections.words(what, tuple(POINTS))
     virtual = {"driver": "virtual", "virtual.step_variation": baselines.STEP_VARIATION}
-    seeds = [{**micro.CHOOSING, "seed": seed} for seed in CHOOSING.get(what, ())]
+    seeds = [{**micro.CHOOSING, "seed": seed} for seed in CHOOSING_SEEDS.get(what, ())]
     seeds = seeds or [{"seed": seed} for seed in micro.SEEDS]
     return [{**virtual, **point, **data} for data in seeds for point in POINTS[what]]

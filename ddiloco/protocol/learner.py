@@ -193,15 +193,17 @@ class LearnerCore:
         if self.recovered or event.newest <= self.incarnation:
             return [actions.Leave(event.reason)]
         leaps = (event.newest - self.incarnation) // BEYOND_REJOINING + 1
-        self.incarnation += leaps * BEYOND_REJOINING
-        self._welcome, self._welcome_step = {}, 0
-        return [self._join()]
+        return self._join_as(self.incarnation + leaps * BEYOND_REJOINING)
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:
         """Rejoins under the next number, so that what is still on its way under this one does no harm."""
         if event.incarnation != self.incarnation:
             return []
-        self.incarnation += 1
+        return self._join_as(self.incarnation + 1)
+
+    def _join_as(self, incarnation: int) -> list[actions.LearnerAction]:
+        """Asks to take part under this number; what came under an earlier one no longer counts."""
+        self.incarnation = incarnation
         self._welcome, self._welcome_step = {}, 0
         self._started = collections.deque(self._renumbered(step) for step in self._started)
         self._asked.clear()

@@ -51,11 +51,11 @@ def run(
             seconds["unchecked"] += _timed(schedule_of(number, fair, checked=False).run)
             seconds["bare"] += _timed(lambda events=explored.events: _bare(events))
     spent = time.process_time() - started
-    told = f"{count} schedules, {events} events, {len(states)} distinct states of the syncer"
-    print(f"{told} in {spent:.0f} s: ")
+    seen = f"{events} events, {len(states)} distinct states of the syncer"
+    print(f"{count} schedules, {seen} in {spent:.0f} s:")
     print("every rule held after every event")
-    told = (("schedules", sampled, "schedules/s"), ("schedule_events", sampled_events, "events/s"))
-    return [row(name, *(amount / spent for spent in seconds.values()), unit) for name, amount, unit in told]
+    counts = (("schedules", sampled, "schedules/s"), ("schedule_events", sampled_events, "events/s"))
+    return [row(name, *(amount / s for s in seconds.values()), unit) for name, amount, unit in counts]
 
 
 def replay(seed: int, fair: bool = False) -> None:

@@ -25,11 +25,12 @@ if ! installed; then
   # The lock names all there is to install; compiling on every core is quicker than pip's own way.
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
     --requirement requirements.lock
-  .venv/bin/python -m compileall -qq -j 0 -x "/tests?/" .venv/lib || true
+  .venv/bin/python -m compileall -qq -j 0 -x "/tests?/" .venv/lib &
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[$extra]"
   # The TPU compiler stands apart: where JAX finds it, it looks for TPUs at every start.
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/tpu_compiler \
     "libtpu==0.0.52" || echo "no TPU compiler for this machine; experiments.compile will do without" >&2
+  wait "$!" || true  # some files are of other versions of Python
   echo "$wanted" >.venv/installed
 fi
 exec 9>&-

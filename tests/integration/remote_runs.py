@@ -7,7 +7,7 @@ from tests.integration.programs import LIMIT
 from tests.remote.ends import until
 
 STEADY = ("--config.eval.every=None", "--config.sample.tokens=0", "--config.sync.quorum=None")
-UNENDING = ("--config.train.steps=1000000", *STEADY[:2])
+UNENDING = ("--config.train.steps=1000000", "--config.train.min_step_seconds=(0.05, 0.05)", *STEADY[:2])
 
 
 def lines(path):

@@ -100,7 +100,7 @@ def run(command: str, programs) -> None:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=ROOT,
-            env=as_a_user(programs, command),
+            env=as_a_user(programs),
             capture_output=True,
             text=True,
             timeout=LIMIT,
@@ -108,10 +108,9 @@ def run(command: str, programs) -> None:
     assert done.returncode == 0, f"{shlex.quote(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def as_a_user(programs, command: str) -> dict[str, str]:
-    """The environment of a script, with the interpreter of this test; the first command compiles well."""
-    left_out = ["PYTEST_XDIST_WORKER"] + ["XLA_FLAGS"] * command.startswith("scripts/train.sh --config.train")
-    kept = {name: value for name, value in programs.environment.items() if name not in left_out}
+def as_a_user(programs) -> dict[str, str]:
+    """The environment of a script, with the interpreter of this test."""
+    kept = {name: value for name, value in programs.environment.items() if name != "PYTEST_XDIST_WORKER"}
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), kept["PATH"]])
     # Whoever runs all tests checks the types beside them, once.
     return {**kept, "PATH": path, "CI": "true", "PYTEST_WORKERS": "0", "BASH_FUNC_mypy%%": "() { :; }"}

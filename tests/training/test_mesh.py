@@ -96,8 +96,8 @@ def test_what_does_not_divide_the_axis_it_should_divides_another_of_a_large_para
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_parameter_is_as_large_as_it_is_in_all_layers_together(scan):
     mesh = mesh_of(4, data=1, tensor=4)
-    config = dataclasses.replace(TINY, num_layers=60, mlp_dim=64, scan_layers=scan)
-    name = "layers/0:60/attention/key/kernel" if scan else "layers/0/attention/key/kernel"
+    config = dataclasses.replace(TINY, num_layers=12, mlp_dim=64, scan_layers=scan)
+    name = "layers/0:12/attention/key/kernel" if scan else "layers/0/attention/key/kernel"
     assert parameter_shardings(config, mesh)[name].spec[-3:] == ("tensor", None, None)
     check_divided(config, mesh)
     with pytest.raises(ConfigError, match=r"^config\.mesh\.tensor: is 4, .*: \d\.\d% of the parameters"):

@@ -19,8 +19,7 @@ from ddiloco.remote.wire.unconfirmed import Unconfirmed
 
 MOST_EVENTS = 64
 MOST_RECORDS = 500_000  # about 60 MB: two days without the syncer at three steps a second
-REPORT_EVERY = 0.005  # seconds, of which the syncer hears the newest report: it need not take every one of
-# steps so short that it would be ever further behind them
+REPORT_EVERY = 0.002  # seconds from one report to the next: of shorter steps the syncer need not hear each
 BATCH = 256
 BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
 
@@ -152,9 +151,7 @@ class Outbox:
                     return self._events.popleft()
                 if unsent and (unsent >= BATCH or left <= 0 or self._finished):
                     return self._batch()
-                if self._events:
-                    left = min(left or 1, self._next_report - now)
-                self._change.wait(left)
+                self._change.wait(self._next_report - now if self._events else left)
             return None
 
     def _batch(self) -> pb.FromLearner:

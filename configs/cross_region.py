@@ -11,6 +11,7 @@ step takes is not told. Outcome: docs/results/bandwidth.md.
 from ml_collections import ConfigDict
 
 from configs import dense
+from ddiloco.config import ConfigError
 
 LATENCY = 0.03  # seconds one way, between regions of one continent
 ROWS = {  # label: algorithm, codec of offers and of updates
@@ -27,7 +28,7 @@ def get_config(preset: str = "decoupled,int4,5,5") -> ConfigDict:
         algorithm, codec, *link = preset.split(",")
         gbit, seconds = map(float, link)
     except ValueError:
-        raise ValueError("must be ALGORITHM,CODEC,GBIT,SECONDS") from None
+        raise ConfigError("must be ALGORITHM,CODEC,GBIT,SECONDS") from None
     config = dense.get_config(f"9b,{algorithm}")
     config.model.update(num_layers=48, model_dim=3840, mlp_dim=15_360)
     config.driver = "virtual"

@@ -17,6 +17,7 @@ data-parallel stands still to take chips in or give them back. The tiny model ta
 from ml_collections import ConfigDict
 
 from configs import baselines, micro, sections
+from ddiloco.config import ConfigError
 
 ALGORITHMS = ("decoupled", "elastic_data_parallel")
 PAPER = {
@@ -32,7 +33,7 @@ def get_config(preset: str = "decoupled,4") -> ConfigDict:
     numbers = [word for word in words if word.isdecimal()]
     names = ",".join(word for word in words if word not in numbers)
     if len(numbers) != 1 or not names:
-        raise ValueError(f"no preset {preset!r}; there are ALGORITHM,N with {', '.join(ALGORITHMS)}")
+        raise ConfigError(f"no preset {preset!r}; there are ALGORITHM,N with {', '.join(ALGORITHMS)}")
     algorithm, family = sections.words(names, ALGORITHMS, micro.OR_TINY)
     extra = int(numbers[0])
     config = micro.or_tiny(family)

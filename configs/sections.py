@@ -12,6 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from ddiloco.config import ConfigError
+
 
 def section(cls: type) -> ConfigDict:
     """The settings of a dataclass; those that are None are placeholders of their type."""
@@ -55,17 +57,17 @@ def words(preset: str, *axes: Sequence[str]) -> list[str]:
     """The word of each axis that a preset, words with commas between, has; or its first.
 
     Raises:
-      ValueError: a word is of no axis, or two are of one.
+      ConfigError: a word is of no axis, or two are of one.
     """
     names = preset.split(",")
     known = [name for axis in axes for name in axis]
     for name in names:
         if name not in known:
-            raise ValueError(f"no preset {name!r}; there are {', '.join(known)}")
+            raise ConfigError(f"no preset {name!r}; there are {', '.join(known)}")
     found = [[name for name in names if name in axis] or [axis[0]] for axis in axes]
     for of_axis in found:
         if len(of_axis) > 1:
-            raise ValueError(f"no preset {preset!r}: only one of {', '.join(of_axis)}")
+            raise ConfigError(f"no preset {preset!r}: only one of {', '.join(of_axis)}")
     return [name for (name,) in found]
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from configs import baselines, dense, sections
+from ddiloco.config import ConfigError
 
 ALGORITHMS, INNER, LENGTHS = ("decoupled", "data_parallel"), ("muon", "adamw"), ("short", "long")
 STEPS = {"short": 480, "long": 3936}  # if each had the preset's 8 rows a learner
@@ -49,7 +50,7 @@ def get_config(preset: str = "decoupled,muon,short") -> ConfigDict:
     """The settings of `ALGORITHM,INNER,LENGTH`; any of them may be left out."""
     algorithm, inner, length = sections.words(preset, ALGORITHMS, INNER, LENGTHS)
     if (algorithm, inner, length) not in POINTS:
-        raise ValueError(f"no preset {preset!r}: {algorithm} was not tuned with {inner}")
+        raise ConfigError(f"no preset {preset!r}: {algorithm} was not tuned with {inner}")
     point = POINTS[algorithm, inner, length]
     config = dense.get_config(f"tiny,{algorithm}")
     config.train.steps = STEPS[length] * config.train.batch_size // point.rows  # as many tokens

@@ -8,6 +8,7 @@ store; through Ray go settings, credentials and exit codes.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
@@ -141,7 +142,8 @@ class RayRun:
         self._begun: dict[str, tuple[Assignment, Security, Options]] = {}  # by actor, what it was made with
         self._groups: list[Any] = []
         self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
-        self._seen = 0, 0  # rounds merged, and the syncer's restarts before the last of them
+        # Rounds merged, and how often each actor was begun before the last of them
+        self._seen: tuple[int, collections.Counter[str]] | None = None
         self.actors: dict[str, Any] = {}
 
     def run(self, stop: threading.Event) -> int:
@@ -225,8 +227,8 @@ class RayRun:
                 with contextlib.suppress(ValueError):  # the one that is gone may still have the name
                     self._start(*self._begun[name])
                     del due_at[name]
-            if self._is_stuck():
-                self._note("the syncer fails again and again, and nothing is merged meanwhile")
+            if (failing := self._failing({*self._running.values(), *due_at})) is not None:
+                self._note(f"{failing} fails again and again, and nothing is merged meanwhile")
                 return FAILED
             self._leave_draining_nodes()
 
@@ -246,15 +248,20 @@ class RayRun:
         self._note(f"{name} has ended with exit code {code}")
         return code
 
-    def _is_stuck(self) -> bool:
-        """Whether the syncer's processes were restarted too often since the run last merged."""
-        syncers = [actor for name, actor in self.actors.items() if name.startswith((SYNCER, PART))]
-        known = [cluster_state.actor_table(actor._actor_id.hex()) for actor in syncers]
-        restarts = sum(one.get("NumRestarts", 0) for one in known)
+    def _failing(self, names: Collection[str]) -> str | None:
+        """Who of these was begun again too often since the run last merged, and is all that it has."""
+        begun = collections.Counter[str]()  # those that took the place of one that was refused have its name
+        job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+        for actor in cluster_state.actor_table(None, job).values():
+            begun[actor["Name"]] += 1 + actor["NumRestarts"]
         rounds = read_json(self._workdir / "summary.json").get("rounds") or 0
-        if rounds != self._seen[0]:
-            self._seen = rounds, restarts
-        return restarts - self._seen[1] > self._experiment.remote.restarts
+        if self._seen is None or rounds != self._seen[0]:
+            self._seen = rounds, begun
+        again, most = begun - self._seen[1], self._experiment.remote.restarts
+        if any(again[name] > most for name in names if name.startswith((SYNCER, PART))):
+            return "the syncer"
+        learners = [again[name] > most for name in names if name.startswith(LEARNER)]
+        return "every learner" if learners and all(learners) else None
 
     def _leave_draining_nodes(self) -> None:
         """Makes learners leave nodes that are about to go, while their work can still be merged."""

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.goodput.accounting import State, Timelines
@@ -34,7 +35,7 @@ _COUNTED = {
 # The events by which a learner is away, and there again.
 LOST, READY = ("learner_lost", "learner_silent", "died"), ("learner_ready", "learner_returned")
 SETTLED = 4
-"""Rounds of each fragment before learners are compared by what of their work is merged."""
+"""Rounds of each fragment before anything is said of what is merged of whose work."""
 
 MOST_REASONS = 200  # that are counted each by itself
 MOST_FAILURES = 50  # deaths whose tracebacks are kept
@@ -143,16 +144,11 @@ class Tally:
         return merged / (fragments * self.tokens) if merged and self.tokens else None
 
     def left_out(self) -> dict[int, float]:
-        """The shares of learners that are there, but whose work is merged half as much as the others'."""
+        """The shares of learners that are there and train in vain."""
         settled = min(self.rounds.by_fragment.values(), default=0) >= SETTLED
         whole = len(self.rounds.by_fragment) == self.info.num_fragments
         shares = {m: share for m, share in self.merged_shares().items() if m not in self.away}
-        if not settled or not whole or len(shares) < 2:
-            return {}
-        median = statistics.median(shares.values())
-        longest = max(self.steps_by_learner.values())
-        late = {m for m, steps in self.steps_by_learner.items() if 4 * steps < longest}  # not there for long
-        return {m: share for m, share in shares.items() if share < median / 2 and m not in late}
+        return trained_in_vain(shares, self.steps_by_learner) if settled and whole else {}
 
     @property
     def recent_loss(self) -> float | None:
@@ -246,6 +242,19 @@ class Tally:
         self.timelines.away(learner, math.inf if rejoined else time)
         step = max(self._clocks.get(learner, 0), self.step if rejoined else 0)
         self.marks.append((step, learner, rejoined))
+
+
+def trained_in_vain(shares: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:
+    """The shares of learners of whose work less than half as much is merged as of the others'.
+
+    Args:
+      shares: by learner that is there, what of its work is merged.
+      steps: by learner; one with a quarter of the most has not been there for long.
+    """
+    if len(shares) < 2:
+        return {}
+    median, longest = statistics.median(shares.values()), max(steps.values())
+    return {m: share for m, share in shares.items() if share < median / 2 and 4 * steps[m] >= longest}
 
 
 def _count(counts: collections.Counter[str], reason: object) -> None:

@@ -7,10 +7,10 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ddiloco.observe.tally import SETTLED, trained_in_vain
 from ddiloco.observe.words import seconds, share, size
 from ddiloco.page.view import LearnerView, RunView, SyncerView
 
-SETTLED = 4  # rounds of each fragment before anything is said of merging
 SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
 LONG_ABSENCE = 10.0  # seconds that a host may take to connect
@@ -358,13 +358,13 @@ def _usual_share(view: RunView) -> float | None:
 
 
 def _unmerged(view: RunView, one: LearnerView) -> bool:
-    """Whether less than half as much of its work is merged as of the others', though it is there.
+    """Whether it is there and trains in vain, lately too.
 
     A learner that took its last steps alone, after all merges, was in as many merges as the others.
     """
-    usual, longest = _usual_share(view), max(other.clock for other in view.learners)
     rounds = _median(other.in_recent for other in view.learners)
-    if rounds is None or (one.in_recent or 0.0) >= rounds / 2:
+    if rounds is None or (one.in_recent or 0.0) >= rounds / 2 or not _settled(view):
         return False
-    there = one.state in _HERE and 4 * one.clock >= longest and one.clock > 0
-    return bool(there and usual and _settled(view) and (one.merged_share or 0.0) < usual / 2)
+    there = (other for other in view.learners if other.state in _HERE and other.clock)
+    shares = {other.learner: other.merged_share or 0.0 for other in there}
+    return one.learner in trained_in_vain(shares, {other.learner: other.clock for other in view.learners})

@@ -165,6 +165,11 @@ class Membership:
             return None
         return member
 
+    def is_early(self, c: Contribution, ahead: int) -> bool:
+        """Whether an offer is here before its learner's reports allow for it (`Member.can_have`)."""
+        m = self.current(c.learner, c.incarnation)
+        return m is not None and m.state is State.LIVE and m.step < c.step and not m.can_have(c, ahead)
+
     def admit(self, member: Member) -> Member:
         """Puts a new incarnation, not live yet, in the place of the learner's older one; returns it."""
         old = self._members.get(member.learner)

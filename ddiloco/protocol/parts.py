@@ -129,9 +129,8 @@ class Part:
         return any(r.committed for r in self._rounds.open)
 
     def is_early(self, event: events.FragmentArrived) -> bool:
-        """Whether the offer is here before the report of its step, which comes by way of the authority."""
-        m = self._members.current(event.contribution.learner, event.contribution.incarnation)
-        return m is not None and m.state is State.LIVE and m.step < event.contribution.step
+        """Whether the offer is here before the reports of its work, which come by way of the authority."""
+        return self._members.is_early(event.contribution, self.policy.interval)
 
     def handle(
         self,

@@ -83,6 +83,11 @@ class SyncPolicy:
             )
 
     @property
+    def fewest(self) -> int:
+        """Learners that a merge needs at least: where it is of all live ones, one may be all."""
+        return self.quorum or 1
+
+    @property
     def band(self) -> int:
         """Steps that a learner may lag behind an update without its clock being set forward."""
         return 0 if self.quorum is None else self.interval // 2

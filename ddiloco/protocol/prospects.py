@@ -20,7 +20,7 @@ class Prospects:
 
     def __init__(self, policy: SyncPolicy, total_steps: int | None, members: Membership) -> None:
         self.awaits_learners = False
-        self._quorum = policy.quorum
+        self._quorum, self._fewest = policy.quorum, policy.fewest
         self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = total_steps
         self._members = members
@@ -82,7 +82,7 @@ class Prospects:
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough to give."""
         owing = sum(self._owes(m, r) or self._may_repeat(m, r) for m in self._members.live())
-        return r.counted + owing >= (self._quorum or 1)
+        return r.counted + owing >= self._fewest
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a learner that is there has something to give that is not here, or is yet to say so."""
@@ -97,8 +97,8 @@ class Prospects:
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has given or still may, and enough live ones still may."""
         able = [m for m in self._members.live() if not r.has_given(m.learner) and self._may_give(m, r)]
-        few = r.counted + len(able) < (self._quorum or 1)
-        if few and self._members.count >= (self._quorum or 1):  # else others may come
+        few = r.counted + len(able) < self._fewest
+        if few and self._members.count >= self._fewest:  # else others may come
             return False
         return bool(r.arrived) or any(m.step >= r.id.step for m in able)
 

@@ -377,7 +377,7 @@ class Rounds:
 
     def _too_late(self, due: RoundId) -> bool:
         """Whether a whole quorum is at the next turn; never where one that was away may wait for this one."""
-        enough = self.members.count >= (self.policy.quorum or 1)
+        enough = self.members.count >= self.policy.fewest
         passed = self._asking.front.step >= due.step + self.policy.interval
         return enough and passed and self.policy.max_run_ahead is None
 

@@ -12,7 +12,7 @@ FASTEST = 16.0
 UNUSUAL = 4.0
 """The same, beyond which it is told: with a quorum of one, rounds and the end come by its clock alone."""
 
-SHORTEST_STEP = 1e-3
+SHORTEST_STEP = 1e-4
 """Seconds that a step takes at least, as long as none has been measured."""
 
 PAUSE = 2.0

@@ -120,6 +120,10 @@ class SyncerCore(Knowing):
         times = (self._authority.next_deadline(), self._rounds.next_deadline())
         return min((time for time in times if time is not None), default=None)
 
+    def is_early(self, event: events.FragmentArrived) -> bool:
+        """Whether the offer is here before the reports of its work, which travel by themselves."""
+        return self._members.is_early(event.contribution, self.policy.interval)
+
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The rounds in flight, to look at."""

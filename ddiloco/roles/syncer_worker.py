@@ -201,13 +201,11 @@ class SyncerWorker:
                 self._take_joins(message)
             case CutBegun() | CutOver() | FragmentsWritten() | PartConnected() | FromPart():
                 self._take_of_another(message)
-            case news.Heard() | news.Left() | news.RollCall():  # what waited for it, or waits in vain
-                self._carry_out(self._decide(message))
-                self._take_early(sender_of(message)[0])
             case event:
                 self._carry_out(self._decide(event))
                 if isinstance(event, events.LearnerLost):
                     self._links.lost(event.learner, event.incarnation)
+                self._take_early(sender_of(event)[0])  # what waited for it, or waits in vain
 
     def _take_joins(self, first: events.LearnerJoined) -> None:
         """Answers this join and those that wait right behind it, after one write to the disk."""
@@ -227,12 +225,12 @@ class SyncerWorker:
             self._links.joined(join)
 
     def _comes_early(self, arrived: Arrived) -> bool:
-        """Whether an offer overtook a snapshot, or its learner's report; it waits, or the next one does."""
+        """Whether an offer overtook a snapshot, or its learner's reports; it waits, or the next one does."""
         learner, recording = arrived.event.contribution.learner, self._recording
         key = learner, arrived.event.round.fragment
         self._early.pop(key, None)
         waits = recording is not None and recording.awaits(learner, arrived.epoch, time.monotonic())
-        if waits or (isinstance(self.core, Part) and self.core.is_early(arrived.event)):
+        if waits or self.core.is_early(arrived.event):
             self._early[key] = arrived
         return key in self._early
 

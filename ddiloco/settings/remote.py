@@ -79,8 +79,8 @@ class RemoteConfig:
     )
     restarts: int = setting(
         20,
-        "times that driver=remote restarts one process before it gives it up, and Ray the syncer; those "
-        "before are forgotten where the run has merged since",
+        "times that driver=remote restarts one process before it gives it up, and Ray the syncer or all "
+        "learners; those before are forgotten where the run has merged since",
         at_least=0,
     )
 

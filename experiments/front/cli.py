@@ -146,7 +146,8 @@ def call(argument: str, function: str, flag: str) -> Any:
     """What the function of `FILE.py[:ARGUMENT]` returns, given what stands after the colon.
 
     Raises:
-      UsageError: no such file or function, or the function takes no argument or not this one.
+      UsageError: no such file or function, or the function takes no argument or not this one, of which it
+        raises a ConfigError. Any other error is a mistake in the file, and passes.
     """
     path, _, given = argument.partition(":")
     called = getattr(load_module(path, flag), function, None)
@@ -156,7 +157,7 @@ def call(argument: str, function: str, flag: str) -> Any:
         raise UsageError(f"{flag}: {argument}: its {function}() takes no argument")
     try:
         return called(given) if given else called()
-    except ValueError as error:
+    except ConfigError as error:
         raise UsageError(f"{flag}: {argument}: {error}") from None
 
 

@@ -89,9 +89,16 @@ def plan_of(argument: str) -> Plan:
     """The plan of `FILE.py[:ARGUMENT]`.
 
     Raises:
-      UsageError: no such file or argument, no row, or one that begins outside its grid.
+      UsageError: no such file or argument, no row, or one that lacks something or begins outside its grid.
     """
     given = cli.call(argument, "get_tuning", "config")
+    try:
+        return _plan(argument, given)
+    except KeyError as error:
+        raise cli.UsageError(f"config: {argument}: its get_tuning(), or a row of it, lacks {error}") from None
+
+
+def _plan(argument: str, given: Mapping[str, Any]) -> Plan:
     if not given["rows"]:
         raise cli.UsageError(f"config: {argument}: its get_tuning() names no row")
     rows = []

@@ -40,6 +40,14 @@ def test_a_config_file_may_define_dataclasses(tmp_path):
     assert (config.inner.learning_rate, config.train.batch_size) == (0.25, 3)
 
 
+@pytest.mark.parametrize("argument", ["", ":small"])
+def test_a_mistake_in_a_config_file_is_not_told_as_one_of_the_command(argument, tmp_path):
+    (tmp_path / "own.py").write_text("def get_config(preset='large'):\n    return int(preset)\n")
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        cli.load_config(f"{tmp_path}/own.py{argument}")
+    assert raised.traceback[-1].path == tmp_path / "own.py"
+
+
 def test_what_several_files_are_refused_for_is_told(tmp_path):
     with pytest.raises(cli.UsageError, match="No space left"), cli.reaching("to", tmp_path):
         raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])

@@ -16,6 +16,7 @@ from tests.refusals import assert_refused
 
 CONFIG = """
 from configs import dense
+from ddiloco.config import ConfigError
 
 
 def get_config(preset="decoupled"):
@@ -36,7 +37,7 @@ def get_comparison(which="both"):
         dying = {"virtual.lives": "trace", "virtual.trace": TRACE}
         return [{"label": "dying", **counted, **dying}, {"label": "living", **counted}]
     if which != "both":
-        raise ValueError(f"no comparison {which!r}")
+        raise ConfigError(f"no comparison {which!r}")
     return [
         {"label": "trained", "preset": "decoupled", "paper": {"goodput": 0.84}},
         {

@@ -4,14 +4,11 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import threading
 
 import pytest
 
 ray = pytest.importorskip("ray")
-from ray.cluster_utils import Cluster  # noqa: E402
-
 from ddiloco.launch import on_ray  # noqa: E402
 from ddiloco.launch.assignment import Assignment  # noqa: E402
 from ddiloco.launch.on_ray import RayRun, Resources  # noqa: E402
@@ -24,6 +21,7 @@ from tests import workbench  # noqa: E402
 from tests.integration.hand import UNENDING, assert_counted_once, assert_nothing_twice  # noqa: E402
 from tests.integration.programs import ROOT, SMALLEST  # noqa: E402
 from tests.integration.remote_runs import lines, steps_of, summary_of  # noqa: E402
+from tests.launch.ray_nodes import Nodes  # noqa: E402
 from tests.remote.ends import until  # noqa: E402
 
 LIMIT = 900.0
@@ -39,54 +37,6 @@ def given(*more):
 def settings(*more):
     values = given(*more)
     return parse(cli.resolve(str(ROOT / "configs" / "dense.py"), [*values.items(), ("driver", "remote")]))
-
-
-@contextlib.contextmanager
-def begun_in_time():
-    """Ray gives a node 30 seconds to begin, which a machine busy with other tests may not have."""
-    try:
-        yield
-    except Exception as error:  # Ray raises a bare one
-        if "timed out during startup" not in str(error):
-            raise
-        pytest.skip("a node of Ray did not begin within Ray's 30 seconds")
-
-
-class Nodes:
-    """A cluster whose head has the workdir and no room for learners; each other node has room for one."""
-
-    def __init__(self):
-        with begun_in_time():
-            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        ray.init(address=self.cluster.address, logging_level="warning", log_to_driver=False)
-        self.nodes = []
-
-    def have(self, count):
-        """Adds nodes until there are so many."""
-        while len(self.nodes) < count:
-            with begun_in_time():
-                self.nodes.append(self.cluster.add_node(num_cpus=1))
-
-    def remove(self, node):
-        self.nodes.remove(node)
-        self.cluster.remove_node(node)
-
-    def drain(self, node):
-        """As a notice of preemption does."""
-        why = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a notice"]
-        command = ["ray", "drain-node", f"--address={self.cluster.address}", f"--node-id={node.node_id}"]
-        done = subprocess.run(
-            [*command, *why, "--deadline-remaining-seconds=600"], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-
-    def of(self, actor):
-        node, *_ = ray.get(actor.where.remote())
-        return next(one for one in self.nodes if one.node_id == node)
-
-    def close(self):
-        ray.shutdown()
-        self.cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +200,28 @@ def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_ru
     until(lambda: codes == [1], "the end", LIMIT)
     assert told == ["the syncer fails again and again, and nothing is merged meanwhile"]
     assert (tmp_path / "starts").read_text().count("another") >= 4
+
+
+def never_begun(assignment, experiment, security, stop):
+    """No learner begins: one fails, and another is refused each time."""
+    if assignment.role == "syncer":
+        stop.wait()
+        return 0
+    return 1 + assignment.learner
+
+
+def test_learners_that_all_fail_again_and_again_without_a_merge_between_end_the_run(
+    nodes, tmp_path, monkeypatch
+):
+    nodes.have(2)
+    monkeypatch.setattr(on_ray, "PAUSE", 0.0)
+    monkeypatch.setattr(on_ray, "SETTLED_SECONDS", 0.0)
+    told, codes = [], []
+    experiment = settings("--config.sync.num_learners=2", "--config.remote.restarts=1")
+    run = RayRun(experiment, tmp_path, Resources(), never_begun, told.append)
+    threading.Thread(target=lambda: codes.append(run.run(threading.Event())), daemon=True).start()
+    until(lambda: codes == [1], "the end", LIMIT)
+    assert told[-1] == "every learner fails again and again, and nothing is merged meanwhile"
 
 
 class Unpacked(Exception):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from ddiloco.protocol import events
+from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import SELDOM, Member, Membership
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.speed_limit import SpeedLimit
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from tests.protocol.desk import Desk, merges
+from tests.protocol.desk import Desk, merges, only
 
 T, LEFT = 48_000, 1000
 POLICY = SyncPolicy(num_learners=4, num_fragments=1, interval=24, quorum=1, silence_timeout=60.0)
@@ -103,6 +103,14 @@ def test_reports_that_come_all_at_once_after_a_pause_are_believed_as_far_as_it_w
     for n in range(1, 61):
         told += desk.report(0, 8 + n * steps // 60, at=68.0 + n / 1000)
     assert ("impossible report" not in [getattr(action, "reason", "") for action in told]) is believed
+
+
+def test_steps_of_less_than_a_millisecond_are_believed_before_any_was_measured():
+    """Of a toy on a fast CPU; a report that is not believed has its learner dismissed."""
+    desk = Desk(learners=1, num_fragments=2, interval=8)
+    desk.report(0, 1, at=0.002)
+    assert not any(isinstance(one, actions.Drop) for one in desk.report(0, 14, at=0.006, steps=14))
+    assert only(actions.Drop, desk.report(0, 1000, at=0.007, steps=1000)).reason == "impossible report"
 
 
 @pytest.mark.parametrize(("step", "steps"), [(1 << 51, 1 << 50), (100, 98), (2, 3)])

@@ -136,6 +136,16 @@ def test_of_the_reports_that_wait_only_the_newest_is_sent():
     assert (ready.event.WhichOneof("kind"), last.event.step_reported.report.step) == ("learner_ready", 1000)
 
 
+def test_reports_of_very_short_steps_are_not_sent_faster_than_a_syncer_takes_them(monkeypatch):
+    monkeypatch.setattr("ddiloco.remote.learner.outbox.REPORT_EVERY", 0.2)
+    box, begun = Outbox(0), time.monotonic()
+    messages = box.messages(box.connected())
+    for step in (1, 2):
+        box.send(report(0, 1, step))
+        assert pb.FromLearner.FromString(next(messages)).event.step_reported.report.step == step
+    assert time.monotonic() - begun >= 0.2
+
+
 def test_a_message_that_follows_records_is_never_sent_before_them():
     outbox, message = Outbox(0), pb.FromLearner(goodbye=True)
     for step in (1, 2):

@@ -183,6 +183,25 @@ def test_what_nobody_asked_for_is_dropped(desk):
     assert it.noted("drop") == [{"learner": 0, "reason": "unexpected fragment"}]
 
 
+def test_an_offer_that_overtook_the_reports_of_its_steps_is_merged_once_they_are_here(desk):
+    """With steps of less than a millisecond reports are thousands of steps behind, and offers are not."""
+    it = desk(2)
+    asked = [peer.is_asked() for peer in it.peers]
+    it.peers[0].offer(asked[0], full(2.0))
+    for peer in it.peers:
+        peer.report()
+    it.peers[1].offer(asked[1], full(4.0))
+    np.testing.assert_allclose(it.peers[0].next(events.UpdateArrived).fragments[0][0], full(3.0), rtol=1e-6)
+    assert it.noted("drop") == []
+
+
+def test_an_offer_that_overtook_reports_is_not_kept_once_its_learner_is_lost(desk):
+    it = desk(2)
+    it.peers[0].offer(it.peers[0].is_asked(), full(2.0))
+    it.worker.send(events.LearnerLost(0, 1, "killed"))
+    until(lambda: it.noted("drop"), "the word of the offer")
+
+
 def test_a_peer_that_is_lost_before_its_offer_is_here_is_left_out(desk):
     it = desk(2)
     it.offers(full(5.0), None)

@@ -155,6 +155,8 @@ def test_long_names_of_points_leave_the_figure_its_room(tmp_path, monkeypatch):
 
 
 FILE = """
+from ddiloco.config import ConfigError
+
 BASELINE = {"algorithm": "data_parallel"}
 
 
@@ -162,7 +164,7 @@ def get_sweep(which="all"):
     if which == "none":
         return []
     if which != "all":
-        raise ValueError(f"no part {which!r}")
+        raise ConfigError(f"no part {which!r}")
     return [{"algorithm": "data_parallel"}, {"algorithm": "decoupled"}]
 """
 

@@ -152,6 +152,17 @@ def test_a_plan_without_a_row_is_refused(tmp_path):
         tuning.plan_of(str(file))
 
 
+def test_a_row_that_lacks_its_axes_is_refused(tmp_path):
+    file = tmp_path / "plan.py"
+    file.write_text(
+        "def get_tuning():\n"
+        "    row = {'label': 'x', 'preset': 'tiny'}\n"
+        "    return {'rows': [row], 'grid': {}, 'budget': 3, 'choosing': {}}\n"
+    )
+    with pytest.raises(cli.UsageError, match=r"plan.py: its get_tuning\(\), or a row of it, lacks 'axes'"):
+        tuning.plan_of(str(file))
+
+
 def test_rows_whose_folders_are_one_are_refused(tmp_path):
     file = tmp_path / "plan.py"
     file.write_text(

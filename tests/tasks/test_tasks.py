@@ -13,7 +13,7 @@ from ddiloco.config import ConfigError
 from ddiloco.models import MODELS
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse, task_of, to_json
-from ddiloco.tasks import TASKS
+from ddiloco.tasks import TASKS, task_class
 from tests import workbench
 from tests.refusals import refusal
 
@@ -75,6 +75,12 @@ def test_batches_are_a_function_of_the_seed_and_resume(name, data_dir):
 
 def test_every_model_has_a_task_that_there_is():
     assert {model.task for model in MODELS.values()} <= set(TASKS)
+
+
+def test_a_misspelt_task_is_told_with_what_it_may_be():
+    told = "MODEL.task: is 'captoning', but must be one of language_modelling, classification, captioning"
+    with pytest.raises(ConfigError, match=told):
+        task_class("captoning")
 
 
 @pytest.mark.parametrize(("config", "preset"), PRESETS, ids=lambda value: getattr(value, "__name__", value))

@@ -19,6 +19,7 @@ from ddiloco.remote.wire.unconfirmed import Unconfirmed
 
 MOST_EVENTS = 64
 MOST_RECORDS = 500_000  # about 60 MB: two days without the syncer at three steps a second
+REPORT_EVERY = 0.002  # seconds from one report to the next: of shorter steps the syncer need not hear each
 BATCH = 256
 BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
 
@@ -40,6 +41,7 @@ class Outbox:
         self._records: Unconfirmed[pb.Record] = Unconfirmed(most_records)
         self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
         self._waiting_since: float | None = None  # the oldest record that is not sent
+        self._next_report = 0.0  # when the next report may be sent
         self._due = 0  # number of the first record that may wait longer than the messages
         self._connection = 0
         self._finished = False
@@ -142,11 +144,14 @@ class Outbox:
                 left = self._waiting_since + BATCH_EVERY - now if unsent else None
                 if unsent and self._records.sent < self._due:
                     return self._batch()
-                if self._events:
+                if self._events and not _is_report(self._events[0]):
+                    return self._events.popleft()
+                if self._events and now >= self._next_report:
+                    self._next_report = now + REPORT_EVERY
                     return self._events.popleft()
                 if unsent and (unsent >= BATCH or left <= 0 or self._finished):
                     return self._batch()
-                self._change.wait(left)
+                self._change.wait(self._next_report - now if self._events else left)
             return None
 
     def _batch(self) -> pb.FromLearner:

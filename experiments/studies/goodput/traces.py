@@ -51,7 +51,7 @@ def read_outages(path: pathlib.Path, servers: int | None = None) -> Outages:
             return _counted(values["data"], values["metadata"]["gap_seconds"])
         if isinstance(values, list) and values and "node_id" in values[0]:
             return _faults(values, servers)
-    except (LookupError, TypeError) as error:
+    except (LookupError, TypeError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be used: {error!r}") from None
     raise ValueError(f"{path}: has none of the formats of traces")
 
@@ -184,5 +184,7 @@ def _added_and_removed(rows: Iterable[Sequence[str]]) -> Outages:
 
 
 def _outages(servers: int, seconds: float, found: Iterable[Interruption]) -> Outages:
+    if not seconds:
+        raise LookupError("it lasts no time")
     lasting = [one for one in found if one.back_at > one.time and one.time < seconds]
     return Outages(servers, seconds, tuple(sorted(lasting, key=lambda one: (one.time, one.slice))))

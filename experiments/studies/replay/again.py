@@ -50,7 +50,8 @@ def again(recorded: Recorded, until: RoundId | None) -> int:
     if until is not None:
         checkpoints.save(workdir / "replay", done.step, experiment, done.params, None)
         print(workdir / "replay" / str(done.step))
-        return 0
+        if any(merge.round > until for merges in recorded.plan.merges for merge in merges):
+            return 0
     left = read_json(workdir / "summary.json").get("params_sha256")
     if left not in (None, done.sha256):
         print(f"error: the run's params_sha256 is {left}, another", file=sys.stderr)

@@ -282,7 +282,7 @@ class Invariants:
         come = {m for m, report in reports.items() if report is None or report.step >= which.step}
         if self.parts > 1:  # each has its own view of who is live
             ever = {m for (m, _), report in self._syncer.reports.items() if report.step >= which.step}
-            require(len(ever | given) >= (self.policy.quorum or 1), "a quorum has come to the step", which)
+            require(len(ever | given) >= self.policy.fewest, "a quorum has come to the step", which)
         elif self.policy.quorum is None:
             require(come == live, "the quorum of all is of all that are live", which, live - come)
         else:
@@ -297,7 +297,7 @@ class Invariants:
         require(which not in self.merged, "no round is merged twice", merge)
         learners = {c.learner for c in given}
         require(len(learners) == len(given), "a learner gives once to a merge", merge)
-        require(len(learners) >= (self.policy.quorum or 1), "a merge has its quorum", merge)
+        require(len(learners) >= self.policy.fewest, "a merge has its quorum", merge)
         for c in given:
             require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
             arrived = self._syncer.arrived.get(which, ())

@@ -62,6 +62,9 @@ def test_a_file_of_another_format_is_refused(tmp_path):
         ("empty.csv", ""),
         ("no_gap.json", '{"data": [1, 2]}'),
         ("no_times.json", '[{"node_id": "a"}]'),
+        ("no_csv.csv", f"0,add,{'n' * 200_000}\n"),
+        ("at_once.csv", "0,add,n1\n0,remove,n1\n"),
+        ("at_once.json", '[{"node_id": "a", "event_time": 0, "event_type": "fault_start"}]'),
         ("no_counts.json", '{"data": 3, "metadata": {"gap_seconds": 300}}'),
     ],
 )

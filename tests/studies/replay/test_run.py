@@ -19,8 +19,11 @@ from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
+from ddiloco.training import platform
 from ddiloco.virtual.lives import Change, write_trace
+from experiments.studies.replay import again as command
 from experiments.studies.replay import plan as plans
+from experiments.studies.replay import recorded as reading
 from experiments.studies.replay import run as replay
 from experiments.studies.replay import works
 from experiments.studies.replay.reading import read_run, read_tape
@@ -161,6 +164,22 @@ def test_a_replay_may_stop_after_a_round(recorded):
     assert done.step == max(w.round.step for w in whole[: done.merges])
     with pytest.raises(TapeError, match="no round up to step 0 was merged"):
         again(workdir, e, until=RoundId(0, 0))
+
+
+def test_a_replay_up_to_a_round_after_the_last_is_compared_with_the_run_as_a_whole_one(
+    recorded, monkeypatch, capsys
+):
+    workdir, _ = recorded()
+    monkeypatch.setattr(command.platform, "prepare", functools.partial(platform.prepare, cache=False))
+    with reading.recorded(str(workdir)) as run, workbench.devices(1):
+        [whole] = run.plan.merges
+        for until, is_all in (
+            (max(w.round for w in whole), True),
+            (RoundId(1000, 0), True),
+            (whole[1].round, False),
+        ):
+            assert command.again(run, until) == 0
+            assert ("the same as the run's" in capsys.readouterr().out) == is_all
 
 
 def with_sha256(tapes, number, header=None):

@@ -21,6 +21,7 @@ from tests import workbench  # noqa: E402
 from tests.integration.hand import UNENDING, assert_counted_once, assert_nothing_twice  # noqa: E402
 from tests.integration.programs import ROOT, SMALLEST  # noqa: E402
 from tests.integration.remote_runs import lines, steps_of, summary_of  # noqa: E402
+from tests.launch import ray_mains  # noqa: E402
 from tests.launch.ray_nodes import Nodes  # noqa: E402
 from tests.remote.ends import until  # noqa: E402
 
@@ -129,20 +130,6 @@ def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
     assert_nothing_lost(run, 1)
 
 
-def refused_once(assignment, experiment, security, stop):
-    """The syncer ends once its learner has begun a second time; every first time it was refused."""
-    mark = assignment.workdir / "refused"
-    match assignment.role:
-        case "syncer":
-            until(lambda: mark.with_name("begun").exists() or stop.is_set(), "the learner", LIMIT)
-            return 0
-        case "learner" if mark.exists():
-            mark.with_name("begun").touch()
-            return 0
-    mark.touch()
-    return 2
-
-
 def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monkeypatch):
     nodes.have(1)
     monkeypatch.setattr(on_ray, "PAUSE", 0.0)
@@ -150,27 +137,15 @@ def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monke
         monkeypatch.setattr(on_ray, "SETTLED_SECONDS", seconds)
         workdir, told = tmp_path / str(seconds), []
         workdir.mkdir()
-        run = RayRun(settings(*ONE), workdir, Resources(), refused_once, told.append, kept=workdir)
+        run = RayRun(settings(*ONE), workdir, Resources(), ray_mains.refused_once, told.append, kept=workdir)
         assert run.run(threading.Event()) == codes, told
         assert "learner 0 has ended with exit code 2" in told
-
-
-def saved_at_the_second_try(assignment, experiment, security, stop):
-    """The syncer that is told to end fails to save, as on a full disk; the next one does not."""
-    told, go_on = assignment.workdir / "told", assignment.workdir / "go_on"
-    if assignment.role == "syncer":
-        until(stop.is_set, "the word to stop", LIMIT)
-        if not told.exists():
-            told.touch()
-            until(go_on.exists, "the test", LIMIT)
-            return 1
-    return 0
 
 
 def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(nodes, tmp_path):
     nodes.have(1)
     stop, codes = threading.Event(), []
-    run = RayRun(settings(*ONE), tmp_path, Resources(), saved_at_the_second_try, print)
+    run = RayRun(settings(*ONE), tmp_path, Resources(), ray_mains.saved_at_the_second_try, print)
     thread = threading.Thread(target=lambda: codes.append(run.run(stop)), daemon=True)
     thread.start()
     stop.set()
@@ -180,34 +155,14 @@ def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(no
     until(lambda: codes == [143], "the end", 180.0)
 
 
-def merging_once(assignment, experiment, security, stop):
-    """The syncer fails at every start, and has merged by then at the second."""
-    if assignment.role == "syncer":
-        with (assignment.workdir / "starts").open("a") as file:
-            file.write("another\n")
-        starts = (assignment.workdir / "starts").read_text().count("another")
-        (assignment.workdir / "summary.json").write_text(json.dumps({"rounds": int(starts > 1)}))
-        return 1
-    stop.wait()
-    return 0
-
-
 def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_run(nodes, tmp_path):
     nodes.have(1)
     told, codes, experiment = [], [], settings(*ONE, "--config.remote.restarts=1")
-    run = RayRun(experiment, tmp_path, Resources(), merging_once, told.append)
+    run = RayRun(experiment, tmp_path, Resources(), ray_mains.merging_once, told.append)
     threading.Thread(target=lambda: codes.append(run.run(threading.Event())), daemon=True).start()
     until(lambda: codes == [1], "the end", LIMIT)
     assert told == ["the syncer fails again and again, and nothing is merged meanwhile"]
     assert (tmp_path / "starts").read_text().count("another") >= 4
-
-
-def never_begun(assignment, experiment, security, stop):
-    """No learner begins: one fails, and another is refused each time."""
-    if assignment.role == "syncer":
-        stop.wait()
-        return 0
-    return 1 + assignment.learner
 
 
 def test_learners_that_all_fail_again_and_again_without_a_merge_between_end_the_run(
@@ -218,7 +173,7 @@ def test_learners_that_all_fail_again_and_again_without_a_merge_between_end_the_
     monkeypatch.setattr(on_ray, "SETTLED_SECONDS", 0.0)
     told, codes = [], []
     experiment = settings("--config.sync.num_learners=2", "--config.remote.restarts=1")
-    run = RayRun(experiment, tmp_path, Resources(), never_begun, told.append)
+    run = RayRun(experiment, tmp_path, Resources(), ray_mains.never_begun, told.append)
     threading.Thread(target=lambda: codes.append(run.run(threading.Event())), daemon=True).start()
     until(lambda: codes == [1], "the end", LIMIT)
     assert told[-1] == "every learner fails again and again, and nothing is merged meanwhile"
@@ -241,7 +196,7 @@ def test_an_actor_that_a_node_cannot_unpack_is_told_and_begun_again(nodes, tmp_p
         told.append(line)
         folder.mkdir(exist_ok=True)  # the node has what it needs from then on
 
-    run = RayRun(settings(*ONE), tmp_path, Resources(), refused_once, note)
+    run = RayRun(settings(*ONE), tmp_path, Resources(), ray_mains.refused_once, note)
     for role, security in (("syncer", Security()), ("learner", Unpacked(str(folder)))):
         run._start(Assignment(role, workdir=tmp_path), security, {"num_cpus": 0})
     assert run._wait(threading.Event()) == 0

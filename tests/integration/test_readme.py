@@ -78,7 +78,8 @@ def smaller(command: str, runs: pathlib.Path) -> str:
         changes |= OF_TEXT
     if "configs/chaos.py" in command:
         changes |= BUDGET
-    if "driver=remote" in command:
+    if "driver=remote" in command or "device_count" in command:
+        command = command.replace("device_count=8", "device_count=4")
         changes |= {"sync.num_learners": 2}
     workdir = "" if "--workdir" in command or "experiments.tokenize" in command else f"--workdir={runs}/run"
     return f"{command} {_settings(changes)} {workdir}"

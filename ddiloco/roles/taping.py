@@ -149,7 +149,9 @@ def machine_of(mesh: Mesh | None) -> Machine:
 
 def _xla_flags() -> str:
     flags = os.environ.get("XLA_FLAGS", "").split()
-    return " ".join(sorted({flag for flag in flags if "device_count" not in flag}))
+    # Neither the number of devices nor what hosts share of the compiler's work decides a number.
+    others = {flag for flag in flags if "device_count" not in flag and "shard_autotuning" not in flag}
+    return " ".join(sorted(others))
 
 
 def _position(batches: Batches) -> dict[str, Any] | None:

@@ -14,7 +14,8 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 
 JOIN_AGAIN = 1.0
-"""Seconds after which a learner that has not been welcomed asks again: its number may have become free."""
+"""Seconds after which a learner that has not been welcomed asks again, as its number may have become free.
+One that rejoins reports after as many, unless a step is complete before."""
 
 BEYOND_REJOINING = 1 << 20
 """More incarnations than a process ever takes by rejoining: by leaps of it no two come to the same."""
@@ -68,6 +69,7 @@ class LearnerCore:
         self._joined_step = 0
         self._welcomed_as: int | None = None  # incarnation whose welcome was adopted
         self._reported_step = -1
+        self._known_as: int | None = None  # incarnation under which it said what it has, or was welcomed
         self._welcome: dict[int, FragmentWork] = {}  # by fragment, what has come of a welcome
         self._welcome_step = 0
         self._fragments: list[FragmentWork] = []
@@ -82,8 +84,12 @@ class LearnerCore:
 
     @property
     def heartbeat(self) -> float:
-        """Seconds after which to send a Heartbeat if it has said nothing; it asks more often to be let in."""
-        return self.policy.heartbeat if self.recovered else min(JOIN_AGAIN, self.policy.heartbeat)
+        """Seconds after which to send a Heartbeat if it has said nothing.
+
+        Sooner while it asks to be let in, and to say what it has where it rejoins: others may wait for that.
+        """
+        known = self._known_as == self.incarnation
+        return self.policy.heartbeat if known else min(JOIN_AGAIN, self.policy.heartbeat)
 
     @property
     def done(self) -> bool:
@@ -176,7 +182,7 @@ class LearnerCore:
 
     def _adopt(self) -> list[actions.LearnerAction]:
         """Begins with the welcome, now that all parts of it are here."""
-        self._welcomed_as = self.incarnation
+        self._welcomed_as = self._known_as = self.incarnation
         self.clock = self._joined_step = self._welcome_step
         self._reported_step = -1
         self._fragments = [self._welcome[p] for p in range(self.policy.num_fragments)]
@@ -322,7 +328,7 @@ class LearnerCore:
         return [self._say(self._report())]
 
     def _say(self, report: Report) -> actions.TellSyncer:
-        self._last = report
+        self._last, self._known_as = report, report.incarnation
         return actions.TellSyncer(events.StepReported(report))
 
     def _outstanding(self) -> list[int]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from ddiloco.data.shards import reshard
 from ddiloco.disk.durable import Start
-from ddiloco.disk.snapshots.array_names import named, numbered
+from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.disk.snapshots.parts import SYNCER_PART, Needs, is_fragments_part, learner_part
 from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.header import ResumedWith
-from ddiloco.outer.blocks import Blocks
+from ddiloco.outer.blocks import Blocks, Cut
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.learner import FragmentWork
@@ -66,8 +66,8 @@ def run_of(snapshot: Snapshot | None) -> str:
 class Origin:
     """The snapshot that a run resumes from. Each part is read only when something in it is needed.
 
-    A learner's process thus reads its own part, and the syncer's part only if its own is behind it. Reading a
-    damaged part raises SnapshotError.
+    A learner's process thus reads its own part, and of the syncer's the fragments in which its own is behind.
+    Reading what is damaged raises SnapshotError.
     """
 
     def __init__(
@@ -96,21 +96,12 @@ class Origin:
     @functools.cached_property
     def start(self) -> Start:
         """The state that the syncer begins with."""
-        part = self._snapshot.part(SYNCER_PART)
-        arrays, values = dict(part.arrays), part.state
-        for name in filter(is_fragments_part, self._snapshot.parts):  # of a syncer of several processes
-            arrays |= self._snapshot.part(name).arrays
-        state = SyncerState(
-            tuple(values["versions"]),
-            tuple(values["merged_steps"]),
-            tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
-            tuple(values["lineages"]),
-        )
+        arrays = self._syncers_arrays()
         fragments = {
             p: FragmentState(version, numbered(f"fragment/{p}", arrays), numbered(f"outer/{p}", arrays))
-            for p, version in enumerate(state.versions)
+            for p, version in enumerate(self._state.versions)
         }
-        return Start(state, fragments)
+        return Start(self._state, fragments)
 
     @functools.cached_property
     def tokens(self) -> dict[int, int]:
@@ -134,7 +125,7 @@ class Origin:
 
     def incarnation(self, learner: int) -> int:
         """The learner's next incarnation."""
-        known = dict(self.start.state.incarnations).get(learner, 0)
+        known = dict(self._state.incarnations).get(learner, 0)
         own = self._states[learner]["incarnation"] if learner in self.learners else 0
         return 1 + max(known, own)
 
@@ -150,18 +141,20 @@ class Origin:
             return None
         part = self._snapshot.part(learner_part(learner), self._needs)
         fragments, clock = fragments_from_json(part.state["fragments"]), part.state["clock"]
-        updates: dict[int, Pieces] = {}
         arrays = {name: x for name, x in part.arrays.items() if name.split("/")[0] not in _CODEC_STATE}
+        lacking = [p for p, own in enumerate(fragments) if own.version < self._versions[p]]
+        wanted = set(lacking)
         if transfer.keeps_anchors:
-            arrays |= self._codec_state(part, fragments, transfer.error_feedback)
-        for p, own in enumerate(fragments):
-            if own.version < self._versions[p]:
-                state = self.start.state
-                merged_step, lineage = state.merged_steps[p], state.lineages[p]
-                fragments[p] = FragmentWork(self._versions[p], merged_step, lineage=lineage)
-                if merged_step - clock > self._band:
-                    clock = merged_step
-                updates[p] = self.start.fragments[p].pieces
+            wanted |= {p for p in range(len(fragments)) if not of_kind(f"anchor/{p}", part.arrays)}
+        pieces = self._pieces(wanted)
+        if transfer.keeps_anchors:
+            arrays |= self._codec_state(part, pieces, transfer.error_feedback)
+        for p in lacking:
+            merged_step, lineage = self._state.merged_steps[p], self._state.lineages[p]
+            fragments[p] = FragmentWork(self._versions[p], merged_step, lineage=lineage)
+            if merged_step - clock > self._band:
+                clock = merged_step
+        updates = {p: pieces[p] for p in lacking}
         values = {"position": position, "steps": part.state["steps"]}
         begins_with = ResumedWith(self.name, clock, tuple(fragments))
         return ResumedLearner(begins_with, part.state["tokens"], arrays, values, updates)
@@ -181,18 +174,47 @@ class Origin:
     def _states(self) -> dict[int, dict[str, Any]]:
         return {m: self._snapshot.state(learner_part(m)) for m in self.learners}
 
+    @functools.cached_property
+    def _state(self) -> SyncerState:
+        """What the syncer knew beside its arrays."""
+        values = self._snapshot.state(SYNCER_PART)
+        return SyncerState(
+            tuple(values["versions"]),
+            tuple(values["merged_steps"]),
+            tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
+            tuple(values["lineages"]),
+        )
+
+    def _syncers_arrays(self, needs: Needs | None = None) -> dict[str, Any]:
+        """The syncer's arrays, also where it was several processes."""
+        parts = [SYNCER_PART, *filter(is_fragments_part, self._snapshot.parts)]
+        return {name: x for part in parts for name, x in self._snapshot.part(part, needs).arrays.items()}
+
+    def _pieces(self, fragments: Collection[int]) -> dict[int, Pieces]:
+        """What a learner needs of the syncer's pieces of these fragments; other files are not read."""
+
+        def needs(name: str, shape: tuple[int, ...]) -> Cut:
+            kind, _, rest = name.partition("/")
+            if kind != "fragment" or int(rest.partition("/")[0]) not in fragments:
+                return Cut(shape, ())
+            return Cut.whole(shape) if self._needs is None else self._needs(name, shape)
+
+        arrays = self._syncers_arrays(needs) if fragments else {}
+        found = {p: numbered(f"fragment/{p}", arrays) for p in fragments}
+        return found if self._needs else {p: tuple(x.all for x in pieces) for p, pieces in found.items()}
+
     def _codec_state(
-        self, part: SnapshotPart, fragments: Sequence[FragmentWork], error_feedback: bool
+        self, part: SnapshotPart, pieces: Mapping[int, Pieces], error_feedback: bool
     ) -> dict[str, np.ndarray | Blocks]:
         """For each fragment, the version that offers are encoded against, and what encodings left out.
 
-        Where an update was on its way that is nothing: if an offer of the learner's is in it, what was left
-        out before was sent along.
+        Where an update was on its way, in `pieces`, that is nothing: if an offer of the learner's is in it,
+        what was left out before was sent along.
         """
         arrays: dict[str, np.ndarray | Blocks] = {}
-        for p, own in enumerate(fragments):
-            known = part.arrays if own.version == self._versions[p] else {}
-            anchor = numbered(f"anchor/{p}", known) or self.start.fragments[p].pieces
+        for p in range(len(self._versions)):
+            known = {} if p in pieces else part.arrays
+            anchor = pieces.get(p) or numbered(f"anchor/{p}", known)
             arrays |= named(f"anchor/{p}", anchor)
             if error_feedback:
                 kept = numbered(f"residual/{p}", known) if self._same_codec else ()

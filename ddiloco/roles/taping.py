@@ -29,7 +29,7 @@ from ddiloco.observe import records
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256
 from ddiloco.protocol.state import SyncerState
-from ddiloco.roles.learner_arrays import Batches, Equipment
+from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.settings.experiment import Experiment, all_settings
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
@@ -68,7 +68,7 @@ class Tapes:
         if self.folder is None:
             return LearnerTape(learner, process)
         machine = machine_of(equipment.program.mesh)
-        position = _position(equipment.batches)
+        position = equipment.batches.get_state()
         header = self._header("learner", learner, process, machine, position=position, resumed=resumed)
         path = learner_tape(self.folder, learner, process)
         return LearnerTape(learner, process, path, header, self._record, self._most_bytes)
@@ -149,8 +149,6 @@ def machine_of(mesh: Mesh | None) -> Machine:
 
 def _xla_flags() -> str:
     flags = os.environ.get("XLA_FLAGS", "").split()
-    return " ".join(sorted({flag for flag in flags if "device_count" not in flag}))
-
-
-def _position(batches: Batches) -> dict[str, Any] | None:
-    return batches.get_state() if hasattr(batches, "get_state") else None
+    # Neither the number of devices nor what hosts share of the compiler's work decides a number.
+    others = {flag for flag in flags if "device_count" not in flag and "shard_autotuning" not in flag}
+    return " ".join(sorted(others))

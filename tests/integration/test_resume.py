@@ -33,10 +33,8 @@ DRIVERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "driver", ["remote", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hosts", "local"))]
-)
-def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, programs, tmp_path):
+def killed_whole(driver, programs, tmp_path):
+    """Has a run killed that has two snapshots; gives what starts it again with other settings."""
     changes = [*programs.training(tmp_path), *DRIVERS[driver], *TAKING]
     devices = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     flags = {"XLA_FLAGS": devices} if driver == "hosts" else {}
@@ -56,6 +54,14 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
     finally:
         process.kill()  # the rest of its processes go with it
         process.communicate()
+    return start
+
+
+@pytest.mark.parametrize(
+    "driver", ["remote", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hosts", "local"))]
+)
+def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, programs, tmp_path):
+    start = killed_whole(driver, programs, tmp_path)
     number, manifest = max(manifests(tmp_path).items())
     header = manifest["header"]
     clocks = header["clocks"]["learners"]
@@ -89,6 +95,24 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_snapshot(driver, pro
     again = programs.run("replay", f"--workdir={tmp_path}")
     assert again.returncode == 0, again.stderr
     assert "the same as the run's" in again.stdout
+
+
+@pytest.mark.slow
+def test_a_learner_of_two_hosts_joins_anew_where_one_s_blocks_are_damaged(programs, tmp_path):
+    start = killed_whole("hosts", programs, tmp_path)
+    number, manifest = max(manifests(tmp_path).items())
+    clocks = manifest["header"]["clocks"]["learners"]
+    furthest = max(clocks[m]["learners"][m][1] for m in clocks)
+    damaged = tmp_path / "snapshots" / f"{number:06d}" / learner_part(0) / "host_001"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 255]))
+    resumed = programs.finish(start(f"--config.train.steps={furthest + 24}", "--config.resume=true"))
+    assert resumed.returncode == 0, resumed.stderr
+    summary = summary_of(tmp_path)
+    assert (summary["finished"], summary["failures"]) == (True, [])
+    joined = lines(tmp_path / "recoveries.jsonl")
+    assert [r["learner"] for r in joined[2:]] == [0], "it alone, and once: no process had to begin again"
+    assert f"host 1: {damaged.parent.name}/host_001 is damaged: the learner joins again" in resumed.stderr
 
 
 def test_without_a_snapshot_there_is_nothing_to_resume(programs, tmp_path):

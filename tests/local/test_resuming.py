@@ -11,6 +11,7 @@ from ddiloco.disk.snapshots.array_names import of_kind
 from ddiloco.disk.snapshots.parts import is_syncers
 from ddiloco.disk.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
+from ddiloco.outer.blocks import Cut
 from ddiloco.protocol.learner import FragmentWork
 from ddiloco.roles import learner_worker as learner_module
 from ddiloco.roles import resuming
@@ -157,10 +158,10 @@ def rewritten(taken, folder, arrays=(), outer=(), **state) -> SnapshotStore:
     return store
 
 
-def damage(part):
-    """Changes the last byte of every file in the folder of a part."""
+def damage(part, *but):
+    """Changes the last byte of every file in the folder of a part, but for those with these names."""
     for path in part.rglob("*"):
-        if path.is_file():
+        if path.is_file() and path.name not in but:
             whole = path.read_bytes()
             path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 255]))
 
@@ -236,3 +237,20 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
     for name in names:
         if all(piece.name != name for p in (0, 2) for piece in assembly.layout.fragments[p]):
             np.testing.assert_array_equal(held[f"params/{name}"], whole[name])
+
+
+@pytest.mark.parametrize("needs", [None, lambda name, shape: Cut.whole(shape)], ids=["alone", "one of hosts"])
+def test_of_the_syncers_arrays_a_learner_reads_the_fragment_alone_that_it_lacks(
+    interrupted, data_dir, tmp_path, one_device, needs
+):
+    taken, e = newest(interrupted[1]), settings(data_dir)
+    rows = [[version - (p == 1), 1, 0, 0, False] for p, version in enumerate(taken.header["versions"])]
+    store = rewritten(taken, tmp_path / "snapshots", fragments=rows)
+    assembly = assembly_of(e)
+    pieces = resuming.Origin(store.open(1), e, assembly.layout).start.fragments[1].pieces
+    damage(store.folder / "000001" / "syncer", "state.json", "fragment_001")
+    origin = resuming.Origin(store.open(1, own=lambda name: False), e, assembly.layout, needs)
+    back = origin.learner(0, None, assembly.equipment()[0].transfer)
+    assert list(back.updates) == [1]
+    for piece, read in zip(pieces, back.updates[1], strict=True):
+        np.testing.assert_array_equal(piece, read if needs is None else read.all)

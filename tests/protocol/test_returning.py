@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.learner import JOIN_AGAIN, LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from tests.protocol.learner_desk import ask, finish, made, sent, start, step, welcomed
 
@@ -78,10 +78,13 @@ def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member
     assert core.blocked
     (beat,) = core.handle(events.Heartbeat(), 0.0)
     assert beat.event.report.incarnation == 1
+    assert core.heartbeat == core.policy.heartbeat > JOIN_AGAIN
     core.handle(events.NotMember(1), 0.0)
     assert core.blocked
+    assert core.heartbeat == JOIN_AGAIN, "all others wait for what it has"
     (beat,) = core.handle(events.Heartbeat(), 0.0)
     assert beat.event.report.incarnation == 2
+    assert core.heartbeat == core.policy.heartbeat
 
 
 def test_a_welcome_to_one_that_returned_replaces_all_it_held():

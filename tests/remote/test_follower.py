@@ -48,6 +48,20 @@ def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
     assert not follower._states
 
 
+def test_a_host_that_cannot_read_its_blocks_in_a_snapshot_says_so_and_lives(tmp_path):
+    """The other hosts may have read theirs: host 0 has all of them begin otherwise."""
+    follower = Follower.__new__(Follower)
+    follower._workdir, follower._say, follower._assembly = tmp_path, queue.SimpleQueue(), unittest.mock.Mock()
+    follower._copies, follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(3))
+    follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
+    follower._do(pb.Order(restore=3))
+    done = follower._say.get(timeout=PATIENCE).done
+    assert (done.copy, done.problem) == (
+        3,
+        f"host 1: {tmp_path}/snapshots/000003: is incomplete: it has no manifest.json",
+    )
+
+
 class Adopting:
     """A host's arrays that keep what they are told to adopt."""
 

@@ -16,11 +16,13 @@ import pytest
 
 from ddiloco.data.errors import DataError
 from ddiloco.data.host_batches import HostBatches
+from ddiloco.disk.snapshots.store import SnapshotError
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace
+from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
@@ -107,6 +109,23 @@ def test_orders_reach_all_hosts_in_order(leading):
     for clock in range(5):
         leading.followers.order(pb.Order(step=clock))
     assert [[host.next().step for _ in range(5)] for host in hosts] == [list(range(5))] * 2
+
+
+@pytest.mark.parametrize("problem", ["", "host 2: learner_000/host_002 is damaged"])
+def test_a_learner_resumes_once_all_hosts_have_read_their_blocks_or_not_at_all(leading, problem):
+    hosts, lead = leading.hosts(), Lead.__new__(Lead)
+    lead.followers = leading.followers
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        resumes = pool.submit(lead.restore, 4)
+        for host, told in zip(hosts, ("", problem), strict=True):
+            assert host.next().restore == 4
+            assert not resumes.done()
+            host.say(done=pb.FromHost.Done(copy=4, problem=told))
+        if problem:
+            with pytest.raises(SnapshotError, match=problem):
+                resumes.result(PATIENCE)
+        else:
+            resumes.result(PATIENCE)
 
 
 @pytest.mark.parametrize(

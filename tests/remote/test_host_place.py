@@ -31,21 +31,28 @@ finally:
 
 
 def test_a_host_has_all_gpus_of_its_node_and_finds_host_0_whatever_its_cluster_sets():
-    """JAX takes a task of Slurm for one of as many as there are GPUs, and the web's proxy for its own."""
+    """JAX takes a task of Slurm for one of as many as there are GPUs, and the web's proxy for its own.
+
+    And XLA would have the hosts wait for host 0 to compile what it has in its cache: it knows the flag.
+    """
     program = """
+import os
 import jax
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.hosts import HostPlace
 with reserved_port() as port:
     HostPlace(0, 1, f"127.0.0.1:{port}").join()
-print(jax.config._read("jax_cuda_visible_devices"))
+jax.numpy.zeros(1).block_until_ready()
+print(jax.config._read("jax_cuda_visible_devices"), os.environ["XLA_FLAGS"])
 """
     names = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **{f"SLURM_{name}": "0" for name in names}}
     environment |= {"http_proxy": "http://127.0.0.1:1", "no_proxy": ".example.org"}
+    environment["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=false"
     command, told = [sys.executable, "-c", program], {"capture_output": True, "text": True}
     done = subprocess.run(command, cwd=ROOT, env=environment, timeout=2 * PATIENCE, **told)
-    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
+    flags = "--xla_gpu_shard_autotuning=false --xla_cpu_enable_fast_math=false"
+    assert (done.returncode, done.stdout) == (0, f"all {flags}\n"), done.stderr
 
 
 def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():

@@ -1,7 +1,8 @@
 """The parts of a snapshot on disk: the arrays and JSON values of the syncer, or of a learner, one each.
 
-A part is a folder with the values and an array file of each host's blocks; most parts have one host. It is
-read by any number of hosts: each reads the files one after the other, and keeps what it needs.
+A part is a folder with the values and files of arrays: of a learner one of each host's blocks, of the syncer
+one a fragment. It is read by any number of hosts: each reads the files that have something for it, one after
+the other, and keeps what it needs.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ SYNCER_COPIES, LEARNER_COPIES = 3, 5
 Needs = Callable[[str, tuple[int, ...]], Cut]
 """Which blocks of an array a host needs, by its name and shape."""
 
+Array = np.ndarray | jax.Array | Blocks
+"""What a process has of an array; `Blocks`: as one host of several."""
+
 _STATE = "state.json"
 _MAGIC = b"ddiloco blocks of a host 2\n"
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
-_FILE = re.compile(r"state\.json|host_[0-9]{3,6}")
+_FILE = re.compile(r"state\.json|(host|fragment)_[0-9]{3,6}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST_FILE = 1 << 50
 
@@ -78,7 +82,7 @@ def parts_folder(snapshots: pathlib.Path) -> pathlib.Path:
 class SnapshotPart:
     """What one process contributes; must not change once it is handed to a writer."""
 
-    arrays: Mapping[str, np.ndarray | jax.Array | Blocks]  # Blocks: what one host of several has
+    arrays: Mapping[str, Array]
     state: dict[str, Any]
     """JSON values."""
 
@@ -160,22 +164,32 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
         raise SnapshotError(f"{name!r} is no name of a part: it must be 1 to 64 of a-z, 0-9 and _")
     folder = snapshot / name
     try:
-        blocks = write_blocks(folder, 0, part.arrays)
+        folder.mkdir(parents=True, exist_ok=True)  # without arrays nothing else makes it
+        blocks = [write_blocks(folder, file, arrays) for file, arrays in _by_file(part.arrays).items()]
         array_file.replace(folder / _STATE, [json.dumps(part.state).encode()])
         array_file.make_durable(snapshot)
-        return joined([blocks, PartFiles({_STATE: digest_of(folder / _STATE)})])
+        return joined([*blocks, PartFiles({_STATE: digest_of(folder / _STATE)})])
     except Exception as error:
         raise SnapshotError(f"{folder}: cannot be written: {reason(error)}") from error
 
 
-def write_blocks(
-    folder: pathlib.Path, host: int, arrays: Mapping[str, np.ndarray | jax.Array | Blocks]
-) -> PartFiles:
-    """Writes the blocks that a host alone answers for into the part's folder; raises OSError."""
+def _by_file(arrays: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """The arrays by file; the syncer's by fragment: a learner that lacks an update reads that alone."""
+    files: dict[str, dict[str, Array]] = {}
+    for name, array in arrays.items():
+        kind, _, rest = name.partition("/")
+        of_syncer = kind in ("fragment", "outer")
+        file = f"fragment_{int(rest.partition('/')[0]):03d}" if of_syncer else file_of(0)
+        files.setdefault(file, {})[name] = array
+    return files
+
+
+def write_blocks(folder: pathlib.Path, file: str, arrays: Mapping[str, Array]) -> PartFiles:
+    """Writes the blocks that a process alone answers for into a file of the part's; raises OSError."""
     own = {name: owned(array) for name, array in arrays.items()}
     listed = [(name, one.shape, box) for name, one in own.items() for box in one.blocks]
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_of(host)
+    path = folder / file
     blocks = [block for one in own.values() for block in one.blocks.values()]
     array_file.save(path, _MAGIC, {"blocks": listed}, blocks)
     return PartFiles({path.name: digest_of(path)})

@@ -17,7 +17,7 @@ import jax
 from etils import epath
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
-from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
+from ddiloco.disk.snapshots.store import FOLDER, SnapshotError, SnapshotStore
 from ddiloco.observe.pace import Pace
 from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks
@@ -216,7 +216,11 @@ class Follower:
             case "write":
                 self._writer.submit(self._write_part, order.write, self._states[order.write.copy])
             case "restore":
-                self._restore(order.restore)
+                try:
+                    self._restore(order.restore)
+                    self._done(order.restore)
+                except SnapshotError as error:  # host 0 says how the learner begins then
+                    self._done(order.restore, f"{error}")
                 self._donor.attach(None, self._inner, self._patience())
             case "fetch":
                 threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()

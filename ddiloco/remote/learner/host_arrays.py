@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -83,19 +83,14 @@ class HostArrays(TrainingArrays):
 
 
 class LeadingArrays(HostArrays):
-    """Those of host 0, which tells the others of each call before it makes its own."""
+    """Those of host 0, which tells the others of each call before it makes its own.
 
-    def __init__(
-        self,
-        equipment: Equipment,
-        erred: Erred,
-        core: LearnerCore,
-        followers: Followers,
-        resume_from: int = 0,
-    ) -> None:
-        """`resume_from`: number of the snapshot that has what is restored."""
+    What is restored the others have restored before: it may be that one of them cannot.
+    """
+
+    def __init__(self, equipment: Equipment, erred: Erred, core: LearnerCore, followers: Followers) -> None:
         super().__init__(equipment, erred)
-        self._core, self._order, self._resume_from = core, followers.order, resume_from
+        self._core, self._order = core, followers.order
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
         """As in TrainingArrays."""
@@ -132,11 +127,6 @@ class LeadingArrays(HostArrays):
         """As in TrainingArrays; likewise."""
         number, (arrays, values) = self._copied("copy_all", super().state)
         return self._dropped_with(StateOfAllHosts(arrays, number)), values
-
-    def restore(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """As in TrainingArrays; the others read theirs."""
-        self._order(pb.Order(restore=self._resume_from))
-        super().restore(arrays, values)
 
     def _copied(self, order: str, copy: Callable[[], T]) -> tuple[int, T]:
         """Every host's copy, and its number; the others drop theirs where this one cannot make its own."""

@@ -14,6 +14,7 @@ from ddiloco.disk.snapshots.parts import (
     PartWriter,
     SnapshotError,
     SnapshotPart,
+    file_of,
     joined,
     learner_part,
     parts_folder,
@@ -55,4 +56,4 @@ def write_own(
     """Another host's blocks in the learner's part: JSON of its files. Raises OSError."""
     folder = parts_folder(workdir / FOLDER) / f"{snapshot:06d}" / learner_part(learner)
     remove_earlier(folder.parent, folder.name)
-    return json.dumps(write_blocks(folder, host, arrays).to_json())
+    return json.dumps(write_blocks(folder, file_of(host), arrays).to_json())

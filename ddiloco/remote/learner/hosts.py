@@ -20,6 +20,9 @@ from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 
 STARTING_SECONDS = 300  # for all hosts to be there, and to reach host 0
+# On GPUs the hosts would share out the search for kernels: where host 0 has a program in its cache, and does
+# not compile it, the others would wait a day for its share.
+_AUTOTUNES_ALONE = "--xla_gpu_shard_autotuning=false"
 _NO_PROXY = "no_grpc_proxy"  # variable with the hosts that JAX, by gRPC, reaches without the web's proxy
 
 
@@ -62,6 +65,8 @@ class HostPlace(NamedTuple):
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
         without, host = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy", ""), self.coordinator
         os.environ[_NO_PROXY] = f"{without},{host.rpartition(':')[0].strip('[]')}"
+        # Before what was asked for, which wins.
+        os.environ["XLA_FLAGS"] = f"{_AUTOTUNES_ALONE} {os.environ.get('XLA_FLAGS', '')}"
         try:
             jax.distributed.initialize(
                 self.coordinator,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.disk.snapshots.parts import PartWriter
+from ddiloco.disk.snapshots.parts import PartWriter, SnapshotError
 from ddiloco.observe import records
 from ddiloco.observe.health import Health
 from ddiloco.protocol.learner import LearnerCore
@@ -24,6 +24,7 @@ from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.learner_arrays import Batches, Equipment, Erred, TrainingArrays
@@ -72,11 +73,21 @@ class Lead:
         """`record`, with a look on steps that hang."""
         return self._health.watching(record)
 
-    def make_arrays(
-        self, core: LearnerCore, resume_from: int
-    ) -> Callable[[Equipment, Erred], TrainingArrays]:
-        """What makes this host's arrays, whose calls the others follow; `resume_from`: a snapshot."""
-        return functools.partial(LeadingArrays, core=core, followers=self.followers, resume_from=resume_from)
+    def make_arrays(self, core: LearnerCore) -> Callable[[Equipment, Erred], TrainingArrays]:
+        """What makes this host's arrays, whose calls the others follow."""
+        return functools.partial(LeadingArrays, core=core, followers=self.followers)
+
+    def restore(self, snapshot: int) -> None:
+        """Has the others load their blocks of the learner's state in this snapshot, and waits for them.
+
+        Raises:
+          SnapshotError: one of them cannot, and so the learner must not resume.
+        """
+        try:
+            with self.followers.doing(snapshot, pb.Order(restore=snapshot)):
+                self.followers.done(snapshot, threading.TIMEOUT_MAX)
+        except WireError as error:
+            raise SnapshotError(f"{error}") from None
 
     def writer(self, folder: pathlib.Path, patience: Callable[[], float]) -> PartWriter:
         """What writes the learner's part of a snapshot with all hosts; waits so many seconds for them."""

@@ -210,7 +210,7 @@ class LearnerProcess:
 
         make_recovery: Callable[..., ProcessRecovery] = ProcessRecovery
         if lead is not None:
-            equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core, client.resume_from)
+            equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core)
             record = lead.watching(record)
             make_recovery = lead.recovery
         recovery = make_recovery(client, inner, self._security, config, OwnCopies(folder, inner), steps)
@@ -282,6 +282,8 @@ class LearnerProcess:
             resumed = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
             if resumed is None and self._lead is None:
                 recovery.donated = origin.donated()
+            if resumed is not None and self._lead is not None:
+                self._lead.restore(client.resume_from)
             return resumed
         except SnapshotError as error:
             client.outbox.record(records.Alarm(f"{error}: the learner joins again", time.time()))

@@ -57,7 +57,7 @@ def of_host(number, arrays):
 def written(folder, *hosts):
     """The files of a part in a folder, of the arrays that these hosts have."""
     first = write_part(folder.parent, folder.name, SnapshotPart(hosts[0], STATE))
-    return joined([first, *(write_blocks(folder, i, arrays) for i, arrays in enumerate(hosts[1:], 1))])
+    return joined([first, *(write_blocks(folder, file_of(i), own) for i, own in enumerate(hosts[1:], 1))])
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ fi
 if ! installed; then
   echo "setting up .venv (once)" >&2
   "$python" -m venv .venv
-  # The lock names all there is to install; compiling on every core is quicker than pip's own way.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
-    --requirement requirements.lock
+  # The lock names all there is to install, so that several can at once; pip itself compiles on one core.
+  xargs -P "$(nproc)" -n 27 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+    <requirements.lock
   .venv/bin/python -m compileall -qq -j 0 -x "/tests?/" .venv/lib &
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".[$extra]"
   # The TPU compiler stands apart: where JAX finds it, it looks for TPUs at every start.

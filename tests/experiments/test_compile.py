@@ -91,6 +91,7 @@ def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
     assert_refused(programs.run("compile", "--config.mesh.fsdp=3", f"--topology={asked}"), told)
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_parts_of_the_logits_gather_the_head_twice_however_many_there_are():
     def sent(tokens: int) -> float:

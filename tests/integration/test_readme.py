@@ -25,7 +25,7 @@ BUDGET = {"virtual.seconds": None, "train.tokens": 20_000}
 LIMIT = 300.0
 # Of the pages beside README; others of their kind, or tests of their own, run more often.
 SELDOM = (
-    *("configs/vit", "configs/multimodal"),
+    *("configs/moe", "configs/vit", "configs/multimodal"),
     *("configs/cross_region", "configs/scavenging", "configs/heterogeneous"),
     *("tiny,streaming --config", "runs/long"),
 )

@@ -155,6 +155,7 @@ def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(no
     until(lambda: codes == [143], "the end", 180.0)
 
 
+@pytest.mark.slow
 def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_run(nodes, tmp_path):
     nodes.have(1)
     told, codes, experiment = [], [], settings(*ONE, "--config.remote.restarts=1")

@@ -163,7 +163,7 @@ def run(values, workdir):
 @pytest.mark.parametrize(
     ("name", "algorithm"),
     [
-        ("vit", "streaming"),
+        pytest.param("vit", "streaming", marks=pytest.mark.slow),
         pytest.param("vit", "elastic_data_parallel", marks=pytest.mark.slow),
         ("captioner", "diloco"),
         pytest.param("captioner", "lone_learner", marks=pytest.mark.slow),

@@ -106,7 +106,7 @@ def test_the_troubled_run_is_one(run):
     assert troubled.seconds > 12 * 1.4
 
 
-@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+@pytest.mark.parametrize("algorithm", ["decoupled", pytest.param("data_parallel", marks=pytest.mark.slow)])
 def test_stacked_layers_train_as_if_each_were_by_itself(algorithm, run):
     models = (
         {"num_layers": 2, "scan_layers": scan, "logits_chunk": 32 if scan else None} for scan in (False, True)

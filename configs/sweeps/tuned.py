@@ -9,7 +9,7 @@ WHAT
   length      long runs of configs/tuned.py; also at decoupled's point of the short ones, and every 6 steps
               in float32; 20 to 100 minutes each
   adamw       long runs of data-parallel with AdamW: what its point was chosen from
-  muon        long runs of both with Muon, likewise, with two seeds
+  muon        long runs of both with Muon, likewise, with three seeds
 
 The short runs have the points that were found with 8 documents side by side, which docs/results/tuning.md
 has under that heading; configs/tuned.py has those of 128 a shard. All in virtual time at equal tokens, with
@@ -68,7 +68,7 @@ POINTS = {
         _point(4, 0.012, 0.5),
     ),
 }
-CHOOSING_SEEDS = {"adamw": (100,), "muon": (100, 101)}
+CHOOSING_SEEDS = {"adamw": (100,), "muon": (100, 101, 102)}
 
 
 def get_sweep(what: str = "interval") -> list[dict[str, Any]]:

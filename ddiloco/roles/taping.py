@@ -149,6 +149,6 @@ def machine_of(mesh: Mesh | None) -> Machine:
 
 def _xla_flags() -> str:
     flags = os.environ.get("XLA_FLAGS", "").split()
-    # Neither the number of devices nor what hosts share of the compiler's work decides a number.
+    # A replay has other devices, and no other hosts with which to share the search for kernels.
     others = {flag for flag in flags if "device_count" not in flag and "shard_autotuning" not in flag}
     return " ".join(sorted(others))

@@ -21,7 +21,7 @@ class Machine:
     devices: tuple[str, ...]  # the kind of each device of the mesh
     mesh: Mapping[str, int]  # devices along each axis
     visible: int  # devices that the process sees
-    xla_flags: str  # those of $XLA_FLAGS that numbers depend on
+    xla_flags: str  # from $XLA_FLAGS, without what a replay in one process cannot have alike
     packages: Mapping[str, str]  # versions by name
 
 

@@ -1,0 +1,66 @@
+"""Both ends of the connection between the hosts of a learner, with what a test has them say."""
+
+import queue
+import threading
+
+import grpc
+
+from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.security import Security
+from tests.remote.ends import PATIENCE, TERMS
+
+SECURITY = Security("the learner's token")
+
+
+class Host:
+    """A follower that says and hears what a test has it."""
+
+    def __init__(self, address, security=SECURITY, **following):
+        self.heard = queue.SimpleQueue()
+        self.error = None
+        self._say = queue.SimpleQueue()
+        first = {"host": 1, "learner": 0, "fingerprint": TERMS.fingerprint, "rules": TERMS.rules, **following}
+        self.say(following=pb.FromHost.Following(**first))
+        self._channel = security.peer_channel(address, wire.options(20.0))
+        self._orders = self._channel.stream_stream(wire.FOLLOW)(
+            iter(self._say.get, None), metadata=security.metadata, wait_for_ready=True, timeout=PATIENCE
+        )
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def say(self, **message):
+        self._say.put(pb.FromHost(**message).SerializeToString())
+
+    def here(self, told_of):
+        self.say(here=pb.Here(**told_of))
+
+    def next(self):
+        return self.heard.get(timeout=PATIENCE)
+
+    def leave(self):
+        self._orders.cancel()
+        self._channel.close()
+
+    def _hear(self):
+        try:
+            for data in self._orders:
+                self.heard.put(pb.Order.FromString(data))
+        except grpc.RpcError as error:
+            self.error = error.code()
+
+
+class Leading:
+    def __init__(self, count, security=SECURITY):
+        self.lost, self.left, self.delivered = [], threading.Event(), []
+        self.followers = Followers(count, 0, TERMS, security, PATIENCE, self.lost.append, self.left.set)
+        self.followers.deliver = self.delivered.append
+
+    def hosts(self, one=None, two=None, **both):
+        """Two hosts that follow; what only one of them says goes before what both do."""
+        hosts = [Host(self.address, host=n, **both, **(own or {})) for n, own in ((1, one), (2, two))]
+        assert self.followers.gather(threading.Event())
+        return hosts
+
+    def close(self):
+        self.followers.stop()

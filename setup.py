@@ -59,6 +59,7 @@ setup(
             "pytest-xdist>=3.6",
             "pyyaml>=6",
             "ruff>=0.9",
+            "tokenizers>=0.20",
         ],
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],

@@ -49,8 +49,12 @@ class DataConfig(RecordsConfig):
     text_feature: str = setting("text", "feature of the data set that holds a document's text")
     # A position in text is one in a document, whatever the rows.
     sequence_length: int = setting(128, "tokens in a row, L", at_least=1, may_change="resume")
-    tokenizer: str = setting("byte", "how text becomes tokens", choices=("byte", "sentencepiece"))
-    tokenizer_model: str | None = setting(None, "SentencePiece model file; for tokenizer=sentencepiece only")
+    tokenizer: str = setting(
+        "byte", "how text becomes tokens", choices=("byte", "sentencepiece", "huggingface")
+    )
+    tokenizer_model: str | None = setting(
+        None, "file of all tokenizers but byte: a SentencePiece model, or for huggingface a tokenizer.json"
+    )
     tokenized: str | None = setting(
         None,
         "folder from experiments.tokenize, where this text stands as tokens; None: tokenize what is read",
@@ -68,10 +72,10 @@ class DataConfig(RecordsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer == "sentencepiece" and not self.tokenizer_model:
-            raise ValueError("tokenizer_model: is missing, but tokenizer=sentencepiece needs a model file")
-        if self.tokenizer != "sentencepiece" and self.tokenizer_model:
-            raise ValueError("tokenizer_model: is set, but only tokenizer=sentencepiece takes one")
+        if self.tokenizer != "byte" and not self.tokenizer_model:
+            raise ValueError(f"tokenizer_model: is missing, but tokenizer={self.tokenizer} needs a file")
+        if self.tokenizer == "byte" and self.tokenizer_model:
+            raise ValueError("tokenizer_model: is set, but bytes take none")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.tokenizers import ByteTokenizer, make_tokenizer
+from ddiloco.data.tokenizers import SETTINGS_FILE, ByteTokenizer, make_tokenizer
 
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 
@@ -28,10 +28,14 @@ def tokenizer_files(data: DataConfig) -> TokenizerFiles:
     if data.tokenizer == "byte":
         plain = {"clean_up_tokenization_spaces": False, "model_max_length": data.sequence_length}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL, **plain}
-        contents = {"tokenizer.json": _byte_level(), "tokenizer_config.json": config}
+        contents = {"tokenizer.json": _byte_level(), SETTINGS_FILE: config}
         files = {name: json.dumps(content).encode() for name, content in contents.items()}
         return TokenizerFiles(files, entries, [])
-    model = pathlib.Path(data.tokenizer_model or "").expanduser().read_bytes()
+    file = pathlib.Path(data.tokenizer_model or "").expanduser()
+    model = file.read_bytes()
+    if data.tokenizer == "huggingface":
+        settings = file.with_name(SETTINGS_FILE).read_bytes()
+        return TokenizerFiles({"tokenizer.json": model, SETTINGS_FILE: settings}, entries, [])
     line = "tokenizer: tokenizer.model is for the package sentencepiece; transformers has none quite like it"
     return TokenizerFiles({"tokenizer.model": model}, entries, [line])
 

@@ -1,14 +1,24 @@
 """Tokenizers: round trips, special ids, and model files that are not there."""
 
+import json
+import shutil
+import sys
+
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, make_tokenizer
+from ddiloco.data.tokenizers import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    make_tokenizer,
+)
 
 TEXT = "the learner steps on while the syncer merges fragments of many learners\n"
 
@@ -29,6 +39,39 @@ def model_file(tmp_path_factory):
         pad_id=3,
     )
     return str(folder / "small.model")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A folder with a tokenizer.json of pairs of bytes, which cuts off and pads what it is given."""
+    folder = tmp_path_factory.mktemp("huggingface")
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = level, tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", "<begin>", "<end>"],
+        initial_alphabet=level.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 50, trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<begin> $A", None, [("<begin>", 1)])
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def published(trained, tmp_path):
+    """Gives the file of a tokenizer whose settings are these."""
+
+    def make(**settings):
+        shutil.copy(trained / "tokenizer.json", tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return str(tmp_path / "tokenizer.json")
+
+    return make
 
 
 @given(st.text())
@@ -72,6 +115,76 @@ def test_sentencepiece_special_ids_are_the_models_and_decode_to_nothing(model_fi
     assert tokenizer.decode([]) == ""
 
 
+def test_a_published_tokenizer_round_trips_any_text_whole(published):
+    tokenizer = HuggingFaceTokenizer(published(eos_token="<end>"))
+    for text in (TEXT, "many syncers", "naïve 学习 🙂\n\t x", ""):
+        ids = tokenizer.encode(text)
+        assert ids.dtype == np.int32 and tokenizer.decode(ids) == text
+        np.testing.assert_array_equal(tokenizer.encode(text.encode()), ids)
+    assert 4 < len(tokenizer.encode(TEXT)) < len(TEXT)  # the file says that 4 tokens are enough
+    assert tokenizer.decode(tokenizer.encode("\ud800")) == "?"
+    assert tokenizer.decode([*tokenizer.encode("learners"), tokenizer.eos, 10**6, -1]) == "learners"
+    assert tokenizer.vocab_size == 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "pad", "bos", "eos"),
+    [
+        ({"pad_token": "<pad>", "bos_token": "<begin>", "eos_token": "<end>"}, 0, 1, 2),
+        ({"bos_token": {"content": "<begin>", "lstrip": False}, "eos_token": "<end>"}, 2, 1, 2),
+        ({"bos_token": "<begin>", "eos_token": "<end>", "add_bos_token": False}, 2, None, 2),
+        ({"bos_token": "<end>", "eos_token": "<end>"}, 2, None, 2),
+        ({"bos_token": None, "eos_token": "<end>"}, 2, None, 2),
+        ({}, 0, None, None),
+    ],
+)
+def test_the_special_ids_of_a_published_tokenizer_are_those_of_its_settings(
+    settings, pad, bos, eos, published
+):
+    tokenizer = HuggingFaceTokenizer(published(**settings))
+    assert (tokenizer.pad, tokenizer.bos, tokenizer.eos) == (pad, bos, eos)
+
+
+def test_fingerprints_tell_special_ids_apart(published):
+    with_bos = HuggingFaceTokenizer(published(bos_token="<begin>", eos_token="<end>")).fingerprint
+    without = HuggingFaceTokenizer(published(eos_token="<end>")).fingerprint
+    assert with_bos != without
+    assert without == HuggingFaceTokenizer(published(eos_token="<end>", pad_token="<pad>")).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "told"),
+    [
+        (None, "{}", "tokenizer.json: cannot be read: No such file"),
+        ("{}", "{}", "is no tokenizer.json with its tokenizer_config.json: "),
+        ("\0\1", "{}", "is no tokenizer.json with its tokenizer_config.json: "),
+        ("trained", None, "tokenizer_config.json: cannot be read: No such file"),
+        ("trained", "[]", "is no tokenizer.json with its tokenizer_config.json: "),
+        ("trained", '{"eos_token": "<stop>"}', "it has no token '<stop>'"),
+        ("trained", '{"eos_token": 2}', "is no tokenizer.json with its tokenizer_config.json: "),
+    ],
+)
+def test_a_missing_or_corrupt_published_tokenizer_is_told_in_one_line(
+    model, settings, told, trained, tmp_path
+):
+    if model == "trained":
+        shutil.copy(trained / "tokenizer.json", tmp_path)
+    elif model is not None:
+        (tmp_path / "tokenizer.json").write_text(model)
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(settings)
+    data = DataConfig(tokenizer="huggingface", tokenizer_model=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"^config\.data\.tokenizer_model: ") as error:
+        make_tokenizer(data)
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_that_the_package_tokenizers_is_missing_is_told_in_one_line(published, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"^config\.data\.tokenizer: huggingface needs .* pip install "):
+        HuggingFaceTokenizer(published())
+
+
 def test_fingerprints_tell_models_apart(model_file, tmp_path):
     copy = tmp_path / "copy.model"
     with open(model_file, "rb") as file:
@@ -98,7 +211,13 @@ def test_a_missing_or_corrupt_model_file_is_told_in_one_line(content, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "values", [{"tokenizer": "sentencepiece"}, {"tokenizer_model": "some.model"}, {"tokenizer": "words"}]
+    "values",
+    [
+        {"tokenizer": "sentencepiece"},
+        {"tokenizer": "huggingface"},
+        {"tokenizer_model": "some.model"},
+        {"tokenizer": "words"},
+    ],
 )
 def test_settings_that_do_not_fit_together_are_refused(values):
     with pytest.raises(ConfigError, match=r"config\.tokenizer"):

@@ -8,7 +8,7 @@ import sentencepiece
 from safetensors import safe_open
 
 from ddiloco.config import ConfigError
-from ddiloco.data.tokenizers import ByteTokenizer
+from ddiloco.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.weights.export import export
 from ddiloco.weights.initial import InitialWeights
@@ -90,16 +90,29 @@ def test_a_model_without_counterpart_is_told_in_a_line(tmp_path):
         export(experiment_of(CaptionerConfig()), {}, tmp_path)
 
 
-def test_the_tokenizer_of_bytes_is_written_with_a_character_for_each(tmp_path):
+TEXTS = ["def f(x):\n\treturn  x", "häß 漢字 🙂 \x00\x7f", ""]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_tokenizer_of_bytes_is_written_as_one_that_others_read(text, tmp_path):
     config = model("qwen3", vocab_size=259)
     export(experiment_of(config, data={"sequence_length": 64}), random_parameters(config), tmp_path)
-    written = json.loads((tmp_path / "tokenizer.json").read_text())
-    characters = written["model"]["vocab"]
-    assert sorted(characters.values()) == list(range(256))
-    assert [characters[c] for c in ("A", "Ġ", "Ċ", "ÿ")] == [ord("A"), ord(" "), ord("\n"), 255]
-    special = {token["content"]: token["id"] for token in written["added_tokens"]}
-    assert special == {"<pad>": ByteTokenizer.pad, "<bos>": ByteTokenizer.bos, "<eos>": ByteTokenizer.eos}
+    ours, written = ByteTokenizer(), HuggingFaceTokenizer(str(tmp_path / "tokenizer.json"))
+    assert written.encode(text).tolist() == ours.encode(text).tolist()
+    special = (written.pad, written.bos, written.eos)
+    assert special == (ours.pad, ours.bos, ours.eos) and written.vocab_size == ours.vocab_size
     assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 64
+
+
+def test_a_published_tokenizer_goes_on_with_the_weights(tmp_path):
+    config = model("qwen3", vocab_size=300)
+    export(experiment_of(config), random_parameters(config), tmp_path / "bytes")
+    file = tmp_path / "bytes" / "tokenizer.json"
+    e = experiment_of(config, data={"tokenizer": "huggingface", "tokenizer_model": str(file)})
+    assert export(e, random_parameters(config), tmp_path / "again") == []
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == file.with_name(name).read_bytes()
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == ByteTokenizer.eos
 
 
 def test_a_sentencepiece_model_is_copied_and_that_is_told(tmp_path):
@@ -117,7 +130,7 @@ def test_a_sentencepiece_model_is_copied_and_that_is_told(tmp_path):
     assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == 2
 
 
-@pytest.mark.parametrize("text", ["def f(x):\n\treturn  x", "häß 漢字 🙂 \x00\x7f", ""])
+@pytest.mark.parametrize("text", TEXTS)
 def test_transformers_makes_our_tokens_of_a_text(text, tmp_path):
     transformers = pytest.importorskip("transformers")
     config = model("qwen3", vocab_size=259)

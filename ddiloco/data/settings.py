@@ -45,7 +45,10 @@ class RecordsConfig:
 class DataConfig(RecordsConfig):
     """Which text is read, and how it becomes tokens and rows."""
 
-    name: str = setting("stdlib_text", "TFDS data set: stdlib_text (built here) or any name such as c4/en")
+    name: str = setting(
+        "stdlib_text",
+        "stdlib_text (built here), any TFDS data set such as c4/en, or files of one's own: /data/*.jsonl",
+    )
     text_feature: str = setting("text", "feature of the data set that holds a document's text")
     # A position in text is one in a document, whatever the rows.
     sequence_length: int = setting(128, "tokens in a row, L", at_least=1, may_change="resume")

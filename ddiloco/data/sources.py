@@ -10,7 +10,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,7 +143,8 @@ def open_text(
     """Opens a split of a TFDS text data set, and prepares it on first use.
 
     Args:
-      name: `stdlib_text` (built here, without a network) or any TFDS name such as `c4/en` or `lm1b:1.1.0`.
+      name: `stdlib_text` (built here, without a network), any TFDS name such as `c4/en` or `lm1b:1.1.0`, or
+        files of one's own: a path that begins with /, . or ~, as `TextFiles` has it.
       split: a TFDS split such as `train` or `train[:10%]`.
       data_dir: the folder of prepared data sets; None as in `data_root`.
       feature: the feature that holds the text.
@@ -185,7 +186,7 @@ def _open(
     """Opens a split; `features` has the wanted feature of each kind, which is checked before any download."""
     root = data_root(data_dir)
     with _opening:
-        builder = _find_builder(name, root)
+        builder = _find_builder(name, root, features)
         for kind, feature in features.items():
             having = sorted(key for key, spec in builder.info.features.items() if _IS_KIND[kind](spec))
             if feature not in having:
@@ -230,9 +231,19 @@ def _unreadable(name: str, folder: str, error: Exception) -> str:
     return f"{name} at {folder} cannot be read ({_one_line(error)}); remove that folder to prepare it again"
 
 
-def _find_builder(name: str, root: str) -> Any:
+def _of_files(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~"))
+
+
+def _find_builder(name: str, root: str, features: Mapping[str, str]) -> Any:
     import tensorflow_datasets as tfds
 
+    if _of_files(name):
+        from ddiloco.data.text_files import TextFiles
+
+        if "text" not in features:
+            raise DataError(f"config.data.name: is {name}, but files are read for text alone")
+        return TextFiles(name, features["text"], data_dir=root, file_format="array_record")
     if name in EMBEDDED:
         builder = getattr(importlib.import_module(f"ddiloco.data.{name}"), EMBEDDED[name])
         try:
@@ -256,17 +267,19 @@ def _builder_from_code(name: str, root: str, from_files: Exception) -> Any:
             importlib.import_module(f"tensorflow_datasets.{group}")
         except ImportError:
             continue
+    of_files = f"; did you mean ./{name}?" if os.path.exists(name) else ""
     try:
         return tfds.builder(name, data_dir=root, file_format="array_record")
     except tfds.core.DatasetNotFoundError:
         known = [*tfds.list_builders(with_community_datasets=False), *EMBEDDED]
         close = difflib.get_close_matches(name.split("/")[0].split(":")[0], known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = of_files or (f"; did you mean {close[0]}?" if close else "")
         raise DataError(
             f"config.data.name: TFDS knows no data set {name!r} and none is prepared under {root}{hint}"
         ) from from_files
     except Exception as error:  # unknown configs and versions raise ValueError, AssertionError and others
-        raise DataError(f"config.data.name: TFDS cannot open {name!r}: {_one_line(error)}") from None
+        told = f"TFDS cannot open {name!r}: {_one_line(error)}{of_files}"
+        raise DataError(f"config.data.name: {told}") from None
 
 
 def _ensure_prepared(builder: Any, name: str, root: str) -> None:
@@ -275,7 +288,7 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
     if preparation.is_prepared(builder.data_dir):
         return
     embedded = name in EMBEDDED
-    if not embedded and not _network_answers():
+    if not embedded and not _of_files(name) and not _network_answers():
         images = any(map(_IS_KIND["image"], builder.info.features.values()))
         call = f"open_text('{name}', 'train', '{root}')"
         if images:

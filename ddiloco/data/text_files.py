@@ -42,7 +42,7 @@ def text_files(pattern: str) -> list[pathlib.Path]:
 
 
 def documents(files: Iterable[pathlib.Path], feature: str) -> Iterator[str]:
-    """The texts in these files, in order, without those that have nothing but white space.
+    """The texts in these files, in order, without those that are missing or nothing but white space.
 
     Each line of .jsonl, .ndjson and .json, an object, and each row of .parquet has a document in `feature`.
     All else is plain text, cut at the end of a line into documents of about 64 KiB. All but .parquet may
@@ -143,6 +143,6 @@ def _of_plain(lines: BinaryIO | gzip.GzipFile) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str | None):
         raise ValueError(f"has a {type(value).__name__} where text is wanted")
-    return value
+    return (value or "").encode(errors="replace").decode()  # JSON may have halves of characters

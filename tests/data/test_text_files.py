@@ -43,6 +43,13 @@ def test_json_lines_plain_or_compressed_and_parquet_have_the_same_documents(tmp_
         assert list(documents([tmp_path / name], "text")) == TEXTS
 
 
+def test_missing_texts_are_left_out_and_halves_of_characters_replaced(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": null}\n\n{"text": "a\\ud800b"}\n{"text": "c"}\n')
+    parquet(tmp_path / "b.parquet", ["a?b", None, "c"])
+    for name in ("a.jsonl", "b.parquet"):
+        assert [texts_of(part) for part in opened(tmp_path / name, tmp_path)] == [["c"], ["a?b"]]
+
+
 def test_every_document_is_in_one_split_and_copies_are_in_the_same(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(json_lines([*TEXTS, *TEXTS, "", " \n"]))
     train, held_out = map(texts_of, opened(tmp_path / "a.jsonl", tmp_path))

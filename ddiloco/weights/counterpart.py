@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.config import ConfigError
@@ -50,9 +50,7 @@ class Counterpart:
                 entries = _read(path)
                 if name == CONFIG:
                     self._check_architecture(path, entries)
-                for field in fields:
-                    found = entries.get(field.name)
-                    _check_field(path, field, field.default if found is None else found)
+                _check_fields(path, fields, entries)
 
     def _check_architecture(self, path: pathlib.Path, entries: Mapping[str, Any]) -> None:
         found = entries.get("architectures")
@@ -83,11 +81,17 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     return {**rope, "rope_type": kind, "num_experts": entries.get("num_local_experts"), **entries}
 
 
-def _check_field(path: pathlib.Path, field: Field, found: Any) -> None:
-    if found == field.value:
-        return
-    if field.setting is None:
-        problem = f"{field.name} is {found!r}, but only {field.value!r} has a counterpart here"
-        raise ConfigError(f"config.init_from: {path}: {problem}")
-    given = f"gives a {field.name} of {field.value!r}"
-    raise ConfigError(f"config.model.{field.setting}: {given}, but that in {path} is {found!r}")
+def _check_fields(path: pathlib.Path, fields: Sequence[Field], entries: Mapping[str, Any]) -> None:
+    differ = []
+    for field in fields:
+        found = entries.get(field.name)
+        found = field.default if found is None else found
+        if found == field.value:
+            continue
+        if field.setting is None:
+            problem = f"{field.name} is {found!r}, but only {field.value!r} has a counterpart here"
+            raise ConfigError(f"config.init_from: {path}: {problem}")
+        given = f"gives a {field.name} of {field.value!r}"
+        differ.append(f"model.{field.setting}: {given}, but must give {found!r}")
+    if differ:
+        raise ConfigError(f"config.{'; '.join(differ)}, as {path} has it")

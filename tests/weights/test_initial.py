@@ -76,7 +76,10 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"rope_theta": 1e6}, "config.model.rope_theta: gives a rope_theta of 500.0, but that in"),
+        (
+            {"rope_theta": 1e6},
+            "config.model.rope_theta: gives a rope_theta of 500.0, but must give 1000000.0, as",
+        ),
         ({"hidden_act": "gelu_pytorch_tanh"}, "config.model.activation: gives a hidden_act of 'silu'"),
         ({"mlp_only_layers": [1]}, "config.model.dense_layers: gives a mlp_only_layers of [0]"),
         ({"attention_bias": True}, "attention_bias is True, but only False has a counterpart here"),
@@ -88,6 +91,13 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
 def test_an_architecture_that_is_not_that_of_the_settings_is_told(folder, entries, told):
     with_entries(folder, **entries)
     assert told in refused(MOE, folder)
+
+
+def test_all_settings_that_differ_are_told_together(folder):
+    with_entries(folder, rope_theta=1e6, head_dim=4)
+    told = refused(MOE, folder)
+    differing = "config.model.head_dim: gives a head_dim of 6, but must give 4; model.rope_theta: gives "
+    assert told.startswith(differing) and told.endswith(f", as {folder}/config.json has it")
 
 
 def test_what_later_releases_write_is_understood(folder):

@@ -9,7 +9,7 @@ import unittest.mock
 import jax.numpy as jnp
 import pytest
 
-from ddiloco.disk import array_file
+from ddiloco.disk import array_file, bounded_reads
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.host_arrays import LeadingArrays
@@ -59,6 +59,33 @@ def test_a_host_that_cannot_read_its_blocks_in_a_snapshot_says_so_and_lives(tmp_
     assert (done.copy, done.problem) == (
         3,
         f"host 1: {tmp_path}/snapshots/000003: is incomplete: it has no manifest.json",
+    )
+
+
+@pytest.fixture
+def hangs(monkeypatch):
+    """What a read of a disk that hangs waits in."""
+    never = threading.Event()
+    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
+    yield lambda *_, **__: never.wait()
+    never.set()
+
+
+def test_a_host_whose_disk_hangs_follows_the_others_all_the_same(tmp_path, monkeypatch, hangs):
+    follower = Follower.__new__(Follower)
+    follower._workdir, follower._say, follower._assembly = tmp_path, queue.SimpleQueue(), unittest.mock.Mock()
+    follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(2))
+    follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
+    follower._copies = OwnCopies(tmp_path, OF_A_HOST, 1)
+    monkeypatch.setattr("ddiloco.remote.learner.follower.SnapshotStore.open", hangs)
+    follower._do(pb.Order(restore=3))
+    done = follower._say.get(timeout=PATIENCE).done
+    assert done.copy == 3 and done.problem.startswith(f"host 1: {tmp_path}/snapshots: the disk hangs")
+    monkeypatch.setattr(array_file, "sweep", hangs)
+    assert list(follower._numbers()) == []
+    alarm = follower._say.get(timeout=PATIENCE).alarm
+    assert alarm.startswith(f"host 1: {tmp_path}: the disk hangs") and alarm.endswith(
+        "no own copy of the inner optimizer state is used"
     )
 
 

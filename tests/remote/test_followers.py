@@ -16,6 +16,7 @@ import pytest
 
 from ddiloco.data.errors import DataError
 from ddiloco.data.host_batches import HostBatches
+from ddiloco.disk import bounded_reads
 from ddiloco.disk.snapshots.store import SnapshotError
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.follower import TellingBatches
@@ -72,6 +73,15 @@ def test_a_learner_resumes_once_all_hosts_have_read_their_blocks_or_not_at_all(l
                 resumes.result(PATIENCE)
         else:
             resumes.result(PATIENCE)
+
+
+def test_a_host_whose_disk_hangs_keeps_no_learner_from_joining_otherwise(leading, monkeypatch):
+    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
+    hosts, lead = leading.hosts(), Lead.__new__(Lead)
+    lead.followers = leading.followers
+    with pytest.raises(SnapshotError, match="it takes too long"):
+        lead.restore(4)
+    assert [host.next().restore for host in hosts] == [4, 4]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
+from ddiloco.disk import array_file, bounded_reads
 from ddiloco.protocol import events
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -84,6 +85,17 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
         until(lambda: len(notes(syncer)) == 3, "three notes")
         assert [n["inner_state"] for n in notes(syncer)] == ["fresh", "checkpoint", "fresh"]
         until(syncer.alarms, "the alarm")
+
+
+def test_an_own_copy_on_a_disk_that_hangs_is_not_waited_for_where_a_peer_gives(tmp_path, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
+    monkeypatch.setattr(array_file, "load", lambda path, magic: never.wait())
+    keep(tmp_path, state(1))
+    with peers_and_joiner(Steps(given := state(2))) as (syncer, late, _):
+        assert_same(recovery(late, tmp_path).inner_state((3, 4)), given)
+        until(lambda: any("the disk hangs" in alarm for alarm in syncer.alarms()), "the alarm")
+    never.set()
 
 
 def test_an_own_copy_of_steps_that_a_rollback_has_undone_is_not_taken(tmp_path):

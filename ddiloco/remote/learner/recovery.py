@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import grpc
 from etils import epath
 
+from ddiloco.disk.bounded_reads import bounded
 from ddiloco.observe import records
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.gift import Asking, Gift
@@ -186,8 +187,9 @@ class ProcessRecovery:
     def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
         """The newest own copy, unless it has versions that are lost: only where a run is set back are any."""
         try:
-            state = self._copies.newest(self._client.run, self._shared())
-        except ValueError as error:
+            run, shared = self._client.run, self._shared()
+            state = bounded(lambda: self._copies.newest(run, shared), self._copies.folder)
+        except (ValueError, TimeoutError) as error:
             self._client.outbox.record(records.Alarm(str(error), time.time()))
             return None
         if state is not None and any(a > b for a, b in zip(state.versions, versions, strict=False)):

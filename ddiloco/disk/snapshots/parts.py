@@ -164,7 +164,7 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
         raise SnapshotError(f"{name!r} is no name of a part: it must be 1 to 64 of a-z, 0-9 and _")
     folder = snapshot / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # without arrays nothing else makes it
+        folder.mkdir(parents=True, exist_ok=True)
         blocks = [write_blocks(folder, file, arrays) for file, arrays in _by_file(part.arrays).items()]
         array_file.replace(folder / _STATE, [json.dumps(part.state).encode()])
         array_file.make_durable(snapshot)
@@ -188,11 +188,9 @@ def write_blocks(folder: pathlib.Path, file: str, arrays: Mapping[str, Array]) -
     """Writes the blocks that a process alone answers for into a file of the part's; raises OSError."""
     own = {name: owned(array) for name, array in arrays.items()}
     listed = [(name, one.shape, box) for name, one in own.items() for box in one.blocks]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file
     blocks = [block for one in own.values() for block in one.blocks.values()]
-    array_file.save(path, _MAGIC, {"blocks": listed}, blocks)
-    return PartFiles({path.name: digest_of(path)})
+    array_file.save(folder / file, _MAGIC, {"blocks": listed}, blocks)
+    return PartFiles({file: digest_of(folder / file)})
 
 
 def file_of(host: int) -> str:

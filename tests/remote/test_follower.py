@@ -32,12 +32,8 @@ class NoMemory:
 
 def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
     follower = Follower.__new__(Follower)
-    follower._arrays, follower._states, follower._held, follower._say = (
-        NoMemory(),
-        {},
-        {},
-        queue.SimpleQueue(),
-    )
+    follower._arrays, follower._say = NoMemory(), queue.SimpleQueue()
+    follower._states, follower._held, follower._fetched = {}, {}, {}
     follower._place = HostPlace(1, 2, "127.0.0.1:1")
     with concurrent.futures.ThreadPoolExecutor(1) as follower._writer:
         follower._do(pb.Order(copy_all=7))
@@ -129,6 +125,30 @@ def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path
     assert read == [".6", ".5", ".5"]
     follower._fetched = {7: "of a peer"}
     assert follower._taken(7) == "of a peer" and follower._fetched == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_late(late, monkeypatch):
+    follower, comes = Follower.__new__(Follower), threading.Event()
+    follower._fetched, follower._held, follower._states, follower._say = {}, {}, {}, queue.SimpleQueue()
+    follower._place, follower._security, follower._token = HostPlace(1, 2, "127.0.0.1:1"), Security(), ""
+    follower._config, follower._inner = RemoteConfig(), OF_A_HOST
+    follower._copies = OwnCopies(None, OF_A_HOST, 1)
+
+    def fetch(*_):
+        assert comes.wait(PATIENCE)
+        return "blocks"
+
+    monkeypatch.setattr("ddiloco.remote.learner.follower.fetch_copy", fetch)
+    follower._do(pb.Order(fetch=pb.Order.Fetch(copy=7)))
+    follower._do(pb.Order(fetch=pb.Order.Fetch(copy=8)))
+    if late:
+        follower._do(pb.Order(drop=7))
+    comes.set()
+    assert {follower._say.get(timeout=PATIENCE).done.copy for _ in range(2)} == {7, 8}
+    if not late:
+        follower._do(pb.Order(drop=7))
+    assert follower._fetched == {8: "blocks"}
 
 
 def test_a_leading_host_without_memory_for_a_copy_has_the_others_drop_theirs():

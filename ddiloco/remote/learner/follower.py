@@ -214,8 +214,8 @@ class Follower:
                 if order.save in self._held:
                     self._save(order.save, self._held[order.save])
             case "drop":
-                self._held.pop(order.drop, None)
-                self._states.pop(order.drop, None)
+                for copies in (self._held, self._states, self._fetched):
+                    copies.pop(order.drop, None)
             case "copy_all":
                 try:
                     self._states[order.copy_all] = self._arrays.state()[0]
@@ -231,6 +231,7 @@ class Follower:
                     self._done(order.restore, f"{error}")
                 self._donor.attach(None, self._inner, self._patience())
             case "fetch":
+                self._fetched[order.fetch.copy] = ()  # until it has come, or is dropped
                 threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
             case "apply":
                 a = order.apply
@@ -259,7 +260,8 @@ class Follower:
             addresses = [*order.addresses[first:], *order.addresses[:first]]
             blocks = fetch_copy(asking, addresses, order.copy, order.seconds)
             self._copies.check_like(order.like, blocks)
-            self._fetched[order.copy] = blocks
+            if order.copy in self._fetched:
+                self._fetched[order.copy] = blocks
         except grpc.RpcError as error:
             problem = error.details() or error.code().name
         except (WireError, ValueError) as error:

@@ -17,6 +17,7 @@ import pathlib
 import re
 import shutil
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -135,6 +136,7 @@ class PartWriter:
         except RuntimeError:
             future = concurrent.futures.Future()
             future.set_exception(SnapshotError(f"snapshot {number}, {name}: the writer is closed"))
+        future.add_done_callback(_let_go)
         with self._lock:
             self._unfinished = {one for one in (*self._unfinished, future) if not one.done()}
         return future
@@ -152,6 +154,14 @@ class PartWriter:
         with self._lock:
             running = [one for one in self._unfinished if not one.done()]
         concurrent.futures.wait(running, timeout)
+
+
+def _let_go(done: concurrent.futures.Future[PartFiles]) -> None:
+    """Clears the frames that a failure keeps: who looks at it later would hold all arrays of the part."""
+    error = None if done.cancelled() else done.exception()
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:

@@ -12,6 +12,7 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.observe import records
 from ddiloco.protocol import events
+from ddiloco.remote.syncer import session as sessions
 from ddiloco.remote.syncer.admission import FURTHEST
 from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.listening import Handshakes
@@ -258,6 +259,29 @@ def test_a_learner_that_claims_many_hosts_takes_no_more_calls_than_there_is_room
         with pytest.raises(PermissionError, match=f"more than {most} calls"):
             calls.enter_context(session.call("updates", Call()))
         calls.enter_context(session.call("offers", Call()))
+
+
+def test_a_call_of_a_learner_that_reads_nothing_ends_with_its_session(monkeypatch):
+    """Else one that connects again and again would have all of the syncer's calls, at last."""
+    monkeypatch.setattr(sessions, "LAST_SECONDS", 0.1)
+    syncer, never = SyncerEnd(), threading.Event()
+
+    def messages():
+        yield greeting()
+        never.wait(PATIENCE)
+
+    with ended(syncer), Security().channel(syncer.address, wire.options(20.0)) as channel:
+        call = channel.stream_stream(wire.CONTROL)(messages())
+        until(lambda: syncer.server._sessions, "the session")
+        [session] = syncer.server._sessions.values()
+        for _ in range(20):  # more than the transport takes for it
+            session.say(pb.ToLearner(accepted=pb.Accepted(position="x" * (900 << 10))))
+        until(lambda: len(session._waiting) < 20, "the first of it")
+        syncer.server._end(session, "evicted")
+        rpcs = syncer.server._listening._server._state
+        until(lambda: not rpcs.active_rpc_count, "the end of the call")
+        assert call.is_active(), "it has not read that far"
+        never.set()
 
 
 @pytest.mark.parametrize("security", [Security(), ALL], ids=["without the token", "with it"])

@@ -121,6 +121,7 @@ class PartServer:
             self._attached.add(session.name)
         if again:
             context.abort(wire.CONNECT_ANEW, "messages were lost: connect again to the authority too")
+        session.control = context
         if not context.add_callback(lambda: session.close("connection lost")):
             return
         yield from session.messages()

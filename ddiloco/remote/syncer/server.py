@@ -181,6 +181,7 @@ class SyncerServer:
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         session = self._welcome_session(self._listening.handshakes.first(requests, context), context)
+        session.control = context
         if not context.add_callback(lambda: self._end(session, "connection lost")):
             self._end(session, "connection lost")
         reader = threading.Thread(

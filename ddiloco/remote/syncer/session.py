@@ -21,6 +21,7 @@ from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
 
 MOST_CALLS = 16  # of one kind at the same time, for each host that there is room for
+LAST_SECONDS = 5.0  # for a learner to take its last messages, before its control stream is cut off
 MOST_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
 
 
@@ -58,6 +59,7 @@ class Session:
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
         self.over = False  # whether the connection has ended
+        self.control: grpc.ServicerContext | None = None  # the call of the control stream
         self._calls: collections.Counter[str] = collections.Counter()
         self._contexts: list[grpc.ServicerContext] = []  # of those calls
 
@@ -161,6 +163,10 @@ class Session:
         self.down.close()
         for context in calls:
             context.cancel()
+        if self.control is not None:  # of who reads nothing it would not end by itself
+            last = threading.Timer(LAST_SECONDS, self.control.cancel)
+            last.daemon = True
+            last.start()
         return True
 
 

@@ -75,10 +75,12 @@ class Authority:
         """Takes the word of a part."""
         match word:
             case news.Committed(which, version, lineage):
-                if version > self.merged.versions[which.fragment]:
-                    before = self.merged.merged_steps[which.fragment]
-                    self._work_from[which.fragment] = before if self.policy.rebase else which.step
-                    self.merged = self.merged.with_version(which, version, lineage)
+                p, known = which.fragment, self.merged
+                if (version, lineage) != (known.versions[p], known.lineages[p]):
+                    # Where a part has lost versions, on an older disk, work may go on from newer ones.
+                    before = known.merged_steps[p] if version > known.versions[p] else 0
+                    self._work_from[p] = before if self.policy.rebase else which.step
+                    self.merged = known.with_version(which, version, lineage)
                 return [news.Noted(which)]
             case news.Stuck():
                 self._stuck[part] = word.stuck
@@ -319,9 +321,8 @@ class Authority:
 
     def _impossible(self, report: Report, now: float) -> bool:
         counters = report.counters
-        if not self._can_be(report.learner, report.step, [c.version for c in counters], now):
-            return True
-        if any(c.steps < 0 or c.tokens < 0 for c in counters):
+        possible = self._can_be(report.learner, report.step, [c.version for c in counters], now)
+        if not possible or any(c.steps < 0 or c.tokens < 0 for c in counters):
             return True
         # An interval more, since the clock may be behind the update with which the work begins.
         known = zip(counters, self.merged.versions, self._work_from, strict=True)

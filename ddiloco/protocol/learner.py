@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
@@ -113,12 +112,6 @@ class LearnerCore:
     def lineages(self) -> tuple[int, ...]:
         """Which start of the syncer made each of these versions."""
         return tuple(fragment.lineage for fragment in self._fragments)
-
-    @property
-    def vector_clock(self) -> VectorClock:
-        """What the learner's state follows from, including steps that the devices still work on."""
-        versions = {p: version for p, version in enumerate(self.versions) if version}
-        return VectorClock({self.learner: (self.incarnation, self.clock)}, versions)
 
     @property
     def fragments(self) -> tuple[FragmentWork, ...]:

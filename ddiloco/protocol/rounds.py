@@ -125,8 +125,8 @@ class Rounds:
         self._stuck, self._over, self._moved = None, False, True
         state, own = self._updates.merged, self._updates.fragments
         steps, versions, lineages = state.merged_steps, state.versions, state.lineages
-        known = [news.Committed(RoundId(steps[p], p), versions[p], lineages[p]) for p in own]
-        return [*known, *(self._committed(r) for r in self._open.values() if r.committed)]
+        new = {p: self._committed(r) for p, r in self._open.items() if r.committed}
+        return [new.get(p) or news.Committed(RoundId(steps[p], p), versions[p], lineages[p]) for p in own]
 
     def _committed(self, r: Round) -> news.Committed:
         return news.Committed(r.id, r.version + 1, self._updates.lineage)

@@ -316,12 +316,14 @@ class SyncerWorker:
             self._recording.record(self.core.durable, fragments)
             self._take_early()
             return
+        cut = self._snapshots.begin(self.core, fragments, time.monotonic())
+        if cut is None:
+            return
         newest = dict(self.core.state().incarnations)
-        for mark in self._snapshots.begin(self.core, fragments, time.monotonic()):
-            begun = SnapshotBegun(mark.number, self.core.versions)
-            self._links.deliver((mark.learner, newest[mark.learner]), begun)
-        if self._merging is None and self._snapshots.cut is not None:
-            self._pass_on(self._snapshots.cut)
+        for learner in cut.learners:
+            self._links.deliver((learner, newest[learner]), SnapshotBegun(cut.number, self.core.versions))
+        if self._merging is None:
+            self._pass_on(cut)
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""

@@ -324,9 +324,9 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "snapshot: the mark of an earlier snapshot counts",
-        "if not self.awaits(mark.learner) or mark.number != self.epoch:",
-        "if not self.awaits(mark.learner):",
-        PROTOCOL,
+        "snapshot: no learner's state is waited for",
+        "if taking is None or taking.writing or taking.awaited:",
+        "if taking is None or taking.writing:",
+        ("roles/snapshots/test_taking.py",),
     ),
 )

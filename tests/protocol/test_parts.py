@@ -36,6 +36,44 @@ def test_an_authority_takes_what_it_did_not_know_and_answers_each():
     assert (authority.merged.versions, authority.merged.lineages) == ((0, 2, 0), (0, 7, 0))
 
 
+def test_a_part_that_comes_back_on_an_older_disk_has_learners_welcomed_with_what_it_holds():
+    """Else they would hold a version that nobody can merge their work on, for the rest of the run."""
+    policy = SyncPolicy(num_learners=1, num_fragments=2, interval=2)
+    state = SyncerState((2, 2), (6, 7), lineages=(5, 5))
+    authority = AuthorityCore(policy, None, state, parts=2)
+    older = Part(policy, None, SyncerState((0, 1), (0, 5), lineages=(0, 5)), [1], lineage=6)
+
+    def told(event):
+        """What learners are told, and the parts beside."""
+        out = authority.handle(event, 1.0)
+        for one in [one for one in out if isinstance(one, ToPart) and one.part in (None, 1)]:
+            for said in older.handle(one.news, 1.0):
+                out += told(FromPart(1, said)) if isinstance(said, news.Word) else [said]
+        return [one.event for one in out if isinstance(one, actions.Tell)]
+
+    report = events.StepReported(Report(0, 1, 8, (FragmentCounters(2, 1, 10),) * 2))
+    told(events.LearnerJoined(0, 1, 7, (2, 2), (5, 5)))
+    assert told(report) == []
+    told(PartConnected(1))
+    assert (authority.versions, authority.merged_steps) == ((2, 1), (6, 5))
+    assert told(report) == [events.NotMember(1)]
+    [welcome] = told(events.LearnerJoined(0, 2, 8, (2, 2), (5, 5)))
+    assert (welcome.fragments, welcome.versions, welcome.lineages) == ((1,), (1,), (5,))
+
+
+def test_a_part_says_the_newest_of_each_fragment_once():
+    """An authority that knows a merge whose note was lost would take the version before for its loss."""
+    part = Part(POLICY, None, STATE, [1, 2], lineage=5)
+    report = Report(0, 1, 1, (FragmentCounters(0, 1, 10),) * 3)
+    for said in (news.RollCall(), news.AllPresent(), news.Begun(0, 1, 0, (0, 0, 0)), news.Heard(report, 1.0)):
+        part.handle(said, 0.0)
+    which = RoundId(1, 1)
+    part.handle(events.FragmentArrived(which, Contribution(0, 1, 1, 0, 1, 1, 10)), 2.0)
+    part.handle(events.MergeFinished(which), 2.5)
+    said = [one for one in part.handle(news.RollCall(), 3.0) if isinstance(one, news.Committed)]
+    assert said == [news.Committed(which, 1, 5), news.Committed(RoundId(0, 2), 0, 0)]
+
+
 def test_a_part_waits_longer_for_offers_of_a_learner_whose_welcome_took_long():
     part = Part(SyncPolicy(num_learners=1, num_fragments=3, interval=3, offer_timeout=3.0), None, STATE, [1])
     for told, now in [

@@ -88,10 +88,3 @@ def test_only_a_core_that_has_not_begun_takes_a_state_up():
     core, _ = resumed()
     with pytest.raises(LocalProtocolError):
         core.resume(14, HELD)
-
-
-def test_the_vector_clock_holds_the_steps_that_are_under_way():
-    core, _ = resumed()
-    core.handle(events.StepStarted(10), 0.0)
-    assert core.vector_clock.learners == {0: (7, 15)}
-    assert core.vector_clock.versions == {0: 3, 1: 2}

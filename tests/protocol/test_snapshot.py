@@ -3,13 +3,11 @@
 import collections
 import dataclasses
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
-from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.snapshot import Epoch, Mark, SnapshotCore
+from ddiloco.protocol.snapshot import Epoch
 
 LEARNERS = (0, 1, 2)
 
@@ -30,10 +28,10 @@ class Fleet:
     """A syncer and learners that send each other numbered messages: up in order, down in any order."""
 
     def __init__(self):
-        self.core = SnapshotCore(timeout=10.0)
+        self.epoch, self.awaited = 0, None  # learners whose mark has yet to come; None: none is under way
         self.ends = {m: Epoch() for m in LEARNERS}
         self.syncer, self.learners = Process(), {m: Process() for m in LEARNERS}
-        self.up = {m: collections.deque() for m in LEARNERS}  # (message or Mark, clock)
+        self.up = {m: collections.deque() for m in LEARNERS}  # (message or None for a mark, clock)
         self.down = []  # (learner, message or None for a mark, epoch, clock)
         self.cut, self.cuts, self.in_flight = None, {}, set()
         self.numbers = iter(range(10**6))
@@ -42,19 +40,19 @@ class Fleet:
         process, number = self.learners[m] if up else self.syncer, next(self.numbers)
         if up:
             _, step = process.clock.learners.get(m, (1, 0))
-            process.clock = process.clock.stepped(m, 1, step + 1)
+            process.clock = process.clock.joined(VectorClock({m: (1, step + 1)}))
             self.up[m].append((number, process.clock))
         else:
             process.clock = process.clock.merged(0, process.clock.version(0) + 1)
-            self.down.append((m, number, self.core.epoch, process.clock))
+            self.down.append((m, number, self.epoch, process.clock))
         process.sent.add(number)
 
     def begin(self):
-        if self.core.under_way:
+        if self.awaited is not None:
             return
+        self.epoch, self.awaited = self.epoch + 1, {*LEARNERS}
         self.cut, self.cuts, self.in_flight = self.syncer.copy(), {}, set()
-        for mark in self.core.begin(self.core.epoch + 1, LEARNERS, 0.0):
-            self.down.append((mark.learner, None, mark.number, None))
+        self.down += [(m, None, self.epoch, None) for m in LEARNERS]
 
     @property
     def under_way(self):
@@ -68,10 +66,10 @@ class Fleet:
             self.arrive_down(*self.down.pop(chosen - len(LEARNERS)))
 
     def arrive_up(self, m, what, clock):
-        if isinstance(what, Mark):
-            assert self.core.marked(what)
+        if what is None:
+            self.awaited.remove(m)
             return
-        if self.core.awaits(m):
+        if self.awaited and m in self.awaited:
             self.in_flight.add(what)
         self.syncer.got.add(what)
         self.syncer.clock = self.syncer.clock.joined(clock)
@@ -79,7 +77,7 @@ class Fleet:
     def arrive_down(self, m, what, epoch, clock):
         if self.ends[m].sees(epoch):
             self.cuts[m] = self.learners[m].copy()
-            self.up[m].append((Mark(epoch, m), None))
+            self.up[m].append((None, None))
         if what is not None:
             self.learners[m].got.add(what)
             self.learners[m].clock = self.learners[m].clock.joined(clock)
@@ -107,80 +105,27 @@ def test_each_message_is_in_a_state_or_in_a_channel_and_never_in_both(todo, orde
             fleet.begin()
         elif what in ("up", "down"):
             fleet.send(what == "up", number)
-        if fleet.core.done:
+        if fleet.awaited == set():
             check(fleet)
-            fleet.core.end()
+            fleet.awaited = None
             checked += 1
     turn = 0
-    while fleet.core.under_way and not fleet.core.done:
+    while fleet.awaited:
         fleet.deliver(order[turn % len(order)])
         turn += 1
-    if fleet.core.under_way:
+    if fleet.awaited is not None:
         check(fleet)
         checked += 1
     assert checked
 
 
 def check(fleet):
-    assert fleet.core.absent == ()
     assert set(fleet.cuts) == set(LEARNERS)
     sent, got = (set().union(*(getattr(c, name) for c in fleet.cuts.values())) for name in ("sent", "got"))
     assert got <= fleet.cut.sent
     assert fleet.cut.got <= sent
     assert fleet.in_flight == sent - fleet.cut.got
     assert is_consistent_cut(fleet.cut.clock, {m: cut.clock for m, cut in fleet.cuts.items()})
-
-
-def begun(timeout=10.0):
-    core = SnapshotCore(timeout)
-    core.begin(1, LEARNERS, 0.0)
-    return core
-
-
-def test_a_learner_that_goes_before_its_mark_is_left_out():
-    core = begun()
-    core.gone(0)
-    core.marked(Mark(1, 1))
-    core.marked(Mark(1, 2))
-    assert core.done
-    assert core.absent == (0,)
-    assert not core.marked(Mark(1, 0))
-
-
-def test_a_learner_that_goes_after_its_mark_is_in():
-    core = begun()
-    for m in LEARNERS:
-        assert core.marked(Mark(1, m))
-    core.gone(0)
-    assert core.done and core.absent == ()
-
-
-def test_a_snapshot_that_takes_too_long_is_given_up_and_its_late_marks_mean_nothing():
-    core = begun(timeout=10.0)
-    assert core.next_deadline() == 10.0
-    assert not core.expired(9.0)
-    assert core.expired(10.0)
-    core.end()
-    assert core.next_deadline() is None
-    assert not core.marked(Mark(1, 0))
-    core.begin(2, LEARNERS, 20.0)
-    assert not core.marked(Mark(1, 0))
-    assert core.marked(Mark(2, 0))
-
-
-def test_without_learners_a_snapshot_is_done_at_once():
-    core = SnapshotCore(10.0)
-    assert core.begin(1, (), 0.0) == []
-    assert core.done
-
-
-def test_one_is_taken_at_a_time_and_numbers_only_grow():
-    core = begun()
-    with pytest.raises(LocalProtocolError, match="under way"):
-        core.begin(2, LEARNERS, 0.0)
-    core.end()
-    with pytest.raises(LocalProtocolError, match="after 1"):
-        core.begin(1, LEARNERS, 0.0)
 
 
 def test_a_learner_records_its_state_once_for_each_snapshot():

@@ -9,7 +9,7 @@ import unittest.mock
 import jax.numpy as jnp
 import pytest
 
-from ddiloco.disk import array_file
+from ddiloco.disk import array_file, bounded_reads
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.host_arrays import LeadingArrays
@@ -32,12 +32,8 @@ class NoMemory:
 
 def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
     follower = Follower.__new__(Follower)
-    follower._arrays, follower._states, follower._held, follower._say = (
-        NoMemory(),
-        {},
-        {},
-        queue.SimpleQueue(),
-    )
+    follower._arrays, follower._say = NoMemory(), queue.SimpleQueue()
+    follower._states, follower._held, follower._fetched = {}, {}, {}
     follower._place = HostPlace(1, 2, "127.0.0.1:1")
     with concurrent.futures.ThreadPoolExecutor(1) as follower._writer:
         follower._do(pb.Order(copy_all=7))
@@ -59,6 +55,33 @@ def test_a_host_that_cannot_read_its_blocks_in_a_snapshot_says_so_and_lives(tmp_
     assert (done.copy, done.problem) == (
         3,
         f"host 1: {tmp_path}/snapshots/000003: is incomplete: it has no manifest.json",
+    )
+
+
+@pytest.fixture
+def hangs(monkeypatch):
+    """What a read of a disk that hangs waits in."""
+    never = threading.Event()
+    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
+    yield lambda *_, **__: never.wait()
+    never.set()
+
+
+def test_a_host_whose_disk_hangs_follows_the_others_all_the_same(tmp_path, monkeypatch, hangs):
+    follower = Follower.__new__(Follower)
+    follower._workdir, follower._say, follower._assembly = tmp_path, queue.SimpleQueue(), unittest.mock.Mock()
+    follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(2))
+    follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
+    follower._copies = OwnCopies(tmp_path, OF_A_HOST, 1)
+    monkeypatch.setattr("ddiloco.remote.learner.follower.SnapshotStore.open", hangs)
+    follower._do(pb.Order(restore=3))
+    done = follower._say.get(timeout=PATIENCE).done
+    assert done.copy == 3 and done.problem.startswith(f"host 1: {tmp_path}/snapshots: the disk hangs")
+    monkeypatch.setattr(array_file, "sweep", hangs)
+    assert list(follower._numbers()) == []
+    alarm = follower._say.get(timeout=PATIENCE).alarm
+    assert alarm.startswith(f"host 1: {tmp_path}: the disk hangs") and alarm.endswith(
+        "no own copy of the inner optimizer state is used"
     )
 
 
@@ -102,6 +125,30 @@ def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path
     assert read == [".6", ".5", ".5"]
     follower._fetched = {7: "of a peer"}
     assert follower._taken(7) == "of a peer" and follower._fetched == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_late(late, monkeypatch):
+    follower, comes = Follower.__new__(Follower), threading.Event()
+    follower._fetched, follower._held, follower._states, follower._say = {}, {}, {}, queue.SimpleQueue()
+    follower._place, follower._security, follower._token = HostPlace(1, 2, "127.0.0.1:1"), Security(), ""
+    follower._config, follower._inner = RemoteConfig(), OF_A_HOST
+    follower._copies = OwnCopies(None, OF_A_HOST, 1)
+
+    def fetch(*_):
+        assert comes.wait(PATIENCE)
+        return "blocks"
+
+    monkeypatch.setattr("ddiloco.remote.learner.follower.fetch_copy", fetch)
+    follower._do(pb.Order(fetch=pb.Order.Fetch(copy=7)))
+    follower._do(pb.Order(fetch=pb.Order.Fetch(copy=8)))
+    if late:
+        follower._do(pb.Order(drop=7))
+    comes.set()
+    assert {follower._say.get(timeout=PATIENCE).done.copy for _ in range(2)} == {7, 8}
+    if not late:
+        follower._do(pb.Order(drop=7))
+    assert follower._fetched == {8: "blocks"}
 
 
 def test_a_leading_host_without_memory_for_a_copy_has_the_others_drop_theirs():

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import queue
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from ddiloco.data.errors import DataError
 from ddiloco.data.host_batches import HostBatches
+from ddiloco.disk import bounded_reads
 from ddiloco.disk.snapshots.store import SnapshotError
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.follower import TellingBatches
@@ -33,7 +35,7 @@ from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.exchange import InnerState
 from ddiloco.run.recipes import assembly_of
 from experiments.front.credentials import load_security
-from tests.remote.donors import OF_A_HOST, notes, recovery, state, with_client
+from tests.remote.donors import OF_A_HOST, assert_same, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, SyncerEnd, certificates, ended, until, update, welcome
 from tests.remote.host_ends import SECURITY, Host, Leading
 from tests.workbench import experiment
@@ -72,6 +74,15 @@ def test_a_learner_resumes_once_all_hosts_have_read_their_blocks_or_not_at_all(l
                 resumes.result(PATIENCE)
         else:
             resumes.result(PATIENCE)
+
+
+def test_a_host_whose_disk_hangs_keeps_no_learner_from_joining_otherwise(leading, monkeypatch):
+    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
+    hosts, lead = leading.hosts(), Lead.__new__(Lead)
+    lead.followers = leading.followers
+    with pytest.raises(SnapshotError, match="it takes too long"):
+        lead.restore(4)
+    assert [host.next().restore for host in hosts] == [4, 4]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +220,40 @@ def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading)
     with pytest.raises(OSError), leading.followers.doing(12, pb.Order(copy=12)):
         raise OSError("host 0's own blocks do not come")
     assert leading.followers._done == {}
+
+
+class Given:
+    """A peer's gift that is open."""
+
+    def __init__(self, copy):
+        self.rest, self.until = (copy, ["127.0.0.1:1"]), time.monotonic() + PATIENCE
+
+    def take(self):
+        return state(2)
+
+
+def test_hosts_let_go_of_a_peer_s_state_with_host_0_and_where_one_of_them_lacks_it(leading):
+    hosts, recovers = leading.hosts(), HostRecovery.__new__(HostRecovery)
+    recovers._followers, recovers._like = leading.followers, 0
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for copy, problem in ((8, "host 2: they are unlike"), (9, "")):
+            taking = pool.submit(recovers._taken, Given(copy))
+            for host in hosts:
+                assert host.next().fetch.copy == copy
+                host.say(done=pb.FromHost.Done(copy=copy, problem=problem))
+            if problem:
+                assert problem in str(taking.exception(PATIENCE))
+            else:
+                found = taking.result(PATIENCE)
+                assert_same(found, state(2))
+                assert found.arrays.number == copy
+            del taking
+            gc.collect()
+            if not problem:
+                leading.followers.order(pb.Order(step=1))
+                assert [host.next().step for host in hosts] == [1, 1], "it is still here"
+                del found
+            assert [host.next().drop for host in hosts] == [copy, copy]
 
 
 def test_host_0_leads_at_the_port_after_the_coordinator_s():

@@ -1,5 +1,6 @@
 """Who speaks for a learner: second processes, own tokens and certificates, and callers without any."""
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -11,7 +12,11 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.observe import records
 from ddiloco.protocol import events
+from ddiloco.remote.syncer import session as sessions
 from ddiloco.remote.syncer.admission import FURTHEST
+from ddiloco.remote.syncer.downlink import NewestFragments
+from ddiloco.remote.syncer.listening import Handshakes
+from ddiloco.remote.syncer.session import MOST_CALLS, Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
@@ -202,6 +207,81 @@ def test_calls_that_send_nothing_keep_nobody_from_working_or_joining(security):
         never.set()
         for channel in channels:
             channel.close()
+
+
+class Call:
+    """A call as the server has it, of which only what a test asks for is there."""
+
+    def __init__(self, peer="ipv4:10.0.0.1:80", host=0):
+        self.ended, self._peer, self._host = threading.Event(), peer, str(host)
+
+    def peer(self):
+        return self._peer
+
+    def invocation_metadata(self):
+        return [(wire.HOST_KEY, self._host)]
+
+    def cancel(self):
+        self.ended.set()
+
+    def abort(self, code, told):
+        raise PermissionError(told)
+
+
+def test_a_machine_that_floods_the_syncer_with_calls_keeps_no_other_from_joining():
+    handshakes, never = Handshakes(PATIENCE, 3), threading.Event()
+    waits = lambda: iter(never.wait, True)  # noqa: E731
+    one, *many = [Call(f"ipv4:10.0.0.{host}:80") for host in (1, 2, 2, 2)]
+    threads = []
+    for n, call in enumerate((one, *many)):
+        threads.append(threading.Thread(target=handshakes.first, args=(waits(), call), daemon=True))
+        threads[-1].start()
+        until(lambda n=n: len(handshakes._waiting) == min(n + 1, 3), "the call")
+    assert many[0].ended.wait(PATIENCE)
+    assert not one.ended.is_set()
+    never.set()
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_learner_that_claims_many_hosts_takes_no_more_calls_than_there_is_room_for(room):
+    """Else it would take all of them, and no other learner's fragments would travel."""
+    syncer = SyncerEnd(dataclasses.replace(TERMS, hosts=(room, 1)))
+    most = MOST_CALLS * room
+    with ended(syncer):
+        refused = hello(syncer, Security(), hosts=most + 1)
+        assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert refused.details().endswith(f"where the syncer has room for {most}, by remote.hosts")
+        assert hello(syncer, Security(), hosts=most).session
+    session = Session("name", 0, 100, NewestFragments(), hosts=most, room=room)
+    with contextlib.ExitStack() as calls:
+        for host in range(most):
+            calls.enter_context(session.call("updates", Call(host=host)))
+        with pytest.raises(PermissionError, match=f"more than {most} calls"):
+            calls.enter_context(session.call("updates", Call()))
+        calls.enter_context(session.call("offers", Call()))
+
+
+def test_a_call_of_a_learner_that_reads_nothing_ends_with_its_session(monkeypatch):
+    """Else one that connects again and again would have all of the syncer's calls, at last."""
+    monkeypatch.setattr(sessions, "LAST_SECONDS", 0.1)
+    syncer, never = SyncerEnd(), threading.Event()
+
+    def messages():
+        yield greeting()
+        never.wait(PATIENCE)
+
+    with ended(syncer), Security().channel(syncer.address, wire.options(20.0)) as channel:
+        call = channel.stream_stream(wire.CONTROL)(messages())
+        until(lambda: syncer.server._sessions, "the session")
+        [session] = syncer.server._sessions.values()
+        for _ in range(20):  # more than the transport takes for it
+            session.say(pb.ToLearner(accepted=pb.Accepted(position="x" * (900 << 10))))
+        until(lambda: len(session._waiting) < 20, "the first of it")
+        syncer.server._end(session, "evicted")
+        rpcs = syncer.server._listening._server._state
+        until(lambda: not rpcs.active_rpc_count, "the end of the call")
+        assert call.is_active(), "it has not read that far"
+        never.set()
 
 
 @pytest.mark.parametrize("security", [Security(), ALL], ids=["without the token", "with it"])

@@ -4,12 +4,15 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import threading
+import weakref
 
 import grpc
 import numpy as np
 import pytest
 
+from ddiloco.disk import array_file, bounded_reads
 from ddiloco.protocol import events
+from ddiloco.remote.learner import gift as gifts
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from tests.remote.donors import FORMAT, THREE, Steps, assert_same, keep, notes, recovery, state, with_client
@@ -86,6 +89,17 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
         until(syncer.alarms, "the alarm")
 
 
+def test_an_own_copy_on_a_disk_that_hangs_is_not_waited_for_where_a_peer_gives(tmp_path, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
+    monkeypatch.setattr(array_file, "load", lambda path, magic: never.wait())
+    keep(tmp_path, state(1))
+    with peers_and_joiner(Steps(given := state(2))) as (syncer, late, _):
+        assert_same(recovery(late, tmp_path).inner_state((3, 4)), given)
+        until(lambda: any("the disk hangs" in alarm for alarm in syncer.alarms()), "the alarm")
+    never.set()
+
+
 def test_an_own_copy_of_steps_that_a_rollback_has_undone_is_not_taken(tmp_path):
     with peers_and_joiner() as (syncer, end):
         keep(tmp_path, given := state(2, versions=(3, 4)))
@@ -104,6 +118,23 @@ def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path
     with peers_and_joiner(Steps(garbage), Steps(given)) as (syncer, late, *_):
         assert_same(recovery(late, tmp_path).inner_state((3, 4)), given)
         until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
+
+
+def test_nothing_of_what_a_peer_gave_in_vain_stays_in_memory(monkeypatch):
+    taken = []
+
+    class Seen(gifts._Taken):
+        def __init__(self, asking):
+            super().__init__(asking)
+            taken.append(weakref.ref(self))
+
+    monkeypatch.setattr(gifts, "_Taken", Seen)
+    with np.errstate(invalid="ignore"):
+        garbage = Steps(state(np.nan))
+    with peers_and_joiner(garbage) as (_, late, *_):
+        recovers = recovery(late)
+        assert recovers.inner_state((3, 4)) is None
+        until(lambda: [one() for one in taken] == [None], "the end of what it gave")
 
 
 def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp_path):

@@ -17,6 +17,7 @@ import pathlib
 import re
 import shutil
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -135,6 +136,7 @@ class PartWriter:
         except RuntimeError:
             future = concurrent.futures.Future()
             future.set_exception(SnapshotError(f"snapshot {number}, {name}: the writer is closed"))
+        future.add_done_callback(_let_go)
         with self._lock:
             self._unfinished = {one for one in (*self._unfinished, future) if not one.done()}
         return future
@@ -154,6 +156,14 @@ class PartWriter:
         concurrent.futures.wait(running, timeout)
 
 
+def _let_go(done: concurrent.futures.Future[PartFiles]) -> None:
+    """Clears the frames that a failure keeps: who looks at it later would hold all arrays of the part."""
+    error = None if done.cancelled() else done.exception()
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
 def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFiles:
     """Writes a part, of several hosts the first one's blocks; returns when it is durable.
 
@@ -164,7 +174,7 @@ def write_part(snapshot: pathlib.Path, name: str, part: SnapshotPart) -> PartFil
         raise SnapshotError(f"{name!r} is no name of a part: it must be 1 to 64 of a-z, 0-9 and _")
     folder = snapshot / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # without arrays nothing else makes it
+        folder.mkdir(parents=True, exist_ok=True)
         blocks = [write_blocks(folder, file, arrays) for file, arrays in _by_file(part.arrays).items()]
         array_file.replace(folder / _STATE, [json.dumps(part.state).encode()])
         array_file.make_durable(snapshot)
@@ -188,11 +198,9 @@ def write_blocks(folder: pathlib.Path, file: str, arrays: Mapping[str, Array]) -
     """Writes the blocks that a process alone answers for into a file of the part's; raises OSError."""
     own = {name: owned(array) for name, array in arrays.items()}
     listed = [(name, one.shape, box) for name, one in own.items() for box in one.blocks]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file
     blocks = [block for one in own.values() for block in one.blocks.values()]
-    array_file.save(path, _MAGIC, {"blocks": listed}, blocks)
-    return PartFiles({path.name: digest_of(path)})
+    array_file.save(folder / file, _MAGIC, {"blocks": listed}, blocks)
+    return PartFiles({file: digest_of(folder / file)})
 
 
 def file_of(host: int) -> str:

@@ -111,7 +111,7 @@ class SyncerClient:
         """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
         if isinstance(message, StateRecorded):
             self.epoch = message.number
-        sent = snapshot_message(message, self._terms.num_fragments)
+        sent = snapshot_message(message)
         if isinstance(message, PartWritten):
             self.outbox.say_after_records(sent)
         else:

@@ -17,6 +17,7 @@ import jax
 from etils import epath
 
 from ddiloco.data.host_batches import HostBatch, HostBatches
+from ddiloco.disk.bounded_reads import bounded
 from ddiloco.disk.snapshots.store import FOLDER, SnapshotError, SnapshotStore
 from ddiloco.observe.pace import Pace
 from ddiloco.observe.records import reason
@@ -39,7 +40,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.exchange import EventDelivery, Pieces
-from ddiloco.roles.resuming import Origin
+from ddiloco.roles.resuming import Origin, ResumedLearner
 from ddiloco.schema import codec
 
 
@@ -138,7 +139,7 @@ class Follower:
         threading.Thread(target=self._pass_on, args=(stop,), name="leaving", daemon=True).start()
         keepalive, c = self._config.host_timeout / 2, self._config
         donor_port = self._donor.start(c.donor_host, c.donor_port) if c.donor_host else 0
-        copies = self._copies.numbers()  # reads them whole, for which host 0 would not wait
+        copies = self._numbers()  # reads them whole, for which host 0 would not wait
         with self._security.peer_channel(self._place.leader, wire.options(keepalive)) as channel:
             try:
                 grpc.channel_ready_future(channel).result(STARTING_SECONDS)
@@ -162,6 +163,13 @@ class Follower:
                 self._close_streams(list(self._streams))
                 self._say.put(None)
         return False
+
+    def _numbers(self) -> Sequence[int]:
+        try:
+            return bounded(self._copies.numbers, self._copies.folder)
+        except TimeoutError as error:
+            self._alarm(f"{error}: no own copy of the inner optimizer state is used")
+            return ()
 
     def _said(self, donor_port: int, copies: Collection[int]) -> Iterator[bytes]:
         following = pb.FromHost.Following(
@@ -206,8 +214,8 @@ class Follower:
                 if order.save in self._held:
                     self._save(order.save, self._held[order.save])
             case "drop":
-                self._held.pop(order.drop, None)
-                self._states.pop(order.drop, None)
+                for copies in (self._held, self._states, self._fetched):
+                    copies.pop(order.drop, None)
             case "copy_all":
                 try:
                     self._states[order.copy_all] = self._arrays.state()[0]
@@ -219,10 +227,11 @@ class Follower:
                 try:
                     self._restore(order.restore)
                     self._done(order.restore)
-                except SnapshotError as error:  # host 0 says how the learner begins then
+                except (SnapshotError, TimeoutError) as error:  # host 0 says how the learner begins then
                     self._done(order.restore, f"{error}")
                 self._donor.attach(None, self._inner, self._patience())
             case "fetch":
+                self._fetched[order.fetch.copy] = ()  # until it has come, or is dropped
                 threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
             case "apply":
                 a = order.apply
@@ -251,7 +260,8 @@ class Follower:
             addresses = [*order.addresses[first:], *order.addresses[:first]]
             blocks = fetch_copy(asking, addresses, order.copy, order.seconds)
             self._copies.check_like(order.like, blocks)
-            self._fetched[order.copy] = blocks
+            if order.copy in self._fetched:
+                self._fetched[order.copy] = blocks
         except grpc.RpcError as error:
             problem = error.details() or error.code().name
         except (WireError, ValueError) as error:
@@ -276,10 +286,14 @@ class Follower:
     def _restore(self, number: int) -> None:
         """Loads the learner's state in a snapshot; updates on their way to it are there from then on."""
         self._copies.forget()
-        e, layout = self._assembly.experiment, self._assembly.layout
-        snapshot = SnapshotStore(self._workdir / FOLDER, 1).open(number, own=lambda name: False)
-        origin = Origin(snapshot, e, layout, needs_of(self._equipment))
-        resumed = origin.learner(self._learner, None, self._equipment.transfer)
+        e, layout, folder = self._assembly.experiment, self._assembly.layout, self._workdir / FOLDER
+
+        def read() -> ResumedLearner | None:
+            snapshot = SnapshotStore(folder, 1).open(number, own=lambda name: False)
+            origin = Origin(snapshot, e, layout, needs_of(self._equipment))
+            return origin.learner(self._learner, None, self._equipment.transfer)
+
+        resumed = bounded(read, folder)
         for p, pieces in resumed.updates.items():
             known = resumed.begins_with.fragments[p]
             event = events.UpdateArrived(p, known.version, known.merged_step, lineage=known.lineage)

@@ -30,6 +30,12 @@ Copy = TypeVar("Copy", OfAllHosts, StateOfAllHosts)
 T = TypeVar("T")
 
 
+def dropped_with(copy: Copy, order: Callable[[pb.Order], None]) -> Copy:
+    """Host 0's part of a copy; once nothing here has that any more, the other hosts let go of theirs."""
+    weakref.finalize(copy, order, pb.Order(drop=copy.number)).atexit = False
+    return copy
+
+
 def inner_of(equipment: Equipment) -> InnerFormat:
     """The inner optimizer's state, of which this host needs its blocks."""
     program: TrainProgram = equipment.program
@@ -121,12 +127,12 @@ class LeadingArrays(HostArrays):
     def inner(self) -> OfAllHosts:
         """As in TrainingArrays; the others have theirs as long as this one has its own."""
         number, arrays = self._copied("copy", super().inner)
-        return self._dropped_with(OfAllHosts(arrays, number))
+        return dropped_with(OfAllHosts(arrays, number), self._order)
 
     def state(self) -> tuple[StateOfAllHosts, dict[str, Any]]:
         """As in TrainingArrays; likewise."""
         number, (arrays, values) = self._copied("copy_all", super().state)
-        return self._dropped_with(StateOfAllHosts(arrays, number)), values
+        return dropped_with(StateOfAllHosts(arrays, number), self._order), values
 
     def _copied(self, order: str, copy: Callable[[], T]) -> tuple[int, T]:
         """Every host's copy, and its number; the others drop theirs where this one cannot make its own."""
@@ -137,10 +143,6 @@ class LeadingArrays(HostArrays):
         except Exception:
             self._order(pb.Order(drop=number))
             raise
-
-    def _dropped_with(self, copy: Copy) -> Copy:
-        weakref.finalize(copy, self._order, pb.Order(drop=copy.number)).atexit = False
-        return copy
 
 
 class JointBatches(Iterator[HostBatch]):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.gift import Gift
+from ddiloco.remote.learner.host_arrays import dropped_with
 from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts
 from ddiloco.remote.learner.recovery import ProcessRecovery
@@ -35,12 +36,14 @@ class HostRecovery(ProcessRecovery):
         copy, addresses = gift.rest
         if not copy:
             raise WireError("donation to one host")
+        arrays = dropped_with(OfAllHosts((), copy), self._followers.order)  # also where it does not come
         left = gift.until - time.monotonic()
         order = pb.Order.Fetch(copy=copy, addresses=addresses, like=self._like, seconds=left)
         with self._followers.doing(copy, pb.Order(fetch=order)):
             state = super()._taken(gift)
             self._followers.done(copy, gift.until)
-        return dataclasses.replace(state, arrays=OfAllHosts(state.arrays, copy))
+        arrays += state.arrays
+        return dataclasses.replace(state, arrays=arrays)
 
     def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
         state, self._like = super()._from_disk(versions), 0

@@ -56,4 +56,5 @@ def write_own(
     """Another host's blocks in the learner's part: JSON of its files. Raises OSError."""
     folder = parts_folder(workdir / FOLDER) / f"{snapshot:06d}" / learner_part(learner)
     remove_earlier(folder.parent, folder.name)
+    folder.mkdir(parents=True, exist_ok=True)
     return json.dumps(write_blocks(folder, file_of(host), arrays).to_json())

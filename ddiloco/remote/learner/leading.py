@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ddiloco.disk import bounded_reads
 from ddiloco.disk.snapshots.parts import PartWriter, SnapshotError
 from ddiloco.observe import records
 from ddiloco.observe.health import Health
@@ -81,11 +82,11 @@ class Lead:
         """Has the others load their blocks of the learner's state in this snapshot, and waits for them.
 
         Raises:
-          SnapshotError: one of them cannot, and so the learner must not resume.
+          SnapshotError: one of them cannot, or its disk hangs, and so the learner must not resume.
         """
         try:
             with self.followers.doing(snapshot, pb.Order(restore=snapshot)):
-                self.followers.done(snapshot, threading.TIMEOUT_MAX)
+                self.followers.done(snapshot, time.monotonic() + bounded_reads.LONGEST)
         except WireError as error:
             raise SnapshotError(f"{error}") from None
 

@@ -58,8 +58,7 @@ class OwnCopies:
         self._host, self._inner = host, inner
         self._last: int | None = None  # of those saved
         self._at_hand: dict[int, tuple[dict[str, Any], list[Blocks]]] = {}  # what `load` need not read
-        if folder is not None and not array_file.in_bucket(folder):
-            array_file.sweep(pathlib.Path(folder), f"inner_state.{host}.")  # which a kill has left
+        self._swept = folder is None or array_file.in_bucket(folder)
 
     def numbers(self) -> list[int]:
         """The copies that can be read, newest first; the first one stays at hand until `forget`."""
@@ -179,6 +178,9 @@ class OwnCopies:
         """Of all copies, newest first; raises OSError."""
         if self.folder is None:
             return []
+        if not self._swept:  # of what a kill has left; not before, as the disk may hang
+            self._swept = True
+            array_file.sweep(pathlib.Path(self.folder), f"inner_state.{self._host}.")
         with array_file.as_os_error(self.folder):
             found = [
                 path for path in self.folder.glob(f"inner_state.{self._host}.*") if path.suffix[1:].isdigit()

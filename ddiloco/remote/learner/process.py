@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from ddiloco.config import ConfigError
+from ddiloco.disk.bounded_reads import bounded
 from ddiloco.disk.snapshots.parts import LEARNER_COPIES, parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.observe import records
@@ -30,7 +31,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import Leave
+from ddiloco.roles.exchange import InnerState, Leave
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.resuming import Origin, ResumedLearner
@@ -268,24 +269,29 @@ class LearnerProcess:
     ) -> ResumedLearner | None:
         """The learner's part of the snapshot that the run resumes from, if this process is to resume it.
 
-        Without a part, or with a damaged one (and an alarm), it joins as a new learner, with the inner state
-        of another one; a learner of several hosts with its own copies, or what a peer gives.
+        Without a part, or with a damaged one or a disk that hangs (and an alarm), it joins as a new learner,
+        with the inner state of another one; a learner of several hosts with its own copies, or what a peer
+        gives.
         """
         if not client.resume_from or workdir is None:
             return None
-        try:
-            snapshot = SnapshotStore(workdir / FOLDER, 1).open(client.resume_from, own=lambda name: False)
+        folder = workdir / FOLDER
+
+        def read() -> tuple[ResumedLearner | None, InnerState | None]:
+            snapshot = SnapshotStore(folder, 1).open(client.resume_from, own=lambda name: False)
             if snapshot.header.get("run", client.run) != client.run:
                 raise SnapshotError(f"{snapshot.folder}: is of another run than the syncer's")
             needs = None if self._lead is None else needs_of(equipment)
             origin = Origin(snapshot, self._experiment, self._assembly.layout, needs)
             resumed = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
-            if resumed is None and self._lead is None:
-                recovery.donated = origin.donated()
+            return resumed, origin.donated() if resumed is None and self._lead is None else None
+
+        try:
+            resumed, recovery.donated = bounded(read, folder)
             if resumed is not None and self._lead is not None:
                 self._lead.restore(client.resume_from)
             return resumed
-        except SnapshotError as error:
+        except (SnapshotError, TimeoutError) as error:
             client.outbox.record(records.Alarm(f"{error}: the learner joins again", time.time()))
             return None
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import grpc
 from etils import epath
 
+from ddiloco.disk.bounded_reads import bounded
 from ddiloco.observe import records
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.gift import Asking, Gift
@@ -55,7 +56,7 @@ class ProcessRecovery:
         self.donated: InnerState | None = None  # by a learner of the snapshot that the run resumes from
         self._client, self._inner = client, inner
         self._stepping, self._steps = stepping, False
-        self._without: list[Exception] = []  # why peers had nothing to give
+        self._without = 0  # peers that had nothing to give
         self._security, self._config, self._copies = security, config, copies
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
@@ -111,7 +112,7 @@ class ProcessRecovery:
         known = self._client.peers(_ASK_SECONDS)
         waiting, deadline = list(known.addresses), time.monotonic() + patience + known.boundary_seconds
         least, comparison = 0 if own is None else own.trained, Comparison(own)
-        self._without, peers = [], len(waiting)
+        self._without, peers = 0, len(waiting)
         security = self._security.among_peers(self._client.peers_token)
         asking = Asking(self._inner, security, self._config.keepalive)
         while waiting and (left := deadline - time.monotonic()) > 0:
@@ -126,6 +127,7 @@ class ProcessRecovery:
                         state = self._tried(self._taken, gift) if gift.trained >= least else None
                     if state is not None and comparison.agrees(state):
                         return state
+                    del state  # the next one needs the memory
             finally:
                 for gift in gifts:
                     gift.close()
@@ -133,7 +135,7 @@ class ProcessRecovery:
             self._client.outbox.record(records.Noted("drop", {"reason": "peer: unlike others"}, time.time()))
             problem = "a peer's inner optimizer state is unlike the own copy or others': it is not taken"
             self._client.outbox.record(records.Alarm(problem, time.time()))
-        alone = comparison.alone(peers - len(self._without))
+        alone = comparison.alone(peers - self._without)
         if alone is None and time.monotonic() >= deadline:
             waited = f"within {patience + known.boundary_seconds:.0f} s, by remote.donation_timeout"
             problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
@@ -175,10 +177,10 @@ class ProcessRecovery:
         except WireError as error:
             values = {"reason": f"peer: {error.reason}"}
             self._client.outbox.record(records.Noted("drop", values, time.time()))
-            self._without.append(error)
+            self._without += 1
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._without.append(error)
+                self._without += 1
         except ValueError:  # the gift was closed
             pass
         return None
@@ -186,8 +188,9 @@ class ProcessRecovery:
     def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
         """The newest own copy, unless it has versions that are lost: only where a run is set back are any."""
         try:
-            state = self._copies.newest(self._client.run, self._shared())
-        except ValueError as error:
+            run, shared = self._client.run, self._shared()
+            state = bounded(lambda: self._copies.newest(run, shared), self._copies.folder)
+        except (ValueError, TimeoutError) as error:
             self._client.outbox.record(records.Alarm(str(error), time.time()))
             return None
         if state is not None and any(a > b for a, b in zip(state.versions, versions, strict=False)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import grpc
 
-from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.syncer.session import MOST_CALLS, Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import OPERATOR, Caller
@@ -104,8 +104,9 @@ class Admission:
             return differs
         if hello.learner >= terms.most_learners:
             return f"learner {hello.learner} is none of the {terms.most_learners} of this run"
-        if hello.hosts > wire.MOST_HOSTS:
-            return f"a learner of {hello.hosts} hosts is not possible: at most {wire.MOST_HOSTS}"
+        most = MOST_CALLS * terms.room(hello.learner)
+        if hello.hosts > most:
+            return f"a learner of {hello.hosts} hosts, where the syncer has room for {most}, by remote.hosts"
         if hello.run and hello.run != self._run:
             return f"the learner is of run {hello.run[:8]}, the syncer of run {self._run[:8]}"
         return None

@@ -13,7 +13,6 @@ import numpy as np
 from ddiloco.observe import records
 from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
-from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -39,10 +38,13 @@ class FragmentCalls:
         send: Callable[[events.OfferFailed], None],
         take_offer: TakeOffer,
         record: Callable[[object], None],
-        handshakes: Handshakes,
+        patience: float,
     ) -> None:
-        """`find`: the session of a name. `send`, `take_offer`: those of a SyncerWorker."""
-        self._terms, self._find, self._record, self._handshakes = terms, find, record, handshakes
+        """`find`: the session of a name. `send`, `take_offer`: those of a SyncerWorker.
+
+        `patience`: seconds for a call to say what it wants.
+        """
+        self._terms, self._find, self._record, self._patience = terms, find, record, patience
         self._send, self._take_offer = send, take_offer
         self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
         self.handlers = {
@@ -86,7 +88,8 @@ class FragmentCalls:
 
     def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
         """By fragment, the blocks of each piece that one of a learner's hosts needs."""
-        first = self._handshakes.first(requests, context)
+        with wire.ended_after(self._patience, context.cancel):
+            first = next(requests, b"")
         try:
             return wanted_cuts(parse(pb.Wanted, first), self._terms.down)
         except WireError as error:

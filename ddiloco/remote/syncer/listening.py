@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import resource
 import threading
@@ -11,7 +12,7 @@ import grpc
 
 from ddiloco.remote.syncer.session import MOST_CALLS
 from ddiloco.remote.wire import agreement as wire
-from ddiloco.remote.wire.security import Gate, Security
+from ddiloco.remote.wire.security import Gate, Security, host_of
 from ddiloco.settings.remote import RemoteConfig
 
 _CALLS = 1 + 3 * MOST_CALLS  # of one learner at the same time
@@ -23,16 +24,17 @@ class Handshakes:
     """Calls that have yet to say who they are: bounded in time and number, so that others find a place."""
 
     def __init__(self, seconds: float, most: int) -> None:
-        """`most`: with one more the oldest is ended."""
+        """`most`: with one more the oldest is ended of the machine that has most of them."""
         self._seconds, self._most = seconds, most
         self._lock = threading.Lock()
-        self._waiting: list[grpc.ServicerContext] = []
+        self._waiting: list[tuple[str, grpc.ServicerContext]] = []
 
     def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """The first request of a call, which is ended if that takes too long; empty if there is none."""
+        own = host_of(context.peer()), context
         with self._lock:
-            self._waiting.append(context)
-            oldest = self._waiting.pop(0) if len(self._waiting) > self._most else None
+            self._waiting.append(own)
+            oldest = self._crowding() if len(self._waiting) > self._most else None
         if oldest is not None:
             oldest.cancel()
         try:
@@ -40,8 +42,14 @@ class Handshakes:
                 return next(requests, b"")
         finally:
             with self._lock:
-                if context in self._waiting:
-                    self._waiting.remove(context)
+                if own in self._waiting:
+                    self._waiting.remove(own)
+
+    def _crowding(self) -> grpc.ServicerContext:
+        [(crowd, _)] = collections.Counter(host for host, _ in self._waiting).most_common(1)
+        oldest = next(one for one in self._waiting if one[0] == crowd)
+        self._waiting.remove(oldest)
+        return oldest[1]
 
 
 class Listening:
@@ -60,7 +68,8 @@ class Listening:
         self.port = 0
         self._address, self._security = address, security
         self.gate = Gate(security.admits, "the syncer asks for another join token")
-        self.handshakes = Handshakes(config.handshake, num_learners + 4)
+        self.handshake = config.handshake  # seconds
+        self.handshakes = Handshakes(self.handshake, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
         self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
 

@@ -57,7 +57,7 @@ class PartServer:
         patience: float,
     ) -> None:
         """`patience`: seconds that a learner may be ahead of the authority's word of it."""
-        self._security, self._worker, self._uplink = security, worker, uplink
+        self._terms, self._security, self._worker, self._uplink = terms, security, worker, uplink
         self._listening = listening
         self._patience = patience
         self._early = 0  # calls that wait for such a word
@@ -67,7 +67,7 @@ class PartServer:
         self._attached: set[str] = set()  # sessions to which a learner has come
         self._newest = NewestFragments()
         self._calls = FragmentCalls(
-            terms, self._find, worker.send, worker.take_offer, uplink.record, listening.handshakes
+            terms, self._find, worker.send, worker.take_offer, uplink.record, listening.handshake
         )
 
     def start(self) -> None:
@@ -82,7 +82,8 @@ class PartServer:
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
 
-        session = Session(name, learner, opened.process, self._newest, moved=moved, hosts=opened.hosts)
+        hosts = {"hosts": opened.hosts, "room": self._terms.room(learner)}
+        session = Session(name, learner, opened.process, self._newest, moved=moved, **hosts)
         with self._change:
             self._sessions[name] = session
             self._change.notify_all()
@@ -120,6 +121,7 @@ class PartServer:
             self._attached.add(session.name)
         if again:
             context.abort(wire.CONNECT_ANEW, "messages were lost: connect again to the authority too")
+        session.control = context
         if not context.add_callback(lambda: session.close("connection lost")):
             return
         yield from session.messages()

@@ -85,7 +85,7 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        self._calls = FragmentCalls(terms, self._find, send, take_offer, record, listening.handshakes)
+        self._calls = FragmentCalls(terms, self._find, send, take_offer, record, listening.handshake)
         self._management = management or Management(security, terms.most_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {
@@ -181,6 +181,7 @@ class SyncerServer:
 
     def _control(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         session = self._welcome_session(self._listening.handshakes.first(requests, context), context)
+        session.control = context
         if not context.add_callback(lambda: self._end(session, "connection lost")):
             self._end(session, "connection lost")
         reader = threading.Thread(
@@ -248,7 +249,8 @@ class SyncerServer:
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
         whose = name, hello.learner, hello.process
-        session = Session(*whose, self._newest, donor, caller, moved, max(1, hello.hosts))
+        hosts = max(1, hello.hosts), self._terms.room(hello.learner)
+        session = Session(*whose, self._newest, donor, caller, moved, *hosts)
         session.newest_incarnation = max(known, hello.process)
         self.intake.joined(hello.learner, hello.process)
         with self._lock:

@@ -20,7 +20,8 @@ from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
 
-MOST_CALLS = 16  # of one kind at the same time, the bound of RemoteConfig.connections
+MOST_CALLS = 16  # of one kind at the same time, for each host that there is room for
+LAST_SECONDS = 5.0  # for a learner to take its last messages, before its control stream is cut off
 MOST_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
 
 
@@ -37,9 +38,13 @@ class Session:
         caller: Caller = UNKNOWN,
         moved: Callable[[int], None] = lambda size: None,
         hosts: int = 1,
+        room: int = 1,
     ) -> None:
-        """`name` is known only to this learner's process. `moved`, `hosts`: as a Downlink's."""
-        self.hosts = hosts
+        """`name` is known only to this learner's process. `moved`, `hosts`: as a Downlink's.
+
+        `room`: the hosts for whose calls there is room.
+        """
+        self.hosts, self._most_calls = hosts, MOST_CALLS * room
         self.offers = HostOffers(hosts) if hosts > 1 else None  # puts together what they send
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
@@ -54,6 +59,7 @@ class Session:
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
         self.over = False  # whether the connection has ended
+        self.control: grpc.ServicerContext | None = None  # the call of the control stream
         self._calls: collections.Counter[str] = collections.Counter()
         self._contexts: list[grpc.ServicerContext] = []  # of those calls
 
@@ -118,17 +124,17 @@ class Session:
         host = int(named) if named.isdecimal() and len(named) < 6 else self.hosts
         if host >= self.hosts:
             context.abort(grpc.StatusCode.NOT_FOUND, "the learner has no such host")
-        kind = f"{kind} {host}"
         with self._change:
             self._calls[kind] += 1
-            many = self._calls[kind] > MOST_CALLS
+            many = self._calls[kind] > self._most_calls
             self._contexts.append(context)
             over = self.over
         try:
             if over:
                 context.abort(grpc.StatusCode.NOT_FOUND, "the session is over")
             if many:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MOST_CALLS} calls of a kind")
+                told = f"more than {self._most_calls} calls of a kind, by remote.hosts"
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
             yield host
         finally:
             with self._change:
@@ -157,6 +163,10 @@ class Session:
         self.down.close()
         for context in calls:
             context.cancel()
+        if self.control is not None:  # of who reads nothing it would not end by itself
+            last = threading.Timer(LAST_SECONDS, self.control.cancel)
+            last.daemon = True
+            last.start()
         return True
 
 

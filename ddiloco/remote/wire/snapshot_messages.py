@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 
 from ddiloco.disk.snapshots.store import PartFiles
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import CHUNK_BYTES, WireError
 from ddiloco.remote.wire.event_messages import LONGEST_REASON, by_fragment
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 
 
-def snapshot_message(message: SnapshotMessage, num_fragments: int) -> pb.FromLearner:
+def snapshot_message(message: SnapshotMessage) -> pb.FromLearner:
     """The message of the wire for one about a snapshot, without the learner's number."""
     match message:
-        case StateRecorded(clock=None):
-            state = pb.StateRecorded(snapshot=message.number, incarnation=message.incarnation)
-            return pb.FromLearner(state_recorded=state)
-        case StateRecorded(clock=clock):
+        case StateRecorded(_, incarnation, number, step, versions):
             state = pb.StateRecorded(
-                snapshot=message.number,
-                incarnation=message.incarnation,
-                recorded=True,
-                step=clock.learners[message.learner][1],
-                versions=[clock.version(p) for p in range(num_fragments)],
+                snapshot=number,
+                incarnation=incarnation,
+                recorded=step is not None,
+                step=step or 0,
+                versions=versions,
             )
             return pb.FromLearner(state_recorded=state)
         case PartWritten():
@@ -47,10 +43,8 @@ def told_of_snapshot(message: pb.FromLearner, learner: int, num_fragments: int) 
             m = message.state_recorded
             if not m.recorded:
                 return StateRecorded(learner, m.incarnation, m.snapshot, None)
-            versions = enumerate(by_fragment(m.versions, num_fragments))
-            own = {learner: (m.incarnation, m.step)}
-            clock = VectorClock(own, {p: version for p, version in versions if version})
-            return StateRecorded(learner, m.incarnation, m.snapshot, clock)
+            versions = tuple(by_fragment(m.versions, num_fragments))
+            return StateRecorded(learner, m.incarnation, m.snapshot, m.step, versions)
         case "part_written":
             m = message.part_written
             if not m.files:

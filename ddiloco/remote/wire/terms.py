@@ -28,11 +28,16 @@ class Terms:
     difference: Sequence[Sequence[ArrayFormat]]  # the same of a difference between versions
     offer_timeout: float  # seconds that a fragment may take
     silence_timeout: float = 60.0  # seconds without a word after which a learner is not there
+    hosts: Sequence[int] = ()  # by learner, the hosts that the syncer keeps room for; (): one each
 
     @property
     def num_fragments(self) -> int:
         """P."""
         return len(self.up)
+
+    def room(self, learner: int) -> int:
+        """The hosts of the learner that the syncer keeps room for."""
+        return self.hosts[learner] if self.hosts else 1
 
     def misfit(self, fingerprint: str, rules: str) -> str | None:
         """In one line, why a process with these is not of this run; None: they are the same."""
@@ -57,6 +62,7 @@ def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
         difference=[wire_format(layout, p, outer.update_codec) for p in fragments],
         offer_timeout=experiment.sync.offer_timeout,
         silence_timeout=experiment.sync.silence_timeout,
+        hosts=experiment.remote.hosts,
     )
 
 

@@ -7,7 +7,6 @@ import dataclasses
 
 from ddiloco.disk.snapshots.parts import PartFiles
 from ddiloco.protocol import news
-from ddiloco.protocol.clocks import VectorClock
 
 SYNCER = -1  # its number among those whose parts are awaited; those below are its parts'
 
@@ -19,7 +18,8 @@ class StateRecorded:
     learner: int  # its number
     incarnation: int  # the one that was asked
     number: int  # of the snapshot
-    clock: VectorClock | None  # of the recorded state; None: there was none, or it has nowhere to write
+    step: int | None  # of the recorded state; None: there was none, or it has nowhere to write
+    versions: tuple[int, ...] = ()  # by fragment, of that state
 
 
 @dataclasses.dataclass(frozen=True)

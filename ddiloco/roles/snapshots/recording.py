@@ -55,10 +55,10 @@ class LearnerRecording:
           state: other JSON values for the part.
         """
         number, writer = self._epoch.number, self._writer if core.recovered else None
-        clock = None if writer is None else core.vector_clock
-        self._send(StateRecorded(self._learner, core.incarnation, number, clock))
         if writer is None:
+            self._send(StateRecorded(self._learner, core.incarnation, number, None))
             return
+        self._send(StateRecorded(self._learner, core.incarnation, number, core.clock, core.versions))
         if self._writing is not None and not self._writing.done():
             self._give_up("the part before this one is still being written")
             return

@@ -35,7 +35,6 @@ from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 from ddiloco.protocol.parts import AuthorityCore
-from ddiloco.protocol.snapshot import Mark, SnapshotCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import (
@@ -57,12 +56,14 @@ class _Taking:
 
     number: int
     begun: float  # monotonic seconds
+    deadline: float  # likewise
     time: float  # unix seconds
     state: SyncerState
     clock: VectorClock
     arrays: dict[str, np.ndarray]
     asked: dict[int, int]  # incarnation by learner
     skipped: set[int]  # learners that were not asked
+    awaited: set[int]  # learners that have neither recorded their state nor gone
     clocks: dict[int, VectorClock] = dataclasses.field(default_factory=dict)
     parts: dict[int, PartFiles] = dataclasses.field(default_factory=dict)
     writing: bool = False  # the syncer's own part; nothing more is recorded
@@ -71,6 +72,10 @@ class _Taking:
 
 class SnapshotTaker:
     """Owned by the syncer's thread; other threads write and complete, and send it messages.
+
+    The syncer records its state as it begins a snapshot, then tells the learners. Each answers once it has
+    recorded its own; one that goes before is left out. Once all have, the syncer's part is written, and once
+    all parts are, the snapshot is complete.
 
     No learner and no merge waits for a snapshot. One that cannot be finished is given up and counted, with an
     alarm if a disk or a device refused or time ran out.
@@ -96,12 +101,11 @@ class SnapshotTaker:
         a snapshot of so many learners may take, beside the step at whose end they see the mark and those
         before it, `steps_in_flight`; None: as `config` says.
         """
-        self._awaited = {SYNCER, *(SYNCER - 1 - part for part in range(parts))}  # beside learners
+        self._own_parts = {SYNCER, *(SYNCER - 1 - part for part in range(parts))}  # beside learners
         self.folder = folder
         self.writer = PartWriter(parts_folder(folder))
         self._store = SnapshotStore(folder, config.keep, keep_also)
         self._every = config.every
-        self._core = SnapshotCore(config.timeout)
         self._patience = patience or (lambda learners: config.timeout)
         self._steps = steps_in_flight + 1
         self._header = dict(header)
@@ -127,18 +131,19 @@ class SnapshotTaker:
 
     def begin(
         self, core: SyncerCore | AuthorityCore, fragments: Sequence[FragmentState], now: float
-    ) -> list[Mark]:
-        """Records the syncer's state; gives the marks to send before anything else. `now` is monotonic.
+    ) -> CutBegun | None:
+        """Records the syncer's state; gives what to tell learners and parts before anything else.
 
         Args:
           core: the syncer's.
           fragments: those gathered after `wanted`; where parts have them, none.
+          now: monotonic seconds.
         """
         self._gathering = False
         state = core.state()
-        alone = len(self._awaited) == 1
+        alone = len(self._own_parts) == 1
         if alone and tuple(fragment.version for fragment in fragments) != state.versions:
-            return []  # they could not be gathered, or a merge was left out because the run ends
+            return None  # they could not be gathered, or a merge was left out because the run ends
         newest = dict(state.incarnations)
         skipped = self._spoilt & set(core.live)
         if 2 * len(skipped) > len(core.live):
@@ -149,21 +154,15 @@ class SnapshotTaker:
             (self.folder / f"{number:06d}").mkdir(parents=True)
         except OSError as error:
             self._given_up(number, state.step, f"{self.folder}: {records.reason(error)}", alarm=True)
-            return []
+            return None
         arrays: dict[str, np.ndarray] = {}
         for p, fragment in enumerate(fragments):
             arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
-        self._taking = _Taking(number, now, time.time(), state, core.vector_clock, arrays, asked, skipped)
-        self._core.timeout = self._patience(len(asked)) + self._steps * core.longest_step(asked)
-        marks = self._core.begin(number, asked, now)
+        deadline = now + self._patience(len(asked)) + self._steps * core.longest_step(asked)
+        times, clock = (now, deadline, time.time()), core.vector_clock
+        self._taking = _Taking(number, *times, state, clock, arrays, asked, skipped, {*asked})
         self._write_when_recorded()
-        return marks
-
-    @property
-    def cut(self) -> CutBegun | None:
-        """What the syncer's parts are told, once `begin` has recorded its state; None: it has not."""
-        taking = self._taking
-        return None if taking is None else CutBegun(taking.number, tuple(taking.asked))
+        return CutBegun(number, tuple(sorted(asked)))
 
     def take_fragments(self, message: FragmentsWritten) -> None:
         """Takes what a part of the syncer has written; ignores it if it is of another snapshot."""
@@ -211,8 +210,8 @@ class SnapshotTaker:
             return
         if learner not in taking.parts:
             taking.clocks.pop(learner, None)
-        self._core.gone(learner)
-        if taking.asked and self._core.done and not taking.clocks:
+        taking.awaited.discard(learner)
+        if taking.asked and not taking.awaited and not taking.clocks:
             self._give_up("all learners were lost")
         else:
             self._go_on()
@@ -228,17 +227,19 @@ class SnapshotTaker:
         if taking is None or message.number != taking.number:
             return
         match message:
-            case StateRecorded(learner=learner, clock=clock):
-                if taking.asked.get(learner) != message.incarnation:
+            case StateRecorded(learner, incarnation, _, step, versions):
+                if learner not in taking.awaited or taking.asked[learner] != incarnation:
                     return
-                if clock is None:  # it writes no parts: a snapshot may well have no learner
-                    self._core.gone(learner)
+                taking.awaited.remove(learner)
+                if step is None:  # it writes no parts: a snapshot may well have no learner
                     self._go_on()
-                elif not is_consistent_cut(taking.clock, {learner: clock}):
-                    self._give_up("what it recorded is no consistent cut", {learner}, alarm=True)
-                elif self._core.marked(Mark(taking.number, learner)):
-                    taking.clocks[learner] = clock
+                    return
+                made = {p: version for p, version in enumerate(versions) if version}
+                taking.clocks[learner] = clock = VectorClock({learner: (incarnation, step)}, made)
+                if is_consistent_cut(taking.clock, {learner: clock}):
                     self._write_when_recorded()
+                else:
+                    self._give_up("what it recorded is no consistent cut", {learner}, alarm=True)
             case PartWritten(learner=learner):
                 if message.files is None and (learner == SYNCER or learner in taking.clocks):
                     self._give_up(message.problem, {learner}, alarm=True)
@@ -253,22 +254,21 @@ class SnapshotTaker:
 
     def timeout(self, now: float) -> None:
         """Gives up the snapshot under way if it has taken too long."""
-        if self._core.expired(now) and not self._taking.completing:
-            missing = sorted({*self._taking.asked} - {*self._taking.parts} - {*self._core.absent})
+        taking, deadline = self._taking, self.next_deadline()
+        if taking is not None and deadline is not None and now >= deadline:
+            missing = sorted({*taking.awaited, *taking.clocks} - {*taking.parts})
             late = "not all parts" if missing else "not the syncer's part"
-            problem = f"after {self._core.timeout:g} s: {late} came within snapshot.timeout"
+            problem = f"after {deadline - taking.begun:g} s: {late} came within snapshot.timeout"
             self._give_up(problem, missing, alarm=True)
 
     def next_deadline(self) -> float | None:
         """When to call `timeout`, monotonic seconds."""
-        return None if self._taking is None or self._taking.completing else self._core.next_deadline()
+        return None if self._taking is None or self._taking.completing else self._taking.deadline
 
     def seconds_left(self) -> float:
         """How long the snapshot under way may still take, from any thread; 0: there is none."""
         taking = self._taking
-        if taking is None:
-            return 0.0
-        return max(0.0, taking.begun + self._core.timeout - time.monotonic())
+        return 0.0 if taking is None else max(0.0, taking.deadline - time.monotonic())
 
     @property
     def epoch(self) -> int:
@@ -293,18 +293,19 @@ class SnapshotTaker:
 
     def _write_when_recorded(self) -> None:
         taking = self._taking
-        if taking is None or taking.writing or not self._core.done:
+        if taking is None or taking.writing or taking.awaited:
             return
-        if not self._awaited - {SYNCER} <= set(taking.parts):
+        if not self._own_parts - {SYNCER} <= set(taking.parts):
             return
         taking.writing = True
         part = SnapshotPart(taking.arrays, dataclasses.asdict(taking.state))
+        taking.arrays = {}  # the writer lets go of them, long before large learners have written theirs
         future = self.writer.write(taking.number, SYNCER_PART, part)
         future.add_done_callback(lambda done: self._send(PartWritten.of(SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:
         taking = self._taking
-        written = {*self._awaited, *taking.clocks} <= set(taking.parts)
+        written = {*self._own_parts, *taking.clocks} <= set(taking.parts)
         if not (taking.writing and written) or taking.completing:
             return
         taking.completing = True
@@ -317,7 +318,7 @@ class SnapshotTaker:
             "learners": learners,
             "clocks": dataclasses.asdict(Clocks(taking.clock, taking.clocks)),
         }
-        parts = {m: taking.parts[m] for m in (*learners, *sorted(self._awaited))}
+        parts = {m: taking.parts[m] for m in (*learners, *sorted(self._own_parts))}
         self._finisher.submit(self._complete, taking.number, header, parts)
 
     def _complete(self, number: int, header: dict[str, Any], parts: Mapping[int, PartFiles]) -> None:
@@ -349,9 +350,9 @@ class SnapshotTaker:
                     shutil.rmtree(left, ignore_errors=True)
 
     def _completed(self) -> None:
-        taking = self._end()
+        taking, self._taking = self._taking, None
         self._spoilt = set()
-        files = [file for m in (*taking.clocks, *self._awaited) for file in taking.parts[m].files.values()]
+        files = [file for m in (*taking.clocks, *self._own_parts) for file in taking.parts[m].files.values()]
         values = {
             "number": taking.number,
             "step": taking.state.step,
@@ -364,7 +365,7 @@ class SnapshotTaker:
 
     def _give_up(self, problem: str, by: Collection[int] = (), alarm: bool = False) -> None:
         """Gives up the snapshot under way; `by`: the learners that it fails for, if it is not the syncer."""
-        taking = self._end()
+        taking, self._taking = self._taking, None
         self._spoilt = {m for m in by if m > SYNCER}
         if alarm and self._spoilt:
             problem = f"{problem} (learner {', '.join(map(str, sorted(self._spoilt)))})"
@@ -379,11 +380,6 @@ class SnapshotTaker:
             short = problem.rsplit(": ", 1)[-1]
             alarm_text = f"{self.folder}: {short}: a snapshot is given up; training goes on"
             self._record(records.Alarm(alarm_text, time.time()))
-
-    def _end(self) -> _Taking:
-        taking, self._taking = self._taking, None
-        self._core.end()
-        return taking
 
 
 def _part(learner: int) -> str:

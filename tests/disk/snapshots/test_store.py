@@ -7,6 +7,7 @@ import pathlib
 import random
 import shutil
 import threading
+import weakref
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddiloco.disk import array_file
 from ddiloco.disk.snapshots import parts, store
 from ddiloco.disk.snapshots.parts import read_part, write_part
 from ddiloco.disk.snapshots.store import (
@@ -27,6 +29,7 @@ from ddiloco.disk.snapshots.store import (
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.protocol.clocks import VectorClock
 from tests.disk.snapshots.conftest import ARRAYS, HEADER, STATE, written
+from tests.remote.ends import until
 
 MANIFEST = "manifest.json"
 
@@ -309,6 +312,28 @@ def test_a_writer_removes_what_it_left_of_earlier_snapshots_and_nothing_of_other
     others = {"000002/learner_001", "000002/learner_0001", "000009/learner_000"}
     assert left == {"000003/learner_000", *others}
     assert not (tmp_path / "000001").exists()
+    writer.close(timeout=10)
+
+
+def test_a_part_that_cannot_be_written_does_not_stay_in_memory(tmp_path, monkeypatch):
+    """It may be all of a learner's devices: with it there they would have no room for the next one's copy."""
+    writer, held = PartWriter(tmp_path), []
+
+    def full(path, pieces):
+        for piece in pieces:
+            assert piece is not None
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(array_file, "replace", full)
+    for number in (1, 2):
+        array = np.zeros(9, np.float32)
+        held.append(weakref.ref(array))
+        future = writer.write(number, "learner_000", SnapshotPart({"params/w": array}, STATE))
+        del array
+        with pytest.raises(SnapshotError, match="No space left"):
+            future.result(60)
+        until(lambda: held[-1]() is None, "the end of the copy")
+    assert "No space left" in str(future.exception())
     writer.close(timeout=10)
 
 

@@ -83,7 +83,7 @@ def test_an_update_from_after_the_cut_is_in_no_part(learner, made):
     update = [np.full(shape, 7.0, np.float32) for shape in layout.piece_shapes(1)]
     worker.inbox.put(EventDelivery(events.UpdateArrived(1, 1, 2), [update], epoch=1))
     recorded = next_of(told, StateRecorded)
-    assert (recorded.number, recorded.clock.version(1)) == (1, 0)
+    assert (recorded.number, recorded.versions[1]) == (1, 0)
     part = written(told, folder)
     assert part.state["fragments"][1][0] == 0
     name = layout.fragments[1][0].name
@@ -95,7 +95,7 @@ def test_counters_position_and_arrays_are_those_of_the_last_step(learner):
     done(told)
     worker.inbox.put(SnapshotBegun(1, (0, 0, 0)))
     recorded = next_of(told, StateRecorded)
-    assert recorded.clock.learners == {0: (1, STEPS)}
+    assert (recorded.incarnation, recorded.step) == (1, STEPS)
     part = written(told, folder)
     assert part.state["position"]["batches"] == part.state["steps"] == STEPS
     assert [row[2] for row in part.state["fragments"]] == [STEPS] * 3

@@ -5,6 +5,7 @@ import errno
 import pathlib
 import queue
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ from ddiloco.disk.snapshots.store import PartFiles, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.messages import FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.settings.experiment import SnapshotConfig
+from tests.remote.ends import until
 
 PATIENCE = 30.0
 
@@ -54,8 +55,7 @@ class Desk:
         return self.taker.begin(self.core, [FragmentState(0, (piece,), (piece + 1,))], 0.0)
 
     def mark(self, learner, step=3, number=1):
-        clock = VectorClock({learner: (1, step)})
-        self.taker.take(StateRecorded(learner, 1, number, clock))
+        self.taker.take(StateRecorded(learner, 1, number, step, (0,)))
 
     def write(self, learner, number=1):
         part = SnapshotPart({"params/w": np.ones(2, np.float32)}, {"learner": learner})
@@ -95,7 +95,7 @@ def test_one_is_wanted_at_every_multiple_and_not_while_another_is_under_way(desk
 
 
 def test_it_is_complete_when_every_learner_has_recorded_and_every_part_is_written(desk):
-    assert [mark.learner for mark in desk.begin()] == [0, 1]
+    assert desk.begin().learners == (0, 1)
     for learner in (0, 1):
         desk.mark(learner)
         desk.write(learner)
@@ -109,6 +109,18 @@ def test_it_is_complete_when_every_learner_has_recorded_and_every_part_is_writte
     assert part.state["incarnations"] == [[0, 1], [1, 1]]
     np.testing.assert_array_equal(part.arrays["outer/0/0"], [1, 2, 3])
     assert list(parts_folder(desk.folder).iterdir()) == []
+
+
+def test_no_copy_of_the_fragments_stays_while_learners_still_write(desk):
+    piece = np.arange(3, dtype=np.float32)
+    desk.taker.begin(desk.core, [FragmentState(0, (piece,), ())], 0.0)
+    held = weakref.ref(piece)
+    del piece
+    for learner in (0, 1):
+        desk.mark(learner)
+    desk.taker.take(desk.inbox.get(timeout=PATIENCE))
+    until(lambda: held() is None, "the end of the copy")
+    assert desk.taker.nearly_complete
 
 
 def test_of_one_that_a_full_disk_keeps_from_being_completed_nothing_stays_but_its_number(desk, monkeypatch):
@@ -230,14 +242,14 @@ def test_one_that_takes_too_long_is_given_up_and_the_next_takes_another_number(t
     assert desk.alarms == [f"{tmp_path}: {told}: a snapshot is given up; training goes on"]
     assert desk.taker.next_deadline() is None
     desk.mark(1)  # too late
-    assert [mark.number for mark in desk.begin()] == [2, 2]
+    assert desk.begin().number == 2
     desk.taker.close(PATIENCE)
 
 
 def test_a_folder_that_cannot_be_written_to_costs_the_snapshot_and_no_more(tmp_path):
     (tmp_path / "snapshots").write_text("a file where a folder must be")
     desk = Desk(tmp_path / "snapshots")
-    assert desk.begin() == []
+    assert desk.begin() is None
     assert [name for name, _ in desk.noted] == ["snapshot_given_up"]
     assert len(desk.alarms) == 1
     desk.taker.close(PATIENCE)
@@ -256,7 +268,7 @@ def no_room(desk, number):
 
 
 def of_versions_that_there_never_were(desk, number):
-    desk.taker.take(StateRecorded(1, 1, number, VectorClock({1: (1, 1 << 52)}, {0: 1 << 52})))
+    desk.taker.take(StateRecorded(1, 1, number, 1 << 52, (1 << 52,)))
 
 
 def nothing_was_written(desk, number):
@@ -294,7 +306,7 @@ def test_a_learner_for_which_one_failed_is_left_out_of_the_next(desk, spoil):
     [(name, values)] = desk.noted
     assert name == "snapshot_given_up" and "learner" in values["reason"] and "1" in values["reason"]
     desk.records.clear()
-    assert [mark.learner for mark in desk.begin()] == [0]
+    assert desk.begin().learners == (0,)
     desk.mark(1, number=2)  # it records all the same, since it sees the number
     if spoil is not says_nothing:
         spoil(desk, 2)
@@ -304,19 +316,19 @@ def test_a_learner_for_which_one_failed_is_left_out_of_the_next(desk, spoil):
     [(name, values)] = desk.noted
     assert (name, values["learners"], values["absent"]) == ("snapshot", [0], [1])
     assert set(desk.newest().parts) == {SYNCER_PART, "learner_000"}
-    assert [mark.learner for mark in desk.begin()] == [0, 1], "it may take part again"
+    assert desk.begin().learners == (0, 1), "it may take part again"
 
 
 def test_learners_are_left_out_only_while_most_are_not(desk):
     desk.begin()
     desk.taker.timeout(1e9)
-    assert [mark.learner for mark in desk.begin()] == [0, 1]
+    assert desk.begin().learners == (0, 1)
 
 
 def test_a_second_syncer_takes_a_number_above_one_that_was_begun(desk):
     desk.begin()
     after_a_crash = Desk(desk.folder)
-    assert after_a_crash.begin()[0].number == 2
+    assert after_a_crash.begin().number == 2
     after_a_crash.taker.close(PATIENCE)
 
 

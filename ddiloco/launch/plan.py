@@ -30,6 +30,13 @@ class Fleet:
     parts: Sequence[int] = ()  # of the syncer, by number, where it is several processes
 
     @property
+    def settings(self) -> list[str]:
+        """`config`, and the hosts of learners that have several: the syncer keeps room for their calls."""
+        if self.processes == 1:
+            return [*self.config]
+        return [*self.config, f"--config.remote.hosts={f'{self.processes},' * self.learners}"]
+
+    @property
     def donor_port(self) -> int:
         """At which a learner gives others its inner state."""
         return self.port + 1

@@ -39,7 +39,7 @@ def plan(fleet: Fleet, slurm: Slurm) -> Plan:
         "learners": [*array, "--ntasks-per-node=1", *shlex.split(slurm.learner)],
         "folder": shlex.quote(slurm.folder),
         "workdir": shlex.quote(slurm.workdir),
-        "config": shlex.join(fleet.config),
+        "config": shlex.join(fleet.settings),
         "grace": max(1, math.floor(slurm.notice * 0.8)),  # so that the script still has its turn
         "PREFIX": PREFIX,
         "FINAL": FINAL,

@@ -90,6 +90,14 @@ def test_a_learner_of_several_hosts_is_told_which_process_it_is():
     assert (job["parallelism"], job["completions"], job["completionMode"]) == (4, 4, "Indexed")
 
 
+def test_all_are_told_the_hosts_of_learners_that_have_several():
+    """Without them a syncer has no room for the calls of more than sixteen hosts."""
+    wide = gke.plan(FLEET, gke.Gke("image", "tpu-v5p-slice", "4x4x8"))
+    assert all('- "--config.remote.hosts=32,32,32,"' in text for text in wide.files.values())
+    narrow = gke.plan(FLEET, gke.Gke("image", "tpu-v5p-slice", "2x2x1"))
+    assert not any("remote.hosts" in text for text in narrow.files.values())
+
+
 def test_a_learner_of_one_host_is_told_nothing_of_processes():
     given = environment(learner_container(0, FLEET, gke.Gke("image", "tpu-v5p-slice", "2x2x1")))
     assert not {f"{PREFIX}PROCESS", f"{PREFIX}PROCESSES", f"{PREFIX}COORDINATOR"} & set(given)

@@ -64,6 +64,7 @@ def test_jobs_are_put_back_and_told_before_they_end(written):
     asked = options(folder / "learners.sbatch")
     assert {"--array=0-2", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(asked)
     assert {"--gpus-per-node=8", "--partition=big"} <= set(asked)
+    assert "--config.remote.hosts=2,2,2," in (folder / "syncer.sbatch").read_text()
 
 
 def test_a_learner_is_told_all_in_its_environment(commands, written, tmp_path):

@@ -62,7 +62,10 @@ class Config:
 def define_config(default: str) -> Config:
     """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides."""
     _default.append(default)
-    sys.argv[:] = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+    try:
+        sys.argv[:] = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+    except flags.Error as error:  # of --flagfile
+        _fail(str(error).removeprefix("ERROR:: "))
     _given.extend(take_overrides())
     flags.DEFINE_string("config", default, "Config file, and its preset after a colon.")
     return Config()
@@ -132,10 +135,12 @@ def run(
 
 
 def load_module(path: str, flag: str) -> types.ModuleType:
-    """The Python file that a flag names; raises UsageError if there is no such file."""
+    """The Python file that a flag names; raises UsageError if there is none, or it is of another kind."""
     if not pathlib.Path(path).is_file():
         raise UsageError(f"{flag}: {path}: no such file")
     spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
+    if spec is None:
+        raise UsageError(f"{flag}: {path}: is no Python file, which ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where a dataclass looks for the types of its fields
     spec.loader.exec_module(module)

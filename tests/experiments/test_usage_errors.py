@@ -23,6 +23,7 @@ CASES = {
         ["--config=configs/cross_region.py:int4"],
         "config: configs/cross_region.py:int4: must be ALGORITHM,CODEC,GBIT,SECONDS",
     ),
+    "no Python file": (["--config=README.md"], "config: README.md: is no Python file, which ends in .py\n"),
     "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
     "field of another preset": (
         ["--config", "configs/dense.py:2b", "--config.model.layers=1"],
@@ -42,6 +43,7 @@ CASES = {
         "sync.quorum: no such flag; did you mean --config.sync.quorum?\n",
     ),
     "one of no group": (["--driver=remote"], "driver: no such flag; did you mean --config.driver?\n"),
+    "no flag file": (["--flagfile=/nowhere"], "Unable to open flagfile: [Errno 2] No such file or direc"),
     "stray argument": (["configs/dense.py"], "unexpected argument 'configs/dense.py'; flags begin with --"),
     "impossible value": (["--config.train.steps=0"], "config.train.steps: is 0, but must be at least 1"),
     "not a number": (["--config.inner.learning_rate=nan"], "config.inner.learning_rate: is nan, but must be"),

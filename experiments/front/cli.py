@@ -158,8 +158,11 @@ def call(argument: str, function: str, flag: str) -> Any:
     called = getattr(load_module(path, flag), function, None)
     if called is None:
         raise UsageError(f"{flag}: {path}: has no {function}()")
-    if given and not inspect.signature(called).parameters:
+    parameters = inspect.signature(called).parameters.values()
+    if given and not parameters:
         raise UsageError(f"{flag}: {argument}: its {function}() takes no argument")
+    if not given and any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
+        raise UsageError(f"{flag}: {path}: its {function}() needs an argument, as in {path}:ARGUMENT")
     try:
         return called(given) if given else called()
     except ConfigError as error:

@@ -8,6 +8,7 @@ import difflib
 import functools
 import importlib.util
 import inspect
+import math
 import pathlib
 import re
 import signal
@@ -122,6 +123,7 @@ def run(
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
         try:
+            _check_numbers()
             _check_folders()
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
@@ -287,6 +289,14 @@ def _read(arguments: Sequence[str], group: str = "config") -> Iterator[tuple[lis
         elif not equals and name != group:
             value = "false" if name.startswith("no") else "true"
         yield words, name.partition(".")[2], value
+
+
+def _check_numbers() -> None:
+    """No flag is nan or infinite: the bounds of absl's let both pass."""
+    for name in flags.FLAGS:
+        value = flags.FLAGS[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name}: is {value}, but must be a finite number")
 
 
 def _check_folders() -> None:

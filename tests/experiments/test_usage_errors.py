@@ -118,6 +118,12 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
             "systems: is 'all', but must be ",
         ),
         ("traces", ["--trace=/nowhere.csv", "--systems="], "systems: is missing; give --systems"),
+        (
+            "traces",
+            ["--trace=/nowhere.csv", "--restart_seconds=nan"],
+            "restart_seconds: is nan, but must be a finite number\n",
+        ),
+        ("control", ["status", "--timeout=inf"], "timeout: is inf, but must be a finite number\n"),
         ("launch", [], "launcher: is missing; give --launcher=ray|gke|slurm|cloud_tpu\n"),
         ("train", ["--profile=5"], "profile: is '5', but must be FIRST:LAST, steps from 2 on, such as 20:24"),
         ("learner", ["--learner_id=0", "--profile=2:3"], "profile: needs --workdir, where the trace goes"),

@@ -10,15 +10,16 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 
 from absl import flags
 
 from experiments.front import cli, ending
 
 _CONFIG = cli.define_config("configs/dense.py")
-_LAUNCHER = flags.DEFINE_enum(
-    "launcher", None, ["ray", "gke", "slurm", "cloud_tpu"], "The engine.", required=True
-)
+_ENGINES = ("ray", "gke", "slurm", "cloud_tpu")
+_LAUNCHER = flags.DEFINE_enum("launcher", None, _ENGINES, "The engine.")
+# The meaning of a flag that only some engines have begins with these.
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only write the files, and print the commands.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for what is written. Default: runs/<name>.")
 _NAME = flags.DEFINE_string("name", "ddiloco", "Of the run: lower case letters, digits and dashes.")
@@ -31,12 +32,12 @@ _PORT = flags.DEFINE_integer(
     upper_bound=65000,
 )
 _SPOT = flags.DEFINE_bool("spot", False, "gke, cloud_tpu: learners on spot capacity.")
-_CHIPS = flags.DEFINE_integer("chips", 4, "gke: TPU chips of a host.", lower_bound=1)
+_CHIPS = flags.DEFINE_integer("chips", 4, "gke, ray: TPU chips of a host.", lower_bound=1)
 _IMAGE = flags.DEFINE_string("image", None, "gke: the container, with its registry.")
 _ACCELERATOR = flags.DEFINE_string(
-    "accelerator", "tpu-v5p-slice", "gke: the label of the nodes. cloud_tpu: the type."
+    "accelerator", "tpu-v5p-slice", "gke, cloud_tpu: the label of the nodes, or the type."
 )
-_TOPOLOGY = flags.DEFINE_string("topology", "2x2x1", "gke: the slice of one learner.")
+_TOPOLOGY = flags.DEFINE_string("topology", "2x2x1", "gke, ray: the slice of one learner.")
 _ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $RAY_ADDRESS, else one here.")
 _CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a learner's process.", lower_bound=0)
 _GPUS = flags.DEFINE_float("gpus", 0.0, "ray: GPUs of a learner's process.", lower_bound=0)
@@ -68,12 +69,16 @@ def main(_) -> int:
     from ddiloco.config import ConfigError
     from ddiloco.launch.plan import Fleet
 
+    if not _LAUNCHER.value:
+        raise cli.UsageError(f"launcher: is missing; give --launcher={'|'.join(_ENGINES)}")
     experiment = _CONFIG.experiment(driver="remote")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
     if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every):
         must = f"must be 0 with --launcher={_LAUNCHER.value}: its learners do not share the syncer's workdir"
         raise ConfigError(f"config.snapshot.every: is {every}, but {must}")
+    for line in (*_CONFIG.idle(experiment), *_of_other_engines()):
+        cli.tell(line)
     fleet = Fleet(
         _NAME.value,
         [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
@@ -96,6 +101,16 @@ def main(_) -> int:
         return 0
     with cli.reaching("launcher", pathlib.Path(plan.commands[0][0])):
         return plan.carry_out(folder)
+
+
+def _of_other_engines() -> Iterator[str]:
+    """A line for each flag of the command line that this engine has no use for."""
+    for name in flags.FLAGS:
+        flag = flags.FLAGS[name]
+        engines, colon, _ = flag.help.partition(":")
+        of = engines.split(", ")
+        if flag.present and colon and set(of) <= set(_ENGINES) and _LAUNCHER.value not in of:
+            yield f"{name}: changes nothing where launcher is {_LAUNCHER.value}"
 
 
 def _ray(experiment) -> int:

@@ -32,12 +32,13 @@ def main(_) -> int:
 
     path = pathlib.Path(cli.given(_TRACE))
     try:
-        systems = [system_of(label) for label in _SYSTEMS.value]
+        systems = [system_of(label) for label in cli.given(_SYSTEMS)]
     except ValueError as error:
         raise cli.UsageError(f"systems: {error}") from None
     try:
-        trace = traces.read_outages(path, _SERVERS.value)
-    except (OSError, ValueError) as error:
+        with cli.reaching("trace", path):
+            trace = traces.read_outages(path, _SERVERS.value)
+    except ValueError as error:
         raise cli.UsageError(f"trace: {error}") from None
     left, needed = trace.servers - _SPARES.value, max(system.num_learners for system in systems)
     if left < needed:

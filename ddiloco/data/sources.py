@@ -304,7 +304,7 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
     except DataError:
         raise
     except Exception as error:  # whatever a builder's code, its parsers and its servers may raise
-        raise DataError(f"preparing {name} under {root} failed: {_one_line(error)}") from error
+        raise DataError(f"config.data: preparing {name} under {root} failed: {_one_line(error)}") from error
 
 
 def _network_answers() -> bool:

@@ -13,6 +13,7 @@ import json
 import pathlib
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -161,20 +162,29 @@ def _write(
         bounds = np.linspace(0, len(source), len(names) + 1).astype(int).tolist()
         parts = [range(first, stop) for first, stop in itertools.pairwise(bounds)]
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            paths = [str(folder / name) for name in names]
-            tokens = sum(pool.map(_write_file, paths, [source] * len(paths), parts, [dtype] * len(paths)))
+            paths, given_up = [str(folder / name) for name in names], threading.Event()
+            same = (itertools.repeat(one) for one in (source, dtype, given_up))
+            try:
+                tokens = sum(pool.map(_write_file, paths, parts, *same))
+            except BaseException:  # also Ctrl-C; the pool ends once all of its threads have
+                given_up.set()
+                raise
         splits[split] = {"files": names, "documents": len(source), "tokens": tokens}
         tell(f"{split}: {len(source):,} documents, {tokens:,} tokens")
     index = {**_identity(config, tokenizer), "full_name": full_name, "dtype": dtype.str, "splits": splits}
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _write_file(path: str, source: Sequence[np.ndarray], documents: range, dtype: np.dtype) -> int:
-    """Writes these documents to one file; the number of their tokens."""
+def _write_file(
+    path: str, documents: range, source: Sequence[np.ndarray], dtype: np.dtype, given_up: threading.Event
+) -> int:
+    """Writes these documents to one file, until all is given up; the number of their tokens."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     writer, tokens = ArrayRecordWriter(path, "group_size:1"), 0
     for index in documents:
+        if given_up.is_set():
+            break
         ids = source[index]
         tokens += len(ids)
         writer.write(ids.astype(dtype).tobytes())

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray._private.state import state as cluster_state  # has what has no public name without a dashboard
@@ -40,10 +40,12 @@ from ddiloco.launch.assignment import (
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.observe.files import read_json
 from ddiloco.remote.wire.security import Security
-from ddiloco.settings.experiment import Experiment
+
+if TYPE_CHECKING:
+    from ddiloco.settings.experiment import Experiment
 
 # Runs one role to its end; returns the exit code.
-RoleMain = Callable[[Assignment, Experiment, Security, threading.Event], int]
+RoleMain = Callable[[Assignment, "Experiment", Security, threading.Event], int]
 Options = Mapping[str, Any]  # of an actor
 
 LATE_SECONDS = 15.0  # for learners to end after their syncer has

@@ -90,7 +90,7 @@ class EvaluatorProcess:
     """Scores the global model when it is due, and as its syncer leaves it at the end."""
 
     def __init__(self, assembly: Assembly, workdir: pathlib.Path, note: Callable[[str], None]) -> None:
-        """`note` takes a line on each evaluation that fails."""
+        """`note` takes a line on each evaluation that fails, and on a run that is waited for."""
         self._assembly, self._experiment = assembly, assembly.experiment
         self._workdir, self._note = workdir, note
         self._scores = Scores(workdir)
@@ -110,6 +110,8 @@ class EvaluatorProcess:
           ConfigError, DataError: the global model cannot be scored with these settings.
         """
         self._assembly.check_evaluator()
+        if not (self._workdir / FOLDER).exists():  # nor ever will be, if it is another than the syncer's
+            self._note(f"waits for a run in {self._workdir}")
         while not stop.is_set():
             with self._scores.attending() as alone:
                 while alone and not stop.is_set():

@@ -8,6 +8,7 @@ import difflib
 import functools
 import importlib.util
 import inspect
+import math
 import pathlib
 import re
 import signal
@@ -62,7 +63,10 @@ class Config:
 def define_config(default: str) -> Config:
     """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides."""
     _default.append(default)
-    sys.argv[:] = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+    try:
+        sys.argv[:] = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
+    except flags.Error as error:  # of --flagfile
+        _fail(str(error).removeprefix("ERROR:: "))
     _given.extend(take_overrides())
     flags.DEFINE_string("config", default, "Config file, and its preset after a colon.")
     return Config()
@@ -119,6 +123,7 @@ def run(
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
         try:
+            _check_numbers()
             _check_folders()
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
@@ -132,10 +137,12 @@ def run(
 
 
 def load_module(path: str, flag: str) -> types.ModuleType:
-    """The Python file that a flag names; raises UsageError if there is no such file."""
+    """The Python file that a flag names; raises UsageError if there is none, or it is of another kind."""
     if not pathlib.Path(path).is_file():
         raise UsageError(f"{flag}: {path}: no such file")
     spec = importlib.util.spec_from_file_location(f"{flag}_file", path)
+    if spec is None:
+        raise UsageError(f"{flag}: {path}: is no Python file, which ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where a dataclass looks for the types of its fields
     spec.loader.exec_module(module)
@@ -153,8 +160,11 @@ def call(argument: str, function: str, flag: str) -> Any:
     called = getattr(load_module(path, flag), function, None)
     if called is None:
         raise UsageError(f"{flag}: {path}: has no {function}()")
-    if given and not inspect.signature(called).parameters:
+    parameters = inspect.signature(called).parameters.values()
+    if given and not parameters:
         raise UsageError(f"{flag}: {argument}: its {function}() takes no argument")
+    if not given and any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
+        raise UsageError(f"{flag}: {path}: its {function}() needs an argument, as in {path}:ARGUMENT")
     try:
         return called(given) if given else called()
     except ConfigError as error:
@@ -279,6 +289,14 @@ def _read(arguments: Sequence[str], group: str = "config") -> Iterator[tuple[lis
         elif not equals and name != group:
             value = "false" if name.startswith("no") else "true"
         yield words, name.partition(".")[2], value
+
+
+def _check_numbers() -> None:
+    """No flag is nan or infinite: the bounds of absl's let both pass."""
+    for name in flags.FLAGS:
+        value = flags.FLAGS[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name}: is {value}, but must be a finite number")
 
 
 def _check_folders() -> None:

@@ -146,14 +146,14 @@ def train(planned: Sequence[Run], jobs: int, ended: Callable[[Run], Sequence[Run
     processes under way by SIGTERM; the exception goes on when they are gone. A second Ctrl-C kills them.
 
     Raises:
-      UsageError: a run had one; the others are ended too.
+      UsageError: the first run to end had one, as all others might; those are ended too.
     """
     from ddiloco.launch import processes
 
     known: list[Run] = []
     waiting: collections.deque[tuple[int, Run, str]] = collections.deque()  # with its place, and why
     under_way: dict[int, tuple[Run, BaseProcess]] = {}  # by sentinel
-    failed = []
+    failed, has_run = [], False
 
     def add(runs: Sequence[Run]) -> None:
         for run in runs:
@@ -178,9 +178,11 @@ def train(planned: Sequence[Run], jobs: int, ended: Callable[[Run], Sequence[Run
             for sentinel in connection.wait(list(under_way)):
                 run, process = under_way.pop(sentinel)
                 process.join()
-                if process.exitcode == REFUSED:
+                refused = process.exitcode == REFUSED
+                if refused and not has_run:
                     raise cli.UsageError(f"{run.name}: cannot run; the reason stands above")
-                why = run.lacks()
+                has_run = True
+                why = "it cannot run; the reason stands above" if refused else run.lacks()
                 if process.exitcode or why:
                     failed.append(f"{run.name} ({why or f'exit status {process.exitcode}'})")
                 add(ended(run) or [])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import threading
 
 import numpy as np
@@ -23,7 +22,7 @@ from ddiloco.data.images import (
 )
 from ddiloco.data.settings import ClassificationConfig, ImagesConfig
 from ddiloco.data.sources import open_images
-from tests.workbench import assert_equal
+from tests.data.positions import assert_goes_on
 
 
 @pytest.fixture
@@ -85,16 +84,7 @@ def test_a_restored_iterator_continues_exactly(config, prefetch, threads, steps)
     original = batches(config, shards=(3, 0))
     for _ in range(steps):
         next(original)
-    state = json.loads(json.dumps(original.get_state()))
-    expected = [next(original) for _ in range(5)]
-    restored = batches(config, shards=(3, 0))
-    next(restored)
-    restored.set_state(state)
-    for batch in expected:
-        assert_equal(next(restored), batch)
-    assert restored.get_state() == original.get_state()
-    original.close()
-    restored.close()
+    assert_goes_on(original, batches(config, shards=(3, 0)), steps)
 
 
 def test_threads_change_no_image(config):

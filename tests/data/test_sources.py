@@ -119,7 +119,7 @@ def test_a_download_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sources, "_network_answers", lambda: True)
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", refuse)
-    with pytest.raises(DataError, match=r"preparing lm1b under .* failed: server said no$") as error:
+    with pytest.raises(DataError, match=r"^config\.data: preparing lm1b .* failed: server said no$") as error:
         open_text("lm1b", "train", tmp_path)
     one_line(error)
 

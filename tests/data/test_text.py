@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.text import held_out_text, make_text_batches
 from ddiloco.data.tokenizers import ByteTokenizer
+from tests.data.positions import assert_goes_on
 from tests.workbench import assert_equal
 
 TOKENIZER = ByteTokenizer()
@@ -150,18 +150,7 @@ def test_a_restored_iterator_continues_exactly(few, prefetch, steps, shards, int
     original = batches(config, shards=shards)
     for _ in range(steps):
         next(original)
-    state = json.loads(json.dumps(original.get_state()))
-    expected = [next(original) for _ in range(5)]
-
-    restored = batches(config, shards=shards)
-    next(restored)
-    restored.set_state(state)
-    assert (restored.batches, restored.get_state()) == (steps, state)
-    for batch in expected:
-        assert_equal(next(restored), batch)
-    assert restored.get_state() == original.get_state()
-    original.close()
-    restored.close()
+    assert_goes_on(original, batches(config, shards=shards), steps)
 
 
 def test_prefetching_changes_no_batch_and_no_count(config):

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import threading
 
 import numpy as np
 import pytest
 
+from ddiloco.data import tokenized
 from ddiloco.data.batches import Selection
 from ddiloco.data.errors import DataError
 from ddiloco.data.text import held_out_text, make_text_batches
@@ -132,6 +134,22 @@ def test_a_full_disk_is_an_error_of_the_disk_and_leaves_nothing_behind(few, tmp_
         with pytest.raises(OSError, match="made"):
             write(few, TOKENIZER, disk / "made", 1, lambda line: None)
         assert not list(disk.iterdir())
+
+
+def test_a_ctrl_c_waits_for_no_thread_and_leaves_nothing_behind(few, tmp_path, monkeypatch):
+    sound, written, both = tokenized._write_file, [], threading.Barrier(2)
+
+    def write_file(path, documents, *same):
+        both.wait(60)
+        if not documents.start:
+            raise KeyboardInterrupt
+        assert same[-1].wait(60)
+        written.append(sound(path, documents, *same))
+
+    monkeypatch.setattr(tokenized, "_write_file", write_file)
+    with pytest.raises(KeyboardInterrupt):
+        write(few, TOKENIZER, tmp_path / "made", 2, print)
+    assert written == [0] and not list(tmp_path.iterdir())
 
 
 def test_a_split_that_there_is_not_leaves_nothing_behind(few, tmp_path):

@@ -106,8 +106,11 @@ def test_parts_of_the_logits_gather_the_head_twice_however_many_there_are():
 
 
 def test_an_unknown_chip_and_a_missing_compiler_are_told_in_one_line(monkeypatch):
-    with pytest.raises(UsageError, match="topology: is v9x:2x2, but must be one of v5e, v5p, v6e, a colon"):
-        topology.slice_of("v9x:2x2")
+    for asked in ("v9x:2x2", "v5p:0x4x4", "v5p:4x", "v5p:axb"):
+        with pytest.raises(
+            UsageError, match=f"topology: is {asked}, but must be one of v5e, v5p, v6e, a col"
+        ):
+            topology.slice_of(asked)
     monkeypatch.setattr(topology, "has_compiler", lambda: False)
     with pytest.raises(UsageError, match=r"needs libtpu, .*pip install 'ddiloco\[tpu_compiler\]'"):
         topology.slice_of("v5e:2x2")

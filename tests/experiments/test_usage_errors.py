@@ -23,6 +23,8 @@ CASES = {
         ["--config=configs/cross_region.py:int4"],
         "config: configs/cross_region.py:int4: must be ALGORITHM,CODEC,GBIT,SECONDS",
     ),
+    "no Python file": (["--config=README.md"], "config: README.md: is no Python file, which ends in .py\n"),
+    "no argument": (["--config=experiments/front/saved.py"], "config: experiments/front/saved.py: its get_"),
     "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
     "field of another preset": (
         ["--config", "configs/dense.py:2b", "--config.model.layers=1"],
@@ -42,6 +44,7 @@ CASES = {
         "sync.quorum: no such flag; did you mean --config.sync.quorum?\n",
     ),
     "one of no group": (["--driver=remote"], "driver: no such flag; did you mean --config.driver?\n"),
+    "no flag file": (["--flagfile=/nowhere"], "Unable to open flagfile: [Errno 2] No such file or direc"),
     "stray argument": (["configs/dense.py"], "unexpected argument 'configs/dense.py'; flags begin with --"),
     "impossible value": (["--config.train.steps=0"], "config.train.steps: is 0, but must be at least 1"),
     "not a number": (["--config.inner.learning_rate=nan"], "config.inner.learning_rate: is nan, but must be"),
@@ -108,12 +111,20 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
         ),
         ("averages", ["--output=/nowhere", "--config.eval.every=None"], "config.eval.every: is None, but "),
         ("traces", [], "trace: is missing; give --trace"),
-        ("traces", ["--trace=/nowhere.csv"], "trace: [Errno 2] No such file"),
+        ("traces", ["--trace=/nowhere.csv"], "trace: /nowhere.csv: No such file or directory"),
         (
             "traces",
             ["--trace=/nowhere.csv", "--systems=all"],
             "systems: is 'all', but must be ",
         ),
+        ("traces", ["--trace=/nowhere.csv", "--systems="], "systems: is missing; give --systems"),
+        (
+            "traces",
+            ["--trace=/nowhere.csv", "--restart_seconds=nan"],
+            "restart_seconds: is nan, but must be a finite number\n",
+        ),
+        ("control", ["status", "--timeout=inf"], "timeout: is inf, but must be a finite number\n"),
+        ("launch", [], "launcher: is missing; give --launcher=ray|gke|slurm|cloud_tpu\n"),
         ("train", ["--profile=5"], "profile: is '5', but must be FIRST:LAST, steps from 2 on, such as 20:24"),
         ("learner", ["--learner_id=0", "--profile=2:3"], "profile: needs --workdir, where the trace goes"),
         ("traces", ["--trace=/nowhere.csv", "--restart_seconds=-5"], "restart_seconds=-5"),
@@ -139,3 +150,14 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
 )
 def test_the_other_programs_tell_usage_errors_too(name, arguments, told, programs):
     assert_refused(programs.run(name, *arguments), told)
+
+
+def test_what_changes_nothing_in_a_launch_is_told_once(programs, tmp_path):
+    given = ["--launcher=slurm", "--dry_run", f"--workdir={tmp_path}", f"--output={tmp_path / 'made'}"]
+    done = programs.run("launch", *given, "--spot", "--topology=4x4x4", "--config.virtual.latency=1")
+    assert done.returncode == 0
+    assert sorted(line for line in done.stderr.splitlines() if "changes nothing" in line) == [
+        "config.virtual.latency: changes nothing where driver is remote",
+        "spot: changes nothing where launcher is slurm",
+        "topology: changes nothing where launcher is slurm",
+    ]

@@ -1,6 +1,20 @@
 """What actors run in place of a role; it imports next to nothing, since each actor is another process."""
 
+import dataclasses
 import json
+import types
+
+from ddiloco.settings.remote import RemoteConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Bare:
+    """What is asked of an experiment; the imports of a whole one are half of a short actor's time."""
+
+    most_learners: int = 1
+    remote: RemoteConfig = RemoteConfig(restarts=1)
+    has_parts: bool = False
+    eval = types.SimpleNamespace(every=None)
 
 
 def refused_once(assignment, experiment, security, stop):

@@ -24,7 +24,8 @@ class Nodes:
 
     def __init__(self):
         with begun_in_time():
-            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+            head = {"num_cpus": 0, "no_monitor": True, "include_log_monitor": False}  # nobody asks either
+            self.cluster = Cluster(initialize_head=True, head_node_args=head)
         ray.init(address=self.cluster.address, logging_level="warning", log_to_driver=False)
         self.nodes = []
 

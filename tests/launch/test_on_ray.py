@@ -22,6 +22,7 @@ from tests.integration.hand import UNENDING, assert_counted_once, assert_nothing
 from tests.integration.programs import ROOT, SMALLEST  # noqa: E402
 from tests.integration.remote_runs import lines, steps_of, summary_of  # noqa: E402
 from tests.launch import ray_mains  # noqa: E402
+from tests.launch.ray_mains import Bare  # noqa: E402
 from tests.launch.ray_nodes import Nodes  # noqa: E402
 from tests.remote.ends import until  # noqa: E402
 
@@ -137,7 +138,7 @@ def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monke
         monkeypatch.setattr(on_ray, "SETTLED_SECONDS", seconds)
         workdir, told = tmp_path / str(seconds), []
         workdir.mkdir()
-        run = RayRun(settings(*ONE), workdir, Resources(), ray_mains.refused_once, told.append, kept=workdir)
+        run = RayRun(Bare(), workdir, Resources(), ray_mains.refused_once, told.append, kept=workdir)
         assert run.run(threading.Event()) == codes, told
         assert "learner 0 has ended with exit code 2" in told
 
@@ -145,7 +146,7 @@ def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monke
 def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(nodes, tmp_path):
     nodes.have(1)
     stop, codes = threading.Event(), []
-    run = RayRun(settings(*ONE), tmp_path, Resources(), ray_mains.saved_at_the_second_try, print)
+    run = RayRun(Bare(), tmp_path, Resources(), ray_mains.saved_at_the_second_try, print)
     thread = threading.Thread(target=lambda: codes.append(run.run(stop)), daemon=True)
     thread.start()
     stop.set()
@@ -158,8 +159,8 @@ def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(no
 @pytest.mark.slow
 def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_run(nodes, tmp_path):
     nodes.have(1)
-    told, codes, experiment = [], [], settings(*ONE, "--config.remote.restarts=1")
-    run = RayRun(experiment, tmp_path, Resources(), ray_mains.merging_once, told.append)
+    told, codes = [], []
+    run = RayRun(Bare(), tmp_path, Resources(), ray_mains.merging_once, told.append)
     threading.Thread(target=lambda: codes.append(run.run(threading.Event())), daemon=True).start()
     until(lambda: codes == [1], "the end", LIMIT)
     assert told == ["the syncer fails again and again, and nothing is merged meanwhile"]
@@ -169,12 +170,11 @@ def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_ru
 def test_learners_that_all_fail_again_and_again_without_a_merge_between_end_the_run(
     nodes, tmp_path, monkeypatch
 ):
-    nodes.have(2)
+    nodes.have(1)
     monkeypatch.setattr(on_ray, "PAUSE", 0.0)
     monkeypatch.setattr(on_ray, "SETTLED_SECONDS", 0.0)
     told, codes = [], []
-    experiment = settings("--config.sync.num_learners=2", "--config.remote.restarts=1")
-    run = RayRun(experiment, tmp_path, Resources(), ray_mains.never_begun, told.append)
+    run = RayRun(Bare(2), tmp_path, Resources(cpus=0.5), ray_mains.never_begun, told.append)
     threading.Thread(target=lambda: codes.append(run.run(threading.Event())), daemon=True).start()
     until(lambda: codes == [1], "the end", LIMIT)
     assert told[-1] == "every learner fails again and again, and nothing is merged meanwhile"
@@ -197,7 +197,7 @@ def test_an_actor_that_a_node_cannot_unpack_is_told_and_begun_again(nodes, tmp_p
         told.append(line)
         folder.mkdir(exist_ok=True)  # the node has what it needs from then on
 
-    run = RayRun(settings(*ONE), tmp_path, Resources(), ray_mains.refused_once, note)
+    run = RayRun(Bare(), tmp_path, Resources(), ray_mains.refused_once, note)
     for role, security in (("syncer", Security()), ("learner", Unpacked(str(folder)))):
         run._start(Assignment(role, workdir=tmp_path), security, {"num_cpus": 0})
     assert run._wait(threading.Event()) == 0

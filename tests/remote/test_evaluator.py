@@ -121,6 +121,12 @@ def test_it_scores_the_beginning_each_multiple_and_what_is_left_at_the_end(make,
     assert syncer.scores() == [(0, 0), (12, 34), (19, 900)]
 
 
+def test_that_it_waits_for_a_run_is_told(make, tmp_path):
+    _, assembly = make()
+    with evaluator(assembly, tmp_path / "elsewhere") as (_, notes):
+        until(lambda: notes == [f"waits for a run in {tmp_path / 'elsewhere'}"])
+
+
 def test_it_stays_for_the_next_syncer_of_a_run_that_was_interrupted(make, tmp_path):
     syncer, assembly = make()
     with evaluator(assembly, tmp_path) as (thread, notes):

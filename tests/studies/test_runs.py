@@ -115,6 +115,13 @@ def test_a_run_that_is_refused_ends_the_others(told, tmp_path):
     assert told == ["[1/2] refused"]
 
 
+def test_a_run_that_is_refused_once_another_has_ended_is_one_that_failed(told, tmp_path):
+    planned = [ends(tmp_path / "sound"), Pretended(tmp_path / "refused", ("2",)), ends(tmp_path / "other")]
+    failed = runs.train(planned, 1, lambda run: None)
+    assert failed == ["refused (it cannot run; the reason stands above)"]
+    assert told == ["[1/3] sound", "[2/3] refused", "[3/3] other"]
+
+
 def test_runs_side_by_side_divide_the_cores(monkeypatch, told, tmp_path):
     monkeypatch.setattr(processes, "_own_cores", lambda: 6)
     monkeypatch.delenv("PJRT_NPROC", raising=False)

@@ -83,14 +83,31 @@ def test_a_setting_that_changes_nothing_is_told():
     assert alone.without_effect() == []
 
 
-def test_a_row_that_begins_outside_its_grid_is_told(tmp_path):
+LONE = {"label": "x", "preset": "tiny", "axes": ["train.steps"], "train.steps": 5}
+REFUSED = {
+    "a start outside the grid": ([LONE], r"config: 'x': train.steps is 5, not of \(1, 2\)"),
+    "no row": ([], r"plan.py: its get_tuning\(\) names no row"),
+    "no axes": (
+        [{"label": "x", "preset": "tiny"}],
+        r"plan.py: its get_tuning\(\), or a row of it, lacks 'axes'",
+    ),
+    "folders that are one": (
+        [{**LONE, "label": label, "axes": []} for label in ("a b", "a?b")],
+        "two rows have one label, or labels too alike",
+    ),
+    "another row that is none": (
+        [{**LONE, "axes": [], "against": "y"}],
+        "config: 'x': is held against 'y', which is no row",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "told"), REFUSED.values(), ids=REFUSED)
+def test_a_plan_that_cannot_be_carried_out_is_refused(rows, told, tmp_path):
     file = tmp_path / "plan.py"
-    file.write_text(
-        "def get_tuning():\n"
-        "    row = {'label': 'x', 'preset': 'tiny', 'axes': ['train.steps'], 'train.steps': 5}\n"
-        "    return {'rows': [row], 'grid': {'train.steps': (1, 2)}, 'budget': 3, 'choosing': {}}\n"
-    )
-    with pytest.raises(cli.UsageError, match=r"'x': train.steps is 5, not of \(1, 2\)"):
+    plan = {"rows": rows, "grid": {"train.steps": (1, 2)}, "budget": 3, "choosing": {}}
+    file.write_text(f"def get_tuning():\n    return {plan!r}\n")
+    with pytest.raises(cli.UsageError, match=told):
         tuning.plan_of(str(file))
 
 
@@ -143,32 +160,3 @@ def test_a_table_that_there_is_not_is_told():
 def test_each_value_of_a_row_is_looked_at_before_anything_runs():
     row = tuning.Row("a", "b", {}, {"rate": (1, 2, 4), "momentum": (0.0, 0.3)}, (2, 0.3), None)
     assert tuning.each_value(row) == [(2, 0.3), (1, 0.3), (4, 0.3), (2, 0.0)]
-
-
-def test_a_plan_without_a_row_is_refused(tmp_path):
-    file = tmp_path / "plan.py"
-    file.write_text("def get_tuning():\n    return {'rows': [], 'grid': {}, 'budget': 3, 'choosing': {}}\n")
-    with pytest.raises(cli.UsageError, match=r"its get_tuning\(\) names no row"):
-        tuning.plan_of(str(file))
-
-
-def test_a_row_that_lacks_its_axes_is_refused(tmp_path):
-    file = tmp_path / "plan.py"
-    file.write_text(
-        "def get_tuning():\n"
-        "    row = {'label': 'x', 'preset': 'tiny'}\n"
-        "    return {'rows': [row], 'grid': {}, 'budget': 3, 'choosing': {}}\n"
-    )
-    with pytest.raises(cli.UsageError, match=r"plan.py: its get_tuning\(\), or a row of it, lacks 'axes'"):
-        tuning.plan_of(str(file))
-
-
-def test_rows_whose_folders_are_one_are_refused(tmp_path):
-    file = tmp_path / "plan.py"
-    file.write_text(
-        "def get_tuning():\n"
-        "    rows = [{'label': label, 'preset': 'x', 'axes': []} for label in ('a b', 'a?b')]\n"
-        "    return {'rows': rows, 'grid': {}, 'budget': 3, 'choosing': {}}\n"
-    )
-    with pytest.raises(cli.UsageError, match="two rows have one label, or labels too alike"):
-        tuning.plan_of(str(file))

@@ -22,28 +22,9 @@ PRESETS = [(vit, "tiny"), (vit, "small,streaming"), (vit, "base,data_parallel"),
 
 def tiny(name, data_dir, **data):
     """The settings of the smallest model of a task, without a tokenizer or images of any size."""
-    model = {
-        "dense": {
-            "num_layers": 1,
-            "model_dim": 8,
-            "num_heads": 1,
-            "num_kv_heads": 1,
-            "head_dim": 8,
-            "mlp_dim": 8,
-        },
-        "vit": {"num_layers": 1, "model_dim": 8, "num_heads": 1, "mlp_dim": 8},
-        "captioner": {
-            **{
-                "num_layers": 1,
-                "model_dim": 8,
-                "num_heads": 1,
-                "num_kv_heads": 1,
-                "head_dim": 8,
-                "mlp_dim": 8,
-            },
-            "patch_size": 4,
-        },
-    }[name]
+    encoder = {"num_layers": 1, "model_dim": 8, "num_heads": 1, "mlp_dim": 8}
+    decoder = {**encoder, "num_kv_heads": 1, "head_dim": 8}
+    model = {"dense": decoder, "vit": encoder, "captioner": {**decoder, "patch_size": 4}}[name]
     return {
         "model": {"name": name, **model},
         "data": {"data_dir": data_dir, **data},

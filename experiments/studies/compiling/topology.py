@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from experiments.front.cli import UsageError
 
 HERE = "here"
 _APART = pathlib.Path(sys.prefix) / "tpu_compiler/libtpu/libtpu.so"  # scripts/environment.sh puts it there
+_SHAPE = re.compile(r"[1-9]\d*(x[1-9]\d*)*(_twisted|_untwisted)?")  # libtpu ends the process at a side of 0
 # What libtpu would ask the metadata server of a machine with TPUs, where any type will do.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -41,7 +43,7 @@ def slice_of(topology: str) -> Slice:
         kinds = {chip.kind: chip for chip in CHIPS.values()}
         return Slice(devices, kinds.get(devices[0].device_kind))
     kind, _, shape = topology.partition(":")
-    if kind not in CHIPS or not shape:
+    if kind not in CHIPS or not _SHAPE.fullmatch(shape):
         known = ", ".join(CHIPS)
         problem = f"must be one of {known}, a colon and the slice's shape, such as v5p:4x4x4, or {HERE}"
         raise UsageError(f"topology: is {topology}, but {problem}")

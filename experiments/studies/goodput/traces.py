@@ -13,6 +13,7 @@ import csv
 import dataclasses
 import heapq
 import json
+import math
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -41,19 +42,24 @@ class Outages:
 
 
 def read_outages(path: pathlib.Path, servers: int | None = None) -> Outages:
-    """A published trace; `servers` where more were watched than it names. May raise ValueError."""
-    text = path.read_text()
+    """A published trace; `servers` where more were watched than it names.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it has none of the formats, lacks something, or names more servers; the message names it.
+    """
     try:
-        if path.suffix == ".csv":
-            return _added_and_removed(csv.reader(text.splitlines()))
-        values = json.loads(text)
-        if isinstance(values, dict) and "data" in values:
-            return _counted(values["data"], values["metadata"]["gap_seconds"])
-        if isinstance(values, list) and values and "node_id" in values[0]:
-            return _faults(values, servers)
-    except (LookupError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path}: cannot be used: {error!r}") from None
-    raise ValueError(f"{path}: has none of the formats of traces")
+        trace = _read(path.suffix, path.read_text())
+    except (ValueError, LookupError, TypeError, csv.Error) as error:
+        told = (
+            error if isinstance(error, ValueError) else repr(error)
+        )  # which says what kind of thing it lacks
+        raise ValueError(f"{path}: cannot be used: {told}") from None
+    if servers is None:
+        return trace
+    if servers < trace.servers:
+        raise ValueError(f"{path}: names {trace.servers} servers, more than {servers}")
+    return dataclasses.replace(trace, servers=servers)
 
 
 def replaced(trace: Outages, spares: int, seconds: float) -> Outages:
@@ -126,11 +132,20 @@ def _rigid(model: FailureModel, slots: Outages) -> Iterable[JobChange]:
             yield JobChange(redone, 0, State.STEPPING, chips)
 
 
-def _faults(events: Sequence[dict], servers: int | None) -> Outages:
+def _read(suffix: str, text: str) -> Outages:
+    if suffix == ".csv":
+        return _added_and_removed(csv.reader(text.splitlines()))
+    values = json.loads(text)
+    if isinstance(values, dict) and "data" in values:
+        return _counted(values["data"], values["metadata"]["gap_seconds"])
+    if isinstance(values, list) and values and "node_id" in values[0]:
+        return _faults(values)
+    raise ValueError("it has none of the formats of traces")
+
+
+def _faults(events: Sequence[dict]) -> Outages:
     """Of several faults of a node at a time, the node is away until the last has ended."""
     names = {name: i for i, name in enumerate(dict.fromkeys(event["node_id"] for event in events))}
-    if servers is not None and servers < len(names):
-        raise ValueError(f"names {len(names)} servers, more than {servers}")
     seconds = max(event["event_time"] for event in events) * DAY
     open_faults, since = dict.fromkeys(names, 0), dict[str, float]()
     found = []
@@ -144,7 +159,7 @@ def _faults(events: Sequence[dict], servers: int | None) -> Outages:
             if not open_faults[node]:
                 found.append(Interruption(since.pop(node), names[node], time))
     found += [Interruption(time, names[node], seconds + 1.0) for node, time in since.items()]
-    return _outages(servers or len(names), seconds, found)
+    return _outages(len(names), seconds, found)
 
 
 def _counted(counts: Sequence[int], gap: float) -> Outages:
@@ -184,7 +199,7 @@ def _added_and_removed(rows: Iterable[Sequence[str]]) -> Outages:
 
 
 def _outages(servers: int, seconds: float, found: Iterable[Interruption]) -> Outages:
-    if not seconds:
-        raise LookupError("it lasts no time")
+    if not 0.0 < seconds < math.inf:
+        raise ValueError(f"it lasts {seconds} seconds")
     lasting = [one for one in found if one.back_at > one.time and one.time < seconds]
     return Outages(servers, seconds, tuple(sorted(lasting, key=lambda one: (one.time, one.slice))))

@@ -187,16 +187,16 @@ def test_nothing_is_there_before_the_first(tmp_path):
     assert store.next_number() == 1
 
 
+def stale_handle(path):
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
 def test_a_disk_that_cannot_be_read_for_a_while_costs_no_more_than_a_snapshot(tmp_path, monkeypatch):
     store = SnapshotStore(tmp_path, keep=1)
     written(tmp_path, 3, ["syncer"])
     assert store.last_number() == 3
-
-    def iterdir(path):
-        raise OSError(errno.ESTALE, "Stale file handle")
-
     with monkeypatch.context() as stale:
-        stale.setattr(pathlib.Path, "iterdir", iterdir)
+        stale.setattr(pathlib.Path, "iterdir", stale_handle)
         assert (store.last_number(), store.next_number()) == (3, 4)
     assert store.next_number() == 5
 
@@ -205,12 +205,8 @@ def test_a_snapshot_is_complete_though_older_ones_cannot_be_listed(tmp_path, mon
     store = SnapshotStore(tmp_path, keep=1)
     store.complete(1, HEADER, written(tmp_path, 1, ["syncer"]))
     parts = written(tmp_path, 2, ["syncer"])
-
-    def iterdir(path):
-        raise OSError(errno.ESTALE, "Stale file handle")
-
     with monkeypatch.context() as stale:
-        stale.setattr(pathlib.Path, "iterdir", iterdir)
+        stale.setattr(pathlib.Path, "iterdir", stale_handle)
         store.complete(2, HEADER, parts)  # else the parts of it would be removed
     assert store.newest(nobody_warns).number == 2
     store.complete(3, HEADER, written(tmp_path, 3, ["syncer"]))

@@ -93,14 +93,15 @@ class Rounds:
                 m.admitted_at = now if m.admitted_at is None else m.admitted_at
                 return [self._updates.welcome(learner, incarnation)]
             case news.Begun(learner, versions=held):
+                self._goes(learner)  # an older incarnation of it, which this one replaces
                 m = self._comes(learner)
                 if m.admitted_at is not None:
                     m.welcome_seconds = now - m.admitted_at
                 return [*self._updates.bring_up_to_date(m, held, now)]
             case news.Returned(learner):
                 self._comes(learner)
-            case news.Left():
-                self._goes(message)
+            case news.Left(learner):
+                self._goes(learner)
             case news.Heard():
                 return self._hear_report(message.report.learner, now)
             case news.AllPresent():
@@ -179,15 +180,13 @@ class Rounds:
         self._prospects.awaits_learners |= self.members.count == 1  # the first; until the authority has said
         return self._member(learner)
 
-    def _goes(self, left: news.Left) -> None:
+    def _goes(self, learner: int) -> None:
         for r in self._open.values():
-            r.unasked.discard(left.learner)
-            asked = r.owed.get(left.learner)
-            if asked is not None and asked.incarnation == left.incarnation:
-                del r.owed[left.learner]
-            if left.learner in r.arrived:
-                r.departed.add(left.learner)
-                r.old.discard(left.learner)  # no newer one will come
+            r.unasked.discard(learner)
+            r.owed.pop(learner, None)
+            if learner in r.arrived:
+                r.departed.add(learner)
+                r.old.discard(learner)  # no newer one will come
         self._moved = True
 
     def _hear_report(self, learner: int, now: float) -> Said:

@@ -117,8 +117,10 @@ class Member:
 
     def steps_to(self, report: Report) -> int:
         """Steps that the learner has taken since its last report, at least one; a clock may have jumped."""
-        pairs = zip(report.counters, self.counters, strict=False)
-        taken = (new.steps - old.steps for new, old in pairs if new.version == old.version)
+        pairs = [*zip(report.counters, self.counters, strict=False)]
+        taken = [new.steps - old.steps for new, old in pairs if new.version == old.version]
+        if not taken:  # with rebase some may be of before
+            taken = [min(report.step - self.step, new.steps) for new, _ in pairs]
         return max(1, *taken, 1)
 
     def take(self, report: Report) -> None:

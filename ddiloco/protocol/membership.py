@@ -105,9 +105,7 @@ class Member:
             return False
         known = self.counters[c.fragment]
         steps, tokens = (known.steps, known.tokens) if known.version <= c.version else (0, 0)
-        unreported = max(0, c.step - self.step)
-        if unreported > ahead:
-            return False
+        unreported = min(ahead, max(0, c.step - self.step))  # an update may have set its clock forward
         return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.most_tokens
 
     def knows_better(self, report: Report) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import cast
 
@@ -229,8 +230,8 @@ class Rounds:
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
             elif sum(r.phase is not Phase.GATHERING for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
-                p, merged = due.fragment, self.merged
-                self._open[p] = Round(due, merged.versions[p], merged.lineages[p], unasked=everyone)
+                p, merged, late = due.fragment, self.merged, self._asking.front.step >= due.step
+                self._open[p] = Round(due, merged.versions[p], merged.lineages[p], late, unasked=everyone)
                 self._ask_all = True
             else:
                 break
@@ -296,10 +297,7 @@ class Rounds:
         hopeless = self._prospects.hopeless(self._open.values())
         for r in hopeless:
             del self._open[r.id.fragment]
-        return [
-            actions.Record("round_abandoned", {"step": r.id.step, "fragment": r.id.fragment})
-            for r in hopeless
-        ]
+        return [actions.Record("round_abandoned", dataclasses.asdict(r.id)) for r in hopeless]
 
     def _where_it_ends(self) -> Said:
         """Tells the authority when rounds cannot go on by themselves, and when none is left."""
@@ -370,8 +368,11 @@ class Rounds:
         known = [m.step_time.value for m in learners if m.step_time.value is not None]
         if not known or self.policy.quorum is None:
             return 0.0
-        step_time = min(known)
-        spare = slack(self.policy.overlap, step_time, r.quorum_seconds, self._sync_time.value or 0.0)
+        step_time, sync_time = min(known), self._sync_time.value or 0.0
+        spare = slack(self.policy.overlap, step_time, r.quorum_seconds, sync_time)
+        if r.opened_late:  # nobody was asked ahead, and merges take longer than this
+            step_time = min(max(known), max(step_time, sync_time))
+            spare = slack(self.policy.overlap, step_time, 0.0, 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _too_late(self, due: RoundId) -> bool:

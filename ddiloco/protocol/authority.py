@@ -146,27 +146,25 @@ class Authority:
             return [_replaced(old, incarnation)]
         if old is not None and self._speaks_for_itself(old, event, now):
             return [actions.Drop(learner, "the number of a learner that still speaks")]
-        out: Said = []
         if old is not None and incarnation == old.incarnation:
             if old.state is State.JOINING:
                 return self._welcome_again(old, now)
             if old.state is not State.GONE and event.versions is not None:
                 return [actions.Drop(learner, "joined twice")]
             return [self._dismiss(learner, incarnation)]
-        elif old is not None and old.state is not State.GONE:
-            out += self._lost(events.LearnerLost(old.learner, old.incarnation, "replaced"))
+        ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced")
         if event.step is not None and self._is_early(learner, event.step, now):
             self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
-            return [*out, actions.Drop(learner, "a leap that too few others have made")]
+            return [*ended, actions.Drop(learner, "a leap that too few others have made")]
         possible = self._rejoins(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
         m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
-        if possible:
-            return [*out, *self._begin(m, event.step or 0, event.versions or (), now)]
+        if possible:  # a part that heard of the end first would go on without the learner
+            return [*ended[:1], *self._begin(m, event.step or 0, event.versions or (), now)]
         if event.versions is not None:
             m.goes_on = True
-            out.append(actions.Drop(learner, "return with a step or versions that there never were"))
-        return [*out, news.Admitted(learner, incarnation)]
+            ended.append(actions.Drop(learner, "return with a step or versions that there never were"))
+        return [*ended, news.Admitted(learner, incarnation)]
 
     def _welcome_again(self, m: Member, now: float) -> Said:
         """Sends a welcome again that may be lost; a large one may still be on its way."""
@@ -198,9 +196,12 @@ class Authority:
         m = self.members.current(event.learner, event.incarnation)
         if m is None:
             return out
+        return [*out, *self._ends(m, event.reason)]
+
+    def _ends(self, m: Member, reason: str) -> Said:
         self.members.move(m, State.GONE)
-        fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": event.reason}
-        return [*out, actions.Record("learner_lost", fields), news.Left(m.learner, m.incarnation, gone=True)]
+        fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": reason}
+        return [actions.Record("learner_lost", fields), news.Left(m.learner, m.incarnation, gone=True)]
 
     def mark_silent(self, now: float) -> Said:
         """Stops waiting for learners that have not been heard from for the silence timeout."""

@@ -105,9 +105,7 @@ class Member:
             return False
         known = self.counters[c.fragment]
         steps, tokens = (known.steps, known.tokens) if known.version <= c.version else (0, 0)
-        unreported = max(0, c.step - self.step)
-        if unreported > ahead:
-            return False
+        unreported = min(ahead, max(0, c.step - self.step))  # an update may have set its clock forward
         return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.most_tokens
 
     def knows_better(self, report: Report) -> bool:
@@ -117,8 +115,10 @@ class Member:
 
     def steps_to(self, report: Report) -> int:
         """Steps that the learner has taken since its last report, at least one; a clock may have jumped."""
-        pairs = zip(report.counters, self.counters, strict=False)
-        taken = (new.steps - old.steps for new, old in pairs if new.version == old.version)
+        pairs = [*zip(report.counters, self.counters, strict=False)]
+        taken = [new.steps - old.steps for new, old in pairs if new.version == old.version]
+        if not taken:  # with rebase some may be of before
+            taken = [min(report.step - self.step, new.steps) for new, _ in pairs]
         return max(1, *taken, 1)
 
     def take(self, report: Report) -> None:

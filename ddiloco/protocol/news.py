@@ -25,7 +25,7 @@ class Admitted:
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A learner counts from now on; it holds these versions."""
+    """A learner counts from now on, in the place of its older incarnation; it holds these versions."""
 
     learner: int
     incarnation: int

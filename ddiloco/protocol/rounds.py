@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import cast
 
@@ -93,14 +94,15 @@ class Rounds:
                 m.admitted_at = now if m.admitted_at is None else m.admitted_at
                 return [self._updates.welcome(learner, incarnation)]
             case news.Begun(learner, versions=held):
+                self._goes(learner)  # an older incarnation of it, which this one replaces
                 m = self._comes(learner)
                 if m.admitted_at is not None:
                     m.welcome_seconds = now - m.admitted_at
                 return [*self._updates.bring_up_to_date(m, held, now)]
             case news.Returned(learner):
                 self._comes(learner)
-            case news.Left():
-                self._goes(message)
+            case news.Left(learner):
+                self._goes(learner)
             case news.Heard():
                 return self._hear_report(message.report.learner, now)
             case news.AllPresent():
@@ -179,15 +181,13 @@ class Rounds:
         self._prospects.awaits_learners |= self.members.count == 1  # the first; until the authority has said
         return self._member(learner)
 
-    def _goes(self, left: news.Left) -> None:
+    def _goes(self, learner: int) -> None:
         for r in self._open.values():
-            r.unasked.discard(left.learner)
-            asked = r.owed.get(left.learner)
-            if asked is not None and asked.incarnation == left.incarnation:
-                del r.owed[left.learner]
-            if left.learner in r.arrived:
-                r.departed.add(left.learner)
-                r.old.discard(left.learner)  # no newer one will come
+            r.unasked.discard(learner)
+            r.owed.pop(learner, None)
+            if learner in r.arrived:
+                r.departed.add(learner)
+                r.old.discard(learner)  # no newer one will come
         self._moved = True
 
     def _hear_report(self, learner: int, now: float) -> Said:
@@ -230,8 +230,8 @@ class Rounds:
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
             elif sum(r.phase is not Phase.GATHERING for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
-                p, merged = due.fragment, self.merged
-                self._open[p] = Round(due, merged.versions[p], merged.lineages[p], unasked=everyone)
+                p, merged, late = due.fragment, self.merged, self._asking.front.step >= due.step
+                self._open[p] = Round(due, merged.versions[p], merged.lineages[p], late, unasked=everyone)
                 self._ask_all = True
             else:
                 break
@@ -297,10 +297,7 @@ class Rounds:
         hopeless = self._prospects.hopeless(self._open.values())
         for r in hopeless:
             del self._open[r.id.fragment]
-        return [
-            actions.Record("round_abandoned", {"step": r.id.step, "fragment": r.id.fragment})
-            for r in hopeless
-        ]
+        return [actions.Record("round_abandoned", dataclasses.asdict(r.id)) for r in hopeless]
 
     def _where_it_ends(self) -> Said:
         """Tells the authority when rounds cannot go on by themselves, and when none is left."""
@@ -371,8 +368,11 @@ class Rounds:
         known = [m.step_time.value for m in learners if m.step_time.value is not None]
         if not known or self.policy.quorum is None:
             return 0.0
-        step_time = min(known)
-        spare = slack(self.policy.overlap, step_time, r.quorum_seconds, self._sync_time.value or 0.0)
+        step_time, sync_time = min(known), self._sync_time.value or 0.0
+        spare = slack(self.policy.overlap, step_time, r.quorum_seconds, sync_time)
+        if r.opened_late:  # nobody was asked ahead, and merges take longer than this
+            step_time = min(max(known), max(step_time, sync_time))
+            spare = slack(self.policy.overlap, step_time, 0.0, 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _too_late(self, due: RoundId) -> bool:

@@ -32,7 +32,7 @@ class SpeedLimit:
     """The furthest step that is credible: it moves no faster than the learners' measured speed allows.
 
     What learners said during a pause comes all at once after it. Then steps are measured from before the
-    pause, for as long as it was.
+    pause, and by the pace before it, for as long as it was.
     """
 
     def __init__(self, policy: SyncPolicy, state: SyncerState) -> None:
@@ -41,7 +41,7 @@ class SpeedLimit:
         self._was_away = bool(state.step or state.incarnations)
         self._began: float | None = None
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
-        self._median: float | None = None  # of a step, in seconds, as last known
+        self._median = FASTEST * SHORTEST_STEP  # of a step, in seconds, as last known
         self._before = self._step, self._at, 1.0  # as the last pause began: step, time and median
         self._heard = self._paused_until = 0.0  # when a learner last spoke; until when the pause counts
         self._known = self._left = state.step  # the furthest step that was believed; and where the syncer was
@@ -60,18 +60,13 @@ class SpeedLimit:
             return True
         if self._returning(now):  # a pace that one learner shows is no measure before the others are back
             return step <= self._vouched()
-        certain = self._certain(members, now)
-        if now < self._paused_until:
-            before, at, median = self._before
-            certain = max(certain, before + (now - at) * FASTEST / median)
-        return step <= certain + self._policy.interval
+        return step <= self._certain(now) + self._policy.interval
 
     def reached(self, step: int, members: Membership, now: float) -> float | None:
         """A learner has come to a step that was credible; how many medians its pace is, if unusually many."""
         if step <= self._known:
             return None
-        certain = self._certain(members, now)
-        self._step = float(step) if self._returning(now) else min(float(step), certain)
+        self._step = float(step) if self._returning(now) else min(float(step), self._certain(now))
         self._known, self._at = step, now
         gone = step - self._since[0]
         if gone < UNUSUAL * self._policy.interval and not self._returning(now):
@@ -98,11 +93,13 @@ class SpeedLimit:
     def _listen(self, members: Membership, now: float) -> None:
         """Notices the end of a pause; the median is of before it, as its learners count as silent by now."""
         gap, self._heard = now - self._heard, now
-        if self._median and gap > PAUSE * self._median and now + gap > self._paused_until:
+        if gap > PAUSE * self._median and now + gap > self._paused_until:
             self._before, self._paused_until = (self._step, self._at, self._median), now + gap
         self._median = members.median_step() or self._median
 
-    def _certain(self, members: Membership, now: float) -> float:
-        median = members.median_step()
-        shortest = SHORTEST_STEP if median is None else median / FASTEST
-        return self._step + (now - self._at) / shortest
+    def _certain(self, now: float) -> float:
+        certain = self._step + (now - self._at) * FASTEST / self._median
+        if now >= self._paused_until:
+            return certain
+        before, at, median = self._before  # by what comes all at once, steps take microseconds
+        return before + (now - at) * FASTEST / median

@@ -12,6 +12,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import Arrivals, fragments_with
+from ddiloco.roles.snapshots.messages import sender_of
 from ddiloco.virtual.calendar import Alarm, Calendar
 from ddiloco.virtual.links import Link, WaitingFragments
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
@@ -48,6 +49,7 @@ class VirtualSyncer:
         self._updates = {m: WaitingFragments(link, calendar, self._tell) for m, link in downlinks.items()}
         self._alarm = Alarm(calendar, lambda: self.take(events.Timeout()))
         self._arrivals: Arrivals[Payload] = Arrivals()
+        self._early: dict[tuple[int, int], tuple[events.FragmentArrived, Payload]] = {}
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
         self.core: SyncerCore | None = SyncerCore(policy, total_steps)
 
@@ -74,6 +76,7 @@ class VirtualSyncer:
         """A new process, from what was durable."""
         if self.core is None:
             self._arrivals = Arrivals()
+            self._early.clear()
             self.core = SyncerCore(self._policy, self._total_steps, self.durable, self.lineage)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
@@ -81,6 +84,11 @@ class VirtualSyncer:
         if self.core is None:
             return
         if isinstance(event, events.FragmentArrived):
+            key = event.contribution.learner, event.round.fragment
+            self._early.pop(key, None)
+            if self.core.is_early(event):  # it overtook its learner's reports
+                self._early[key] = event, payload
+                return
             event, payload = self._received(event, payload)
         out = self.core.handle(event, self._calendar.now)
         if isinstance(event, events.LearnerJoined):
@@ -91,6 +99,9 @@ class VirtualSyncer:
         for action in out:
             self._perform(action, payload)
         self._alarm.set(self.core.next_deadline())
+        if isinstance(event, events.FromLearner):
+            for key in [key for key in self._early if key[0] == sender_of(event)[0]]:
+                self.take(*self._early.pop(key))
 
     def _received(
         self, event: events.FragmentArrived, payload: Payload

@@ -1,5 +1,7 @@
 """A part of a syncer: what a new authority hears of it."""
 
+import pytest
+
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.membership import Membership
@@ -141,3 +143,46 @@ def test_a_part_gives_no_round_up_before_it_knows_all_learners_again():
     tell(PartConnected(1))  # its connection is made again
     assert part._rounds.open and news.Over() not in heard
     assert not any(isinstance(said, actions.Record) and said.name == "round_abandoned" for said in heard)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_part_that_waits_for_all_does_not_merge_without_a_learner_that_takes_its_own_place(silent):
+    """Learner 0 is told that it is no member, and rejoins with what it holds, to be told of in one message.
+
+    After a silence of both it is waited for, as the last.
+    """
+    policy = SyncPolicy(num_learners=2, num_fragments=1, interval=2, quorum=None, silence_timeout=8.0)
+    authority = AuthorityCore(policy, None, SyncerState.initial(1), parts=1)
+    part = Part(policy, None, SyncerState.initial(1), [0])
+    said = []
+
+    def tell(event, now):
+        for out in authority.handle(event, now):
+            if isinstance(out, ToPart):
+                said.extend(part.handle(out.news, now))
+
+    def gives(learner, incarnation, now):
+        c = Contribution(learner, incarnation, 0, 0, 2, 2, 20)
+        said.extend(part.handle(events.FragmentArrived(RoundId(2, 0), c), now))
+
+    def has(learner, incarnation, steps, now):
+        counters = (FragmentCounters(0, steps, 10 * steps),)
+        tell(events.StepReported(Report(learner, incarnation, steps, counters)), now)
+
+    tell(PartConnected(0), 0.0)
+    for learner in (0, 1):
+        tell(events.LearnerJoined(learner, 1), 0.0)
+    for learner in (0, 1):
+        tell(events.LearnerReady(learner, 1, 0, (0,)), 0.0)
+        has(learner, 1, 1, 1.0)
+    if silent:
+        tell(events.Timeout(), 9.0)
+    now = 9.0 if silent else 2.0
+    has(1, 1, 2, now)
+    gives(1, 1, now)
+    has(0, 1, -1, now + 1.0)  # which cannot be
+    tell(events.LearnerJoined(0, 2, 1, (0,)), now + 2.0)
+    assert not any(isinstance(one, actions.Merge) for one in said)
+    has(0, 2, 2, now + 3.0)
+    gives(0, 2, now + 3.0)
+    assert [c.learner for m in said if isinstance(m, actions.Merge) for c in m.contributions] == [0, 1]

@@ -171,6 +171,39 @@ def test_an_offer_of_a_step_whose_report_is_behind_it_may_hold_that_step():
     assert merges(desk.report(0, 2, steps=2)) == [(2, 0, [0])]
 
 
+@pytest.mark.parametrize(("slow", "waits"), [(3.0, 3.0), (50.0, 6.0)])
+def test_a_round_that_opens_late_waits_a_step_of_the_slowest_but_no_longer_than_a_merge(slow, waits):
+    desk = Desk(num_learners=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.5)
+    desk.report(1, 1, at=0.0)
+    desk.report(0, 1, at=slow - 1.0)
+    desk.report(1, 2, at=slow)
+    desk.report(0, 2, at=slow, steps=2)
+    desk.offer(0, (2, 0))
+    desk.offer(1, (2, 0))
+    assert desk.merging
+    desk.report(0, 8, at=slow + 6.0, steps=8)
+    desk.merged(2, 0)
+    desk.report(0, 9, at=slow + 6.5)
+    assert not merges(desk.offer(0, (8, 0)))
+    assert desk.core.next_deadline() == slow + 6.5 + waits
+
+
+def test_an_offer_in_the_step_in_which_an_update_sets_the_clock_far_forward_is_merged():
+    """Its learner was long without updates, so that its report is of a clock more than H behind."""
+    desk = Desk(num_learners=2, learners=2, num_fragments=2, interval=4, quorum=1, gamma=0.0)
+    for step in range(1, 41):
+        desk.report(0, step, at=float(step))
+        desk.settle()
+    version = desk.core.versions[1]
+    desk.tell(events.StepReported(Report(1, 1, 3, (FragmentCounters(1, 3, 30),) * 2)))
+    desk.tell(
+        events.StepReported(Report(1, 1, 4, (FragmentCounters(1, 4, 40), FragmentCounters(version, 1, 10))))
+    )
+    offer = events.FragmentArrived(RoundId(42, 1), Contribution(1, 1, 1, version, 40, 1, 10))
+    assert not desk.core.is_early(offer)
+    assert not desk.tell(offer)
+
+
 @pytest.mark.parametrize(("beyond", "fresh"), [(0, True), (10, True), (11, False)])
 def test_an_offer_ages_by_the_steps_beyond_it_though_their_reports_come_late(beyond, fresh):
     desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=20, quorum=2, gamma=0.0)

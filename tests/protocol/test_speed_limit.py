@@ -113,6 +113,55 @@ def test_steps_of_less_than_a_millisecond_are_believed_before_any_was_measured()
     assert only(actions.Drop, desk.report(0, 1000, at=0.007, steps=1000)).reason == "impossible report"
 
 
+def dropped(told):
+    return [action.reason for action in told if isinstance(action, actions.Drop)]
+
+
+def test_quick_learners_whose_first_measured_step_was_long_are_believed():
+    """As where a toy compiles what copies a fragment: of nobody a word, then steps of 0.4 ms."""
+    desk = Desk(learners=2, num_fragments=1, interval=8, quorum=1, gamma=0.0)
+    for n in range(1, 60):
+        for m in (0, 1):
+            told = desk.report(m, n, at=0.0004 * n + (0.2 if n > 1 else 0.0), steps=n)
+            assert not dropped(told)
+
+
+def test_reports_at_one_time_after_a_pause_do_not_make_a_leap_of_another_learner_credible():
+    """By their times of arrival steps take microseconds: nearly all rounds would be skipped."""
+    desk = Desk(T, 4, num_learners=4, num_fragments=1, interval=24, quorum=1, gamma=0.0)
+    for n in range(1, 21):
+        for m in range(4):
+            desk.report(m, n, at=float(n))
+    for n in range(21, 71):
+        for m in (0, 1, 2):
+            desk.report(m, n, at=70.5 + n * 1e-6)
+    assert dropped(desk.report(3, T // 2, at=71.0)) == ["impossible report"]
+    assert not dropped(desk.report(3, 71, at=71.1))
+
+
+def test_the_first_that_is_back_after_all_fell_silent_cannot_leap():
+    """The pace that was known last holds on: else a syncer whose network fails believes who speaks first."""
+    desk = Desk(T, 4, num_learners=4, num_fragments=1, interval=24, quorum=1, gamma=0.0)
+    for n in range(1, 21):
+        for m in range(4):
+            desk.report(m, n, at=float(n))
+    desk.tell(events.Timeout(), at=80.0)
+    assert not desk.core.live
+    assert dropped(desk.report(3, T - 1, at=85.0)) == ["impossible report"]
+    assert not dropped(desk.report(2, 85, at=85.1))
+
+
+def test_the_pace_of_a_learner_is_known_where_every_report_is_of_many_steps_and_other_versions():
+    """Where a fragment has a new version in each: the 20 steps would count as one."""
+    member = Membership().admit(Member(0, 1, 0.0))
+    for n in range(1, 5):
+        report = Report(0, 1, 20 * n, (FragmentCounters(2 * n, 6, 60), FragmentCounters(n, 18, 180)))
+        assert member.steps_to(report) == (18 if n > 1 else 1)
+        member.take(report)
+    jumped = Report(0, 1, 500, (FragmentCounters(99, 1, 10), FragmentCounters(9, 3, 30)))
+    assert member.steps_to(jumped) == 3
+
+
 @pytest.mark.parametrize(("step", "steps"), [(1 << 51, 1 << 50), (100, 98), (2, 3)])
 def test_an_offer_of_more_steps_than_there_were_is_not_merged(step, steps):
     """The norm that passes the guard grows with them, and so does the weight."""
@@ -171,6 +220,7 @@ def test_it_soon_follows_learners_that_become_faster(size):
     members = fleet(size)
     limit = SpeedLimit(POLICY, SyncerState.initial(1))
     assert limit.allows(0, 0, members, 0, 0.0)
+    assert all(limit.allows(0, 0, members, 0, float(now)) for now in range(10))
     too_far = POLICY.interval + 200  # in ten seconds: 160 steps of a second are allowed
     assert not limit.allows(0, too_far, members, 0, 10.0)
     for member in members.live():

@@ -7,6 +7,8 @@ import pytest
 
 from ddiloco.goodput.accounting import State
 from ddiloco.outer.encoding import Traffic
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.lives import Change
 from tests.virtual.small_fleet import BOTH, ONE, TOKENS, TWO, played, run, small_fleet
@@ -228,6 +230,21 @@ def test_merges_that_take_longer_than_is_between_rounds_are_made_one_after_the_o
     times = [time for time, *_ in told.of("merge")]
     assert min(later - at for at, later in itertools.pairwise(times)) >= 1.5
     assert 0.9 * 120 / 1.5 < len(times) <= (times[-1] - 1.0) / 1.5
+
+
+def test_an_offer_that_overtakes_its_learners_first_report_waits_for_it():
+    """As in the drivers of real time; where it was dropped, its round waited for another."""
+    fleet, told = small_fleet(changes=[Change(99.0, 0, "join")])  # who speaks here is the test
+    for event in (
+        events.LearnerJoined(0, 1),
+        events.LearnerReady(0, 1, 0, (0,)),
+        events.FragmentArrived(RoundId(4, 0), Contribution(0, 1, 0, 0, 4, 4, 40)),
+        events.StepReported(Report(0, 1, 4, (FragmentCounters(0, 4, 40),))),
+    ):
+        fleet.syncer.take(event)
+    fleet.calendar.advance()
+    assert not told.of("drop")
+    assert told.of("merge")
 
 
 def test_a_syncer_that_crashed_does_not_wait_for_the_merges_that_were_lost():

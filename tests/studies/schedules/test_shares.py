@@ -94,6 +94,18 @@ def test_equal_learners_do_not_lock_into_phases_in_which_some_are_never_merged(m
     assert len(rounds) >= 0.97 * STEPS / max(2, merge)  # a round is due every other step
 
 
+@pytest.mark.parametrize("overlap", [1, 2])
+@pytest.mark.parametrize("seconds", [(), (3.0,)], ids=["alike", "one at a third"])
+def test_where_merges_take_longer_than_an_interval_the_work_of_all_is_merged(overlap, seconds):
+    """Rounds opened late, and the first offer was merged alone: a quarter of the work, with K = 1."""
+    watch = run(
+        fragments=2, interval=8, overlap=overlap, merge=10.0, seconds=seconds, variation=0.05, quorum=1
+    )
+    assert watch.shares.share() >= 0.9
+    assert min(watch.shares.share(m) for m in range(4)) >= 0.85
+    assert len(watch.merges) >= 0.95 * STEPS / 10
+
+
 FLEETS = {
     "all alike": ({}, 0.94, 1.0),
     "steps that vary": ({"variation": 0.3}, 0.91, 0.985),

@@ -66,6 +66,8 @@ POINTS = {
         _point(2, 0.012),
         _point(2, 0.006),
         _point(4, 0.012, 0.5),
+        _point(8, 0.024, 0.35),
+        _point(4, 0.012),
     ),
 }
 CHOOSING_SEEDS = {"adamw": (100,), "muon": (100, 101, 102)}

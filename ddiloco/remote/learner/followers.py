@@ -37,6 +37,16 @@ def key_of(told: EventDelivery) -> Key:
     raise ValueError(f"{type(told.event).__name__} brings no fragments")
 
 
+def here_message(key: Key) -> pb.Here:
+    """The key as hosts tell it each other."""
+    return pb.Here(**dict(zip(("welcome", "fragment", "version", "lineage"), key, strict=True)))
+
+
+def key_in(here: pb.Here) -> Key:
+    """The key that such a message has."""
+    return here.welcome, here.fragment, here.version, here.lineage
+
+
 def forget_older(known: MutableMapping[Key, Any], key: Key) -> None:
     """Drops welcomes up to this one, or updates of its fragment up to its version, of any lineage."""
     welcome, fragment, version, _ = key
@@ -138,6 +148,10 @@ class Followers:
             self._own[key_of(told)] = told
         self._deliver_complete(key_of(told))
 
+    def forget(self, told: EventDelivery) -> None:
+        """Has the others let go of their blocks of an update that will not be applied."""
+        self.order(pb.Order(forget=here_message(key_of(told))))
+
     def drawn(self, number: int) -> list[pb.Drawn]:
         """What the others have drawn of the batch with this number; waits for it."""
         with self._change:
@@ -231,8 +245,7 @@ class Followers:
     def _take(self, host: int, message: pb.FromHost) -> None:
         match message.WhichOneof("kind"):
             case "here":
-                here = message.here
-                key = here.welcome, here.fragment, here.version, here.lineage
+                key = key_in(message.here)
                 with self._change:
                     self._here.setdefault(key, set()).add(host)
                 self._deliver_complete(key)

@@ -150,6 +150,20 @@ def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path
     assert follower._taken(7) == "of a peer" and follower._fetched == {}
 
 
+@pytest.mark.parametrize(
+    ("host", "asked"), [(1, ["b", "a", "c"]), (2, ["c", "a", "b"]), (4, ["b", "a", "c"])]
+)
+def test_a_host_asks_its_counterpart_first_and_then_host_0_which_has_what_all_hold(host, asked, monkeypatch):
+    follower, found = Follower.__new__(Follower), []
+    follower._place, follower._security, follower._token = HostPlace(host, 5, "127.0.0.1:1"), Security(), ""
+    follower._config, follower._inner, follower._fetched = RemoteConfig(), OF_A_HOST, {}
+    follower._say, follower._copies = queue.SimpleQueue(), OwnCopies(None, OF_A_HOST, host)
+    fetch = "ddiloco.remote.learner.follower.fetch_copy"
+    monkeypatch.setattr(fetch, lambda asking, addresses, *_: found.extend(addresses))
+    follower._fetch(pb.Order.Fetch(copy=7, addresses=["a", "b", "c"]))
+    assert found == asked
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_late(late, monkeypatch):
     follower, comes = Follower.__new__(Follower), threading.Event()

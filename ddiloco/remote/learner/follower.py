@@ -259,8 +259,9 @@ class Follower:
         asking = Asking(self._inner, self._security.among_peers(self._token), self._config.keepalive)
         problem = ""
         try:
-            first = self._place.number % max(1, len(order.addresses))  # else all would begin with the same
-            addresses = [*order.addresses[first:], *order.addresses[:first]]
+            addresses = [*order.addresses]
+            if addresses:  # its counterpart, then host 0, which alone has what all hold
+                addresses.insert(0, addresses.pop(self._place.number % len(addresses)))
             blocks = fetch_copy(asking, addresses, order.copy, order.seconds)
             self._copies.check_like(order.like, blocks)
             if order.copy in self._fetched:

@@ -22,6 +22,8 @@ from ddiloco.remote.wire.security import Gate, Security, donor_address
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
 
+NOTED_EVERY = 600.0  # seconds between lines on hosts that do not come
+
 Broke = Callable[[Exception], None]
 Key = tuple[int, int, int, int]
 """Welcome, fragment, version and lineage of what is delivered, as in a Here."""
@@ -103,12 +105,21 @@ class Followers:
         self._security.listen(self._server, address)
         wire.serve(self._server, wire.FOLLOW, {"Follow": grpc.stream_stream_rpc_method_handler(self._follow)})
 
-    def gather(self, stop: threading.Event) -> bool:
-        """Waits until all have connected; False if `stop` is set first."""
+    def gather(self, stop: threading.Event, note: Callable[[str], None]) -> bool:
+        """Waits until all have connected; False if `stop` is set first.
+
+        However long that takes: who still compiles, or prepares data, would begin again for ever. `note`
+        takes a line on whom it waits for.
+        """
+        noted_at = time.monotonic() + NOTED_EVERY
         with self._change:
             while len(self._orders) < self.count:
                 if stop.is_set():
                     return False
+                if time.monotonic() > noted_at:
+                    absent = ", ".join(str(n) for n in range(1, self.count + 1) if n not in self._orders)
+                    note(f"waits for its hosts to be ready: {absent} of {self.count + 1}")
+                    noted_at += NOTED_EVERY
                 self._change.wait(0.2)
         return True
 

@@ -79,7 +79,7 @@ def load_header(path: pathlib.Path, magic: bytes) -> dict[str, Any]:
                 raise ValueError("it begins otherwise")
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
-        except (ValueError, struct.error):
+        except (ValueError, RecursionError, struct.error):
             raise ValueError(f"{path}: is damaged: its header cannot be read") from None
     return header
 

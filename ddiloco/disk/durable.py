@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ FOLDER = "syncer"  # of a run, in its workdir
 RETRY_SECONDS = 1.0  # between attempts to write what was merged
 
 _INCARNATIONS = "incarnations.json"
+
+Found = TypeVar("Found")
 
 
 class DurableStateError(Exception):
@@ -132,26 +134,32 @@ class DurableState:
         Their versions are kept, before which a syncer may have been killed. Raises DurableStateError as
         `fragment` does, ValueError if they are of another model.
         """
-        state = self._read(model.fragments, model.restore)
+        state = SyncerState.initial(self._layout.num_fragments)
+        for p in model.fragments:
+            fragment, step, lineage = self.fragment(p)
+            model.restore(p, fragment)
+            state = state.with_version(RoundId(step, p), fragment.version, lineage)
         for p in model.fragments:
             self._keep_version(p, state.versions[p], state.merged_steps[p])
-        return state
+        whole = len(model.fragments) == self._layout.num_fragments
+        return state.with_incarnations(self._load_incarnations() if whole else ())
 
     def state(self) -> SyncerState:
-        """The state that an earlier syncer left, with one fragment in memory at a time.
+        """The state that an earlier syncer left, by the headers of the fragments alone.
 
-        Raises DurableStateError as `fragment` does.
+        Whether the rest of a file is sound, whoever uses the fragment finds. Raises DurableStateError as
+        `fragment` does.
         """
-        return self._read(range(self._layout.num_fragments), lambda p, fragment: None)
-
-    def _read(self, fragments: Sequence[int], take: Callable[[int, FragmentState], None]) -> SyncerState:
         state = SyncerState.initial(self._layout.num_fragments)
-        for p in fragments:
-            fragment, step, lineage = self.fragment(p)
-            take(p, fragment)
-            state = state.with_version(RoundId(step, p), fragment.version, lineage)
-        whole = len(fragments) == self._layout.num_fragments
-        return state.with_incarnations(self._load_incarnations() if whole else ())
+        for p in range(self._layout.num_fragments):
+            header = self._read(p, array_file.load_header)
+            try:
+                self._check(p, header)
+                merged, version = RoundId(int(header["merged_step"]), p), int(header["version"])
+                state = state.with_version(merged, version, int(header["lineage"]))
+            except (LookupError, TypeError, AttributeError, ValueError):
+                raise DurableStateError(f"{self._path(p)}: is damaged: its header has no version") from None
+        return state.with_incarnations(self._load_incarnations())
 
     def fragment(self, p: int) -> tuple[FragmentState, int, int]:
         """A fragment, the step at which it was merged, and its lineage.
@@ -159,20 +167,29 @@ class DurableState:
         Raises:
           DurableStateError: its file is missing or damaged, or belongs to another model or another run.
         """
+        header, arrays = self._read(p, array_file.load)
+        self._check(p, header)
+        pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
+        state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
+        return state, header["merged_step"], header["lineage"]
+
+    def _read(self, p: int, read: Callable[[pathlib.Path, bytes], Found]) -> Found:
         path = self._path(p)
         try:
-            header, arrays = array_file.load(path, FRAGMENT)
+            return read(path, FRAGMENT)
         except FileNotFoundError:
             raise DurableStateError(f"{path}: is missing; the run cannot continue without it") from None
+        except OSError as error:
+            raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise DurableStateError(str(error)) from None
+
+    def _check(self, p: int, header: Mapping[str, Any]) -> None:
+        path = self._path(p)
         if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
             raise DurableStateError(f"{path}: is of another fragment or another model")
         if header.get("run", "") != self.run:
             raise DurableStateError(f"{path}: is of another run than the files beside it")
-        pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
-        state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
-        return state, header["merged_step"], header["lineage"]
 
     def changed_at(self, p: int) -> tuple[int, int]:
         """Numbers that change whenever a fragment's file has another version; raises OSError."""

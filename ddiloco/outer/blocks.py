@@ -160,12 +160,20 @@ class Gathered:
                 else:
                     self._room(wanted)[slices(parts[-1])] = block
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing, and nothing came twice."""
+        return all(self._tiled(wanted) for wanted in self._parts)
+
     def blocks(self) -> Blocks:
         """All of them; raises ValueError where something is missing, or came twice."""
-        for wanted, parts in self._parts.items():
-            if not tiled([Cut(box_shape(wanted), tuple(parts))]):
+        for wanted in self._parts:
+            if not self._tiled(wanted):
                 raise ValueError(f"parts of the block {wanted} are missing, or came twice")
         return Blocks(self._cut.shape, {box: self._room(box) for box in self._cut.boxes})
+
+    def _tiled(self, wanted: Box) -> bool:
+        return tiled([Cut(box_shape(wanted), tuple(self._parts[wanted]))])
 
     def _room(self, wanted: Box) -> np.ndarray:
         if wanted not in self._found:

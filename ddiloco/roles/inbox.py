@@ -21,17 +21,18 @@ class Inbox:
         self._waiting: queue.SimpleQueue[list[Delivery]] = queue.SimpleQueue()  # none left in it: superfluous
         self._newest: dict[int, list[Delivery]] = {}  # by fragment
 
-    def put(self, delivery: Delivery) -> None:
-        """Puts one in; never waits."""
-        held = [delivery]
+    def put(self, delivery: Delivery) -> EventDelivery | None:
+        """Puts one in; never waits. Returns the older update that it replaces: nobody will get that."""
+        held, replaced = [delivery], None
         fragment = _updated(delivery)
         if fragment is not None:
             with self._lock:
                 waiting = self._newest.get(fragment, [])
                 if not waiting or waiting[0].event.version < delivery.event.version:
-                    waiting.clear()
+                    replaced = waiting.pop() if waiting else None
                     self._newest[fragment] = held
         self._waiting.put(held)
+        return replaced
 
     def get(self, timeout: float | None = None) -> Delivery:
         """The oldest; waits for one. Raises queue.Empty if none comes within `timeout` seconds."""

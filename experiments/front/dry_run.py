@@ -95,23 +95,23 @@ def describe(experiment: Experiment) -> str:
 def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     """What each process needs of its host's memory."""
     syncer, parts = needs.syncer_needs(experiment, layout), experiment.remote.parts
-    learner = needs.learner_needs(experiment, layout, experiment.hosts(0))
+    hosts = experiment.hosts(0)
+    learner, giving = needs.learner_needs(experiment, layout, hosts), needs.donor_bytes(experiment) // hosts
     largest = max(needs.part_needs(experiment, layout, part) for part in range(parts))
     of_syncer = f"syncer {_size(syncer.most)} ({_size(syncer.least)} all the time)"
     if parts > 1:
         of_syncer = f"authority {_size(syncer.most)}, each of {parts} parts {_size(largest.most)}"
-    giving = _size(needs.donor_bytes(experiment))
     slack, every = experiment.sync.overlap, range(layout.num_fragments)
     arriving = needs.round_bytes(layout, experiment.outer, experiment.most_learners, every)
-    leaving = needs.offer_bytes(layout, experiment.outer) // experiment.hosts(0)
+    leaving = needs.offer_bytes(layout, experiment.outer) // hosts
     scoring = []
     if experiment.driver == "remote" and experiment.eval.every is not None:
         evaluator = _size(needs.evaluator_needs(experiment, layout).most)
         scoring = [f"             evaluator {evaluator} where its device is the CPU;"]
     return [
         f"host memory  {of_syncer},",
-        f"             learner {_size(learner.most)} a host beside its devices, of it {giving} to give its "
-        "inner state to a peer;",
+        f"             learner {_size(learner.most)} a host beside its devices, "
+        f"of it {_size(giving)} to give its inner state to a peer;",
         *scoring,
         f"             each round more that links slower than {slack} steps keep on its way: "
         f"syncer {_size(arriving)}, learner {_size(leaving)};",

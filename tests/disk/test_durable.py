@@ -97,7 +97,29 @@ def test_a_torn_file_is_found(disk, kept):
     path = disk.folder / "fragment-0000"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(DurableStateError, match=r"fragment-0000: is damaged"):
-        disk.state.state()
+        disk.state.restore(model())
+    if kept >= 0:
+        with pytest.raises(DurableStateError, match=r"fragment-0000: is damaged"):
+            disk.state.state()
+
+
+def test_what_is_known_of_fragments_is_told_by_their_headers_and_damage_by_who_uses_them(disk):
+    """An authority whose parts merge has no use for the arrays, which may be hundreds of gigabytes."""
+    trained = model()
+    disk.state.begin(trained)
+    merge(trained, 1, 2.0)
+    assert disk.state.commit(RoundId(3, 1), trained)
+    known, path = disk.state.state(), disk.folder / "fragment-0001"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-5] + bytes([sound[-5] ^ 1]) + sound[-4:])
+    assert disk.state.state() == known
+    with pytest.raises(DurableStateError, match=r"fragment-0001: is damaged"):
+        disk.state.fragment(1)
+    at = sound.index(b'"version"')
+    for damaged in (b'"Version"', b'\x00version"'):
+        path.write_bytes(sound[:at] + damaged + sound[at + len(damaged) :])
+        with pytest.raises(DurableStateError, match=r"fragment-0001: is damaged: its header"):
+            disk.state.state()
 
 
 def test_a_missing_fragment_or_one_of_another_model_is_refused(disk, tmp_path):

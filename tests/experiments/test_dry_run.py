@@ -89,6 +89,16 @@ def test_processes_are_told_with_the_evaluator_if_there_is_one():
     assert "evaluator" not in describe(parse(config))
 
 
+def test_of_a_learner_s_hosts_each_needs_its_share_to_give_the_inner_state():
+    config = cli.load_config("configs/dense.py:tiny")
+    config.update(driver="remote")
+    config.remote.update(hosts=(4,) * config.sync.num_learners)
+    config.train.sub_shards = 4
+    experiment = parse(config)
+    told, given = describe(experiment), needs.donor_bytes(experiment) / 4 / 2**10
+    assert f" beside its devices, of it {given:.1f} KiB to give its inner" in told
+
+
 def test_a_decoupled_run_moves_every_fragment_once_an_interval():
     experiment = parse(cli.load_config("configs/dense.py:tiny"))
     layout = assembly_of(experiment).layout

@@ -17,6 +17,8 @@ from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.event_messages import update_of
+from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
@@ -78,6 +80,18 @@ def welcome(incarnation, step=0, version=0):
 def update(fragment, version, step=0):
     """An update that holds its version."""
     return EventDelivery(events.UpdateArrived(fragment, version, step), [arrays(fragment, version)])
+
+
+class Taker:
+    """One stream that takes fragments off a downlink when it is told to."""
+
+    def __init__(self, down):
+        self._messages = down.messages()
+
+    def next(self):
+        header = pb.DownHeader.FromString(next(self._messages))
+        update = update_of(header, 2)
+        return header, update, receive(FORMATS[update.fragment], header.size, self._messages)
 
 
 def asked(fragment, step=4):

@@ -59,7 +59,7 @@ class Leading:
     def hosts(self, one=None, two=None, **both):
         """Two hosts that follow; what only one of them says goes before what both do."""
         hosts = [Host(self.address, host=n, **both, **(own or {})) for n, own in ((1, one), (2, two))]
-        assert self.followers.gather(threading.Event())
+        assert self.followers.gather(threading.Event(), print)
         return hosts
 
     def close(self):

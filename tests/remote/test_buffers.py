@@ -15,28 +15,14 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.remote.learner.outbox import Outbox
-from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.event_messages import from_syncer, update_of
-from ddiloco.remote.wire.payload import receive
+from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.roles.exchange import EventDelivery
 from tests.integration.programs import LIMIT
-from tests.remote.ends import FORMATS, arrays, asked, assert_same, report, until, update, welcome
-
-
-class Taker:
-    """One stream that takes fragments off a downlink when it is told to."""
-
-    def __init__(self, down):
-        self._messages = down.messages()
-
-    def next(self):
-        header = pb.DownHeader.FromString(next(self._messages))
-        update = update_of(header, 2)
-        return header, update, receive(FORMATS[update.fragment], header.size, self._messages)
+from tests.remote.ends import Taker, arrays, asked, report, until, update, welcome
 
 
 def test_what_waits_for_a_slow_learner_is_each_fragment_once_in_its_newest_version():
@@ -81,45 +67,6 @@ def test_what_another_learner_is_sent_hides_from_none_whose_offers_are_in_an_upd
     waiting.put(EventDelivery(events.UpdateArrived(0, 1, 4, given), [arrays(0, 1)]))
     joining.put(another)
     assert Taker(waiting).next()[1].merged == given
-
-
-def test_a_welcome_comes_before_updates_and_is_not_begun_again_when_it_is_asked_for_again():
-    down, up = Downlink(NewestFragments()), Collector(2)
-    taker = Taker(down)
-    down.put(update(1, 1))
-    down.put(welcome(100, step=4, version=1))
-    assert up.take(*taker.next()) is None
-    down.put(welcome(100, step=4, version=1))
-    down.put(update(1, 2, step=8))
-    delivery = up.take(*taker.next())
-    assert delivery.event == events.Welcomed(100, 8, (1, 2), (4, 8), lineages=(0, 0))  # as new as it could be
-
-
-def test_a_newer_welcome_takes_the_place_of_one_that_is_half_there():
-    down, up = Downlink(NewestFragments()), Collector(2)
-    taker = Taker(down)
-    down.put(welcome(100))
-    assert up.take(*taker.next()) is None
-    down.put(welcome(101))
-    first, second = taker.next(), taker.next()
-    assert up.take(*second) is None, "over several streams it may come first; the old first is no part of it"
-    assert up.take(*first).event.incarnation == 101
-
-
-def test_what_a_part_that_came_back_welcomes_with_again_is_an_update_if_it_is_newer():
-    up, newest = Collector(2), NewestFragments()
-    taker = Taker(first := Downlink(newest))
-    first.put(welcome(100, step=4, version=1))
-    assert up.take(*taker.next()) is None
-    assert isinstance(up.take(*taker.next()).event, events.Welcomed)
-    taker = Taker(again := Downlink(newest))  # of the part's next connection, which knows of nothing sent
-    update_of_then = EventDelivery(events.UpdateArrived(0, 2, 8), [arrays(0, 2)])
-    again.put(welcome(100, step=4, version=1))
-    again.put(update_of_then)
-    delivery = up.take(*taker.next())
-    assert (delivery.event.fragment, delivery.event.version) == (0, 2)
-    assert_same(delivery.fragments[0], arrays(0, 2))
-    assert up.take(*taker.next()) is None, "the other is as it was"
 
 
 def drain(outbox, count):

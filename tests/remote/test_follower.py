@@ -11,16 +11,19 @@ import pytest
 
 from ddiloco.disk import array_file, bounded_reads
 from ddiloco.launch.ports import reserved_port
+from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.follower import Follower
+from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
+from ddiloco.roles.inbox import Inbox
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.donors import OF_A_HOST, state
-from tests.remote.ends import PATIENCE, welcome
+from tests.remote.ends import PATIENCE, assert_same, update, welcome
 
 
 class NoMemory:
@@ -112,6 +115,26 @@ def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted
         assert follower._arrays.adopted is None
 
 
+def test_of_the_versions_that_come_amid_a_long_step_hosts_hold_the_newest_as_host_0_does():
+    follower, client = Follower.__new__(Follower), SyncerClient.__new__(SyncerClient)
+    follower._here, follower._change, follower._say = {}, threading.Condition(), queue.SimpleQueue()
+    follower._arrays = unittest.mock.Mock()
+    client._followers, client._inbox = Followers.__new__(Followers), Inbox()
+    client._followers.order = follower._do
+    for version in range(1, 100):
+        for told in (update(0, version), update(1, version)):
+            follower._deliver(told)
+            client.put(told)
+    assert sorted(follower._here) == [(0, 0, 99, 0), (0, 1, 99, 0)]
+    newest = client._inbox.get(0.0)
+    follower._deliver(update(0, 100))
+    client.put(update(0, 100))
+    follower._do(pb.Order(apply=pb.Order.Apply(fragment=0, version=99)))
+    applied = follower._arrays.apply.call_args.args
+    assert_same(applied[2], newest.fragments[0])
+    assert sorted(follower._here) == [(0, 0, 100, 0), (0, 1, 99, 0)]
+
+
 def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path, monkeypatch):
     for number in (5, 6):
         OwnCopies(tmp_path, OF_A_HOST, 1).save(number, list(map(jnp.asarray, state(number).arrays)))
@@ -125,6 +148,20 @@ def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path
     assert read == [".6", ".5", ".5"]
     follower._fetched = {7: "of a peer"}
     assert follower._taken(7) == "of a peer" and follower._fetched == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [(1, ["b", "a", "c"]), (2, ["c", "a", "b"]), (4, ["b", "a", "c"])]
+)
+def test_a_host_asks_its_counterpart_first_and_then_host_0_which_has_what_all_hold(host, asked, monkeypatch):
+    follower, found = Follower.__new__(Follower), []
+    follower._place, follower._security, follower._token = HostPlace(host, 5, "127.0.0.1:1"), Security(), ""
+    follower._config, follower._inner, follower._fetched = RemoteConfig(), OF_A_HOST, {}
+    follower._say, follower._copies = queue.SimpleQueue(), OwnCopies(None, OF_A_HOST, host)
+    fetch = "ddiloco.remote.learner.follower.fetch_copy"
+    monkeypatch.setattr(fetch, lambda asking, addresses, *_: found.extend(addresses))
+    follower._fetch(pb.Order.Fetch(copy=7, addresses=["a", "b", "c"]))
+    assert found == asked
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -112,7 +112,7 @@ def test_with_certificates_of_their_own_no_learner_is_another_s_host(tmp_path):
         stranger = Host(address, own[1])
         until(lambda: stranger.error is grpc.StatusCode.PERMISSION_DENIED, "a refusal")
         host = Host(address, own[0])
-        assert leading.followers.gather(threading.Event())
+        assert leading.followers.gather(threading.Event(), pytest.fail)
         leading.followers.order(pb.Order(step=2))
         assert host.next().step == 2 and leading.lost == []
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.remote.learner.hosts import HostPlace
 from tests.integration.programs import ROOT
 from tests.remote.ends import PATIENCE
+from tests.remote.host_ends import Leading
 
 
 @pytest.mark.parametrize(("error", "code"), [(DataError("no network answers"), 2), (MemoryError("none"), 1)])
@@ -58,3 +60,17 @@ print(jax.config._read("jax_cuda_visible_devices"), os.environ["XLA_FLAGS"])
 def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():
     with pytest.raises(DataError), HostPlace(0, 2, "nowhere:1").ending(lambda: True):
         raise DataError("no network answers")
+
+
+def test_host_0_names_the_hosts_that_it_waits_for(monkeypatch):
+    """One that hangs before it follows, as at a disk, would idle all others without a word."""
+    monkeypatch.setattr("ddiloco.remote.learner.followers.NOTED_EVERY", 0.0)
+    leading, stop, lines = Leading(3), threading.Event(), []
+    leading.followers._orders[2] = None  # it is there
+
+    def note(line):
+        lines.append(line)
+        stop.set()
+
+    assert not leading.followers.gather(stop, note)
+    assert lines == ["waits for its hosts to be ready: 1, 3 of 4"]

@@ -1,6 +1,8 @@
 """The stream between a syncer's authority and its parts: who is let in, and what comes over it, once."""
 
+import concurrent.futures
 import contextlib
+import dataclasses
 import queue
 import threading
 import types
@@ -214,6 +216,19 @@ def test_calls_in_sessions_that_there_are_not_leave_room_for_those_that_there_ar
     server.open(pb.ToPart.Session(name="known", learner=0, process=100))
     server._find("known").say(told := pb.ToLearner(leave=True))
     assert pb.ToLearner.FromString(next(call("known", 0))) == told
+
+
+def test_all_hosts_of_a_learner_may_be_ahead_of_the_authority_s_word_of_it(stack):
+    """As where a part comes back: who was refused would have all hosts connect again, and it rejoin."""
+    terms = dataclasses.replace(TERMS, hosts=(64, 64))
+    worker = types.SimpleNamespace(connect=lambda *link: None, send=None, take_offer=None)
+    listening = types.SimpleNamespace(handshake=PATIENCE)
+    server = PartServer(terms, TOKENS, listening, worker, types.SimpleNamespace(record=None), PATIENCE)
+    pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(128))
+    found = [pool.submit(server._find, "known") for _ in range(128)]
+    until(lambda: server._early == 128 or any(one.done() for one in found), "all of them")
+    server.open(pb.ToPart.Session(name="known", learner=0, process=100, hosts=64))
+    assert all(one.result(PATIENCE) is not None for one in found)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A real server and real clients on the loopback: joins, fragments, broken connections."""
 
 import concurrent.futures
+import weakref
 
 import pytest
 
@@ -55,6 +56,13 @@ def test_a_welcome_an_update_and_a_contribution_arrive_bit_for_bit(ends):
     offered, sent = syncer.taken()
     assert offered == contribution
     assert_same(sent, arrays(1, 5))
+
+
+def test_a_version_is_held_by_nobody_who_waits_for_the_next(ends):
+    syncer, learner = ends
+    joined(syncer, learner).deliver(update(0, 1))
+    held = weakref.ref(learner.next(events.UpdateArrived).fragments[0][0])
+    until(lambda: held() is None, "its end")
 
 
 def test_several_connections_carry_what_one_does():

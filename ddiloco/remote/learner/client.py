@@ -176,8 +176,9 @@ class SyncerClient:
 
     def put(self, delivery: Delivery) -> None:
         """Hands something to the worker, once there is one."""
-        if self._inbox is not None:
-            self._inbox.put(delivery)
+        replaced = None if self._inbox is None else self._inbox.put(delivery)
+        if replaced is not None and self._followers is not None:
+            self._followers.forget(replaced)
 
     def _refused(self, why: str) -> None:
         self.refusal = why
@@ -245,7 +246,7 @@ class _Connection:
     ) -> None:
         self._client, self._channels, self._control = client, channels, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
-        self._collector = Collector(client._terms.num_fragments)
+        self._collector = Collector(client._terms.num_fragments, client._deliver)
         self._parts: PartConnections | None = None
         self._streams: Streams | None = None
         if accepted.parts:
@@ -282,7 +283,6 @@ class _Connection:
             metadata,
             client._terms,
             client._decode,
-            client._deliver,
             client.outbox.send,
             broke,
             client.pace,

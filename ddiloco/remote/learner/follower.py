@@ -26,7 +26,7 @@ from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.followers import Key, forget_older, key_of
+from ddiloco.remote.learner.followers import Key, forget_older, here_message, key_in, key_of
 from ddiloco.remote.learner.gift import Asking, fetch_copy
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.host_snapshots import write_own
@@ -127,7 +127,7 @@ class Follower:
         self._pace, self._token = Pace(), ""
         self._session, self._parts = "", 1  # of the learner's connection; how many there are of the syncer
         self._streams: dict[int, Streams] = {}  # by part of the syncer
-        self._collector = Collector(self._terms.num_fragments)
+        self._collector = Collector(self._terms.num_fragments, self._deliver)
         self._change = threading.Condition()
         self._here: dict[Key, EventDelivery] = {}  # deliveries that are not used yet
 
@@ -233,6 +233,9 @@ class Follower:
             case "fetch":
                 self._fetched[order.fetch.copy] = ()  # until it has come, or is dropped
                 threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
+            case "forget":
+                with self._change:
+                    self._here.pop(key_in(order.forget), None)
             case "apply":
                 a = order.apply
                 [pieces] = self._delivered((0, a.fragment, a.version, a.lineage)).fragments
@@ -256,8 +259,9 @@ class Follower:
         asking = Asking(self._inner, self._security.among_peers(self._token), self._config.keepalive)
         problem = ""
         try:
-            first = self._place.number % max(1, len(order.addresses))  # else all would begin with the same
-            addresses = [*order.addresses[first:], *order.addresses[:first]]
+            addresses = [*order.addresses]
+            if addresses:  # its counterpart, then host 0, which alone has what all hold
+                addresses.insert(0, addresses.pop(self._place.number % len(addresses)))
             blocks = fetch_copy(asking, addresses, order.copy, order.seconds)
             self._copies.check_like(order.like, blocks)
             if order.copy in self._fetched:
@@ -347,7 +351,7 @@ class Follower:
         if order.session != self._session:
             self._close_streams(list(self._streams))
             self._session, self._parts = order.session, max(1, order.parts)
-            self._collector = Collector(self._terms.num_fragments)
+            self._collector = Collector(self._terms.num_fragments, self._deliver)
         self._close_streams([order.part])
         address, options = order.address or self._address, wire.options(self._config.keepalive)
         self._streams[order.part] = Streams(
@@ -355,7 +359,6 @@ class Follower:
             (*self._security.metadata, (wire.SESSION_KEY, order.session)),
             self._terms,
             self._decode,
-            self._deliver,
             self._failed,
             lambda error: self._say.put(pb.FromHost(broken=order.number)),
             self._pace,
@@ -373,8 +376,7 @@ class Follower:
         key = key_of(told)
         with self._change:
             self._here[key] = told
-        here = dict(zip(("welcome", "fragment", "version", "lineage"), key, strict=True))
-        self._say.put(pb.FromHost(here=here))
+        self._say.put(pb.FromHost(here=here_message(key)))
 
     def _failed(self, event: events.OfferFailed) -> None:
         self._say.put(pb.FromHost(failed=codec.message_of(event)))

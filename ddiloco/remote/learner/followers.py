@@ -22,6 +22,8 @@ from ddiloco.remote.wire.security import Gate, Security, donor_address
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery
 
+NOTED_EVERY = 600.0  # seconds between lines on hosts that do not come
+
 Broke = Callable[[Exception], None]
 Key = tuple[int, int, int, int]
 """Welcome, fragment, version and lineage of what is delivered, as in a Here."""
@@ -35,6 +37,16 @@ def key_of(told: EventDelivery) -> Key:
         case events.UpdateArrived(fragment=fragment, version=version, lineage=lineage):
             return 0, fragment, version, lineage
     raise ValueError(f"{type(told.event).__name__} brings no fragments")
+
+
+def here_message(key: Key) -> pb.Here:
+    """The key as hosts tell it each other."""
+    return pb.Here(**dict(zip(("welcome", "fragment", "version", "lineage"), key, strict=True)))
+
+
+def key_in(here: pb.Here) -> Key:
+    """The key that such a message has."""
+    return here.welcome, here.fragment, here.version, here.lineage
 
 
 def forget_older(known: MutableMapping[Key, Any], key: Key) -> None:
@@ -93,12 +105,21 @@ class Followers:
         self._security.listen(self._server, address)
         wire.serve(self._server, wire.FOLLOW, {"Follow": grpc.stream_stream_rpc_method_handler(self._follow)})
 
-    def gather(self, stop: threading.Event) -> bool:
-        """Waits until all have connected; False if `stop` is set first."""
+    def gather(self, stop: threading.Event, note: Callable[[str], None]) -> bool:
+        """Waits until all have connected; False if `stop` is set first.
+
+        However long that takes: who still compiles, or prepares data, would begin again for ever. `note`
+        takes a line on whom it waits for.
+        """
+        noted_at = time.monotonic() + NOTED_EVERY
         with self._change:
             while len(self._orders) < self.count:
                 if stop.is_set():
                     return False
+                if time.monotonic() > noted_at:
+                    absent = ", ".join(str(n) for n in range(1, self.count + 1) if n not in self._orders)
+                    note(f"waits for its hosts to be ready: {absent} of {self.count + 1}")
+                    noted_at += NOTED_EVERY
                 self._change.wait(0.2)
         return True
 
@@ -137,6 +158,10 @@ class Followers:
         with self._change:
             self._own[key_of(told)] = told
         self._deliver_complete(key_of(told))
+
+    def forget(self, told: EventDelivery) -> None:
+        """Has the others let go of their blocks of an update that will not be applied."""
+        self.order(pb.Order(forget=here_message(key_of(told))))
 
     def drawn(self, number: int) -> list[pb.Drawn]:
         """What the others have drawn of the batch with this number; waits for it."""
@@ -231,8 +256,7 @@ class Followers:
     def _take(self, host: int, message: pb.FromHost) -> None:
         match message.WhichOneof("kind"):
             case "here":
-                here = message.here
-                key = here.welcome, here.fragment, here.version, here.lineage
+                key = key_in(message.here)
                 with self._change:
                     self._here.setdefault(key, set()).add(host)
                 self._deliver_complete(key)

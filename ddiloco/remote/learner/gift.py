@@ -131,8 +131,13 @@ class _Taken:
             gathered.add(blocks)
 
     def add_copy(self, addresses: Sequence[str], copy: int, until: float) -> None:
-        """Takes what hosts keep under a number; `until`: by time.monotonic. Raises as `take`."""
+        """Takes what hosts keep under a number, until all is here; `until`: by time.monotonic.
+
+        Raises as `take`.
+        """
         for address in addresses:
+            if all(gathered.complete for gathered in self._gathered):
+                return  # a host of a mesh like this one's has what its counterpart needs
             request, left = pb.DonationRequest(copy=copy), max(0.0, until - time.monotonic())
             call = _Call(self._asking, address, request, left)
             try:

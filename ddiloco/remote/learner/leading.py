@@ -55,9 +55,14 @@ class Lead:
         self.followers.start(place.leader)
         self._health, self._patience = Health(config.host_timeout), config.host_timeout
 
-    def connect(self, make_client: Callable[..., SyncerClient], equipment: Equipment) -> SyncerClient | None:
+    def connect(
+        self,
+        make_client: Callable[..., SyncerClient],
+        equipment: Equipment,
+        note: Callable[[str], None],
+    ) -> SyncerClient | None:
         """The client of all hosts, once these have compiled, too; None: `stop` was set first."""
-        if not self.followers.gather(self._stop):
+        if not self.followers.gather(self._stop, note):
             self.leave()
             return None
         host = Host(0, [equipment.transfer.needs(p) for p in range(self._terms.num_fragments)])

@@ -128,7 +128,7 @@ class LearnerProcess:
                 ending.callback(client.finish, 0.0)
                 return client
 
-            found = self._connected(make_client, decode, learner, stop)
+            found = self._connected(make_client, decode, learner, stop, note)
             if found is None:
                 return None
             client, equipment = found
@@ -154,6 +154,7 @@ class LearnerProcess:
         decode: FragmentDecoder | None,
         learner: int,
         stop: threading.Event,
+        note: Callable[[str], None],
     ) -> tuple[SyncerClient, Equipment] | None:
         """The client, accepted or refused by the syncer, with all compiled; None: `stop` was set first."""
         client: SyncerClient | None
@@ -163,7 +164,7 @@ class LearnerProcess:
             equipment = self._equipped(learner)
         else:
             equipment = self._equipped(learner)
-            client = self._lead.connect(make_client, equipment)
+            client = self._lead.connect(make_client, equipment, note)
             if client is None:
                 return None
             client.start()

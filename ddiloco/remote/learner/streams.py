@@ -138,40 +138,56 @@ class HeldVersions:
 
 
 class Collector:
-    """Collects the fragments of a welcome. For several threads."""
+    """Delivers updates, and welcomes once all of their fragments are here. For several threads."""
 
-    def __init__(self, num_fragments: int) -> None:
+    def __init__(self, num_fragments: int, deliver: Callable[[EventDelivery], None]) -> None:
         self._lock = threading.Lock()
         self._welcome = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
+        self._later: dict[int, EventDelivery] = {}  # by collected fragment, its newest update
         self._delivered: dict[int, int] = {}  # version by fragment, of the welcome if it is complete
-        self._num_fragments = num_fragments
+        self._num_fragments, self._deliver = num_fragments, deliver
 
-    def take(
-        self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces
-    ) -> EventDelivery | None:
-        """The event that this fragment completes, if any; an unfinished older welcome is dropped.
+    def take(self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces) -> None:
+        """Takes a fragment; an unfinished older welcome is dropped.
 
-        A part of the syncer that comes back sends its share of a welcome again. Once the welcome is
-        delivered, what is newer in that is an update: the part takes it for sent.
+        A part of the syncer that has sent its share of a welcome goes on with updates, and takes them for
+        sent. They wait for the shares of other parts: before its welcome a learner has no use for them.
+
+        A part that comes back sends its share again. Once the welcome is delivered, what is newer in that is
+        an update: the part takes it for sent.
         """
-        if not header.welcome:
-            return EventDelivery(update, (pieces,), header.epoch)
+        told = EventDelivery(update, (pieces,), header.epoch)
         with self._lock:
+            if not header.welcome:
+                if update.fragment not in self._collected:
+                    self._deliver(told)
+                elif update.version > self._newest(update.fragment).version:
+                    self._later[update.fragment] = told
+                return
             if header.welcome < self._welcome:
-                return None
+                return
             if header.welcome > self._welcome:
                 self._welcome, self._collected, self._delivered = header.welcome, {}, {}
             if self._delivered:
-                newer = update.version > self._delivered[update.fragment]
-                return EventDelivery(update, (pieces,), header.epoch) if newer else None
+                if update.version > self._delivered[update.fragment]:
+                    self._deliver(told)
+                return
             self._collected[update.fragment] = update, pieces
-            if len(self._collected) < self._num_fragments:
-                return None
-            collected = [self._collected[p] for p in range(self._num_fragments)]
-            self._collected = {}
-            self._delivered = {update.fragment: update.version for update, _ in collected}
+            self._later.pop(update.fragment, None)
+            if len(self._collected) == self._num_fragments:
+                self._complete(header)
+
+    def _newest(self, fragment: int) -> events.UpdateArrived:
+        later = self._later.get(fragment)
+        return self._collected[fragment][0] if later is None else later.event
+
+    def _complete(self, header: pb.DownHeader) -> None:
+        """Delivers the welcome, then what came after parts of it."""
+        collected = [self._collected[p] for p in range(self._num_fragments)]
+        later, self._collected, self._later = self._later, {}, {}
         updates = [update for update, _ in collected]
+        self._delivered = {update.fragment: update.version for update in updates}
         event = events.Welcomed(
             header.welcome,
             max(header.step, *(update.step for update in updates)),
@@ -179,7 +195,9 @@ class Collector:
             tuple(update.step for update in updates),
             lineages=tuple(update.lineage for update in updates),
         )
-        return EventDelivery(event, [pieces for _, pieces in collected])
+        self._deliver(EventDelivery(event, [pieces for _, pieces in collected]))
+        for told in later.values():
+            self._deliver(told)
 
 
 class Streams:
@@ -191,21 +209,20 @@ class Streams:
         metadata: Sequence[tuple[str, str]],
         terms: Terms,
         decode: FragmentDecoder | None,
-        deliver: Callable[[EventDelivery], None],
         failed: Callable[[events.OfferFailed], None],
         broke: Callable[[Exception], None],
         pace: Pace,
         host: Host | None,
         collector: Collector,
     ) -> None:
-        """`deliver` takes welcomes and updates, `failed` offers that the devices could not give.
+        """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
         `broke` hears why no update will come any more, `pace` how fast welcomes come. `decode`: of updates
         that come as differences; None: none do. `host`: None where the learner is a single one.
         """
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
-        self._deliver, self._failed, self._broke = deliver, failed, broke
+        self._failed, self._broke = failed, broke
         self._collector = collector
         self._held = (
             None if decode is None else HeldVersions(decode if host is None else _in_blocks(decode, terms))
@@ -247,9 +264,9 @@ class Streams:
                 pieces = self._receive(header, update, stream)
                 if header.welcome:
                     self._pace.add(header.size, time.monotonic() - begun)
-                delivery = None if pieces is None else self._collector.take(header, update, pieces)
-                if delivery is not None:
-                    self._deliver(delivery)
+                if pieces is not None:
+                    self._collector.take(header, update, pieces)
+                del pieces  # while nothing comes, no old version is held
         except Exception as error:  # of memory too: who steps without updates looks alive to everyone
             self._broke(error)
 

@@ -41,7 +41,7 @@ from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for threads to end
 _RECORDS_SECONDS = 10.0  # for the last records to be confirmed
-EARLY = 16  # calls of each learner that may be ahead of the authority's word, a third of all
+EARLY = 16  # calls of each host of a learner that may be ahead of the authority's word, a third of all
 
 
 class PartServer:
@@ -61,7 +61,8 @@ class PartServer:
         self._listening = listening
         self._patience = patience
         self._early = 0  # calls that wait for such a word
-        self._most_early = EARLY * (terms.most_learners + 4)
+        hosts = sum(map(terms.room, range(terms.most_learners)))
+        self._most_early = EARLY * (hosts + 4)
         self._change = threading.Condition()
         self._sessions: dict[str, Session] = {}
         self._attached: set[str] = set()  # sessions to which a learner has come

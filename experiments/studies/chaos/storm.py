@@ -172,6 +172,8 @@ class Watch:
             mark = run_mark.begun(folder)
             run = "" if mark is None else mark.run
             durable = DurableState(folder, self._layout, lambda record: None, threading.Event(), run)
-            return {"versions": list(durable.state().versions)}
+            durable.state()
+            whole = [durable.fragment(p)[0] for p in range(self._layout.num_fragments)]
+            return {"versions": [fragment.version for fragment in whole]}
         except (DurableStateError, run_mark.RunMarkError) as error:
             return {"problem": str(error)}

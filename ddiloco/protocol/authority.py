@@ -48,6 +48,7 @@ class Authority:
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
         self._patience = 0.0  # until when to wait for those, once one learner is there
         self._speed_limit = SpeedLimit(policy, state)
+        self._early: dict[int, Report] = {}  # by learner, what waits until others bear it out
         self._stuck, self._over = [False] * parts, [False] * parts
         self._idle_since: float | None = None  # when parts came to have nothing for who is done
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
@@ -69,7 +70,7 @@ class Authority:
             case events.LearnerLost():
                 return self._lost(event)
             case events.StepReported():
-                return self._reported(event.report, now)
+                return self._reported(event.report, now) + self._believed(now)
 
     def hear(self, word: news.Word, part: int = 0) -> Said:
         """Takes the word of a part."""
@@ -115,18 +116,7 @@ class Authority:
     def connected(self, part: int) -> list[news.News]:
         """What a part must know that was started, or has a new connection."""
         self._stuck[part] = self._over[part] = False
-        roll: list[news.News] = [news.RollCall()]
-        for m in self.members.present():
-            if m.state is State.JOINING:
-                roll.append(news.Admitted(m.learner, m.incarnation))
-                continue
-            roll.append(news.Begun(m.learner, m.incarnation, m.step, m.versions))
-            if m.counters:
-                report = Report(m.learner, m.incarnation, m.step, m.counters)
-                roll.append(news.Heard(report, m.step_time.value))
-            if m.state is State.SILENT:
-                roll.append(news.Left(m.learner, m.incarnation, gone=False))
-        return roll if self._not_yet else [*roll, news.AllPresent()]
+        return news.roll_call(self.members) + ([] if self._not_yet else [news.AllPresent()])
 
     # Coming and going.
 
@@ -153,7 +143,7 @@ class Authority:
                 return [actions.Drop(learner, "joined twice")]
             return [self._dismiss(learner, incarnation)]
         ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced")
-        if event.step is not None and self._is_early(learner, event.step, now):
+        if event.step is not None and self._is_early(learner, event.step, event.versions or (), now):
             self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
             return [*ended, actions.Drop(learner, "a leap that too few others have made")]
         possible = self._rejoins(event, now)
@@ -194,9 +184,7 @@ class Authority:
         """Lets an incarnation go for good."""
         out = self._waited_for_no_longer(event.learner)
         m = self.members.current(event.learner, event.incarnation)
-        if m is None:
-            return out
-        return [*out, *self._ends(m, event.reason)]
+        return out if m is None else [*out, *self._ends(m, event.reason)]
 
     def _ends(self, m: Member, reason: str) -> Said:
         self.members.move(m, State.GONE)
@@ -265,10 +253,14 @@ class Authority:
         A learner that is no member, or whose report is impossible, is told so. It then rejoins with what it
         holds; if that is impossible too, it is welcomed as if it held nothing.
         """
-        m = self.members.newest(report.learner)
-        if self._is_early(report.learner, report.step, now):
+        m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
+        self._early.pop(report.learner, None)
+        if self._is_early(report.learner, report.step, versions, now):
             if m is not None and m.incarnation == report.incarnation:
                 m.heard_at = now
+                if m.state is not State.GONE:
+                    self._early[report.learner] = report
+                    return []
             return [actions.Drop(report.learner, "a leap that too few others have made")]
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
             return self._stranger(report, m)
@@ -282,7 +274,7 @@ class Authority:
             return [actions.Drop(report.learner, "stale report")]
         out = []
         if m.state is State.JOINING:  # its `ready` was lost, or comes later
-            out += self._begin(m, report.step, [c.version for c in report.counters], now)
+            out += self._begin(m, report.step, versions, now)
         if m.state is State.SILENT:
             out += self._returned(m, now)
         if report.step > m.step:
@@ -295,6 +287,15 @@ class Authority:
         if pace is not None and self.policy.quorum == 1:
             out.append(actions.Record("clock_ahead", {"learner": m.learner, "pace": pace}))
         return [*out, news.Heard(report, m.step_time.value)]
+
+    def _believed(self, now: float) -> Said:
+        """Takes the reports that waited, nearest first, as far as they no longer have to."""
+        out: Said = []
+        for report in sorted(self._early.values(), key=lambda report: report.step):
+            out += self._reported(report, now)
+            if report.learner in self._early:
+                break
+        return out
 
     def _returned(self, m: Member, now: float) -> Said:
         """Counts a learner again that was silent."""
@@ -342,20 +343,19 @@ class Authority:
         theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
         return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
 
-    def _is_early(self, learner: int, step: int, now: float) -> bool:
-        """Whether a learner went on further while the syncer was away than can be believed yet."""
-        limit = self._speed_limit
-        if self.total_steps is not None and step > self.total_steps:
-            return False
-        allowed = limit.allows(learner, step, self.members, self.merged.step, now)
-        return not allowed and limit.may_be_vouched(step, now)
+    def _is_early(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
+        """Whether a learner went on further unseen than can be believed yet."""
+        early = not self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
+        return early and self._exists(step, versions) and self._speed_limit.may_be_vouched(step, now)
 
     def _can_be(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
-        """Whether a learner can have reached this step with these versions."""
+        """Whether the learner can have reached this step by now, with these versions."""
+        allowed = self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
+        return allowed and self._exists(step, versions)
+
+    def _exists(self, step: int, versions: Sequence[int]) -> bool:
         past_the_end = self.total_steps is not None and step > self.total_steps
         if step < 0 or past_the_end or len(versions) != self.policy.num_fragments:
-            return False
-        if not self._speed_limit.allows(learner, step, self.members, self.merged.step, now):
             return False
         return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))
 

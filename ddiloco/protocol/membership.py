@@ -235,11 +235,15 @@ class Membership:
         return self._live
 
     def median_step(self) -> float | None:
-        """Seconds that the median live member's steps take, of two the shorter; None: not known."""
+        """Seconds that the median member's steps take, of two the shorter; None: not known.
+
+        One in its first step counts as the slowest: fewer than half make no measure.
+        """
         self._still -= 1
         if self._still < 0:
             times = sorted(m.step_time.value for m in self.live() if m.step_time.value)
-            self._median_step = times[(len(times) - 1) // 2] if times else None
+            middle = max(0, self.count - 1) // 2
+            self._median_step = times[middle] if middle < len(times) else None
             self._still = self.count // SELDOM
         return self._median_step
 

@@ -144,7 +144,7 @@ def test_a_learner_that_is_never_back_keeps_a_restarted_syncer_for_the_silence_t
 @pytest.mark.parametrize("comes", [True, False])
 def test_with_no_round_left_a_slower_learner_is_waited_for_but_none_that_never_comes_to_the_end(comes):
     """It repeats its report, as in a long step, and lacks the updates, as behind a thin link."""
-    desk = Desk(4, 2, num_fragments=1, interval=2, overlap=1, gamma=0.0, silence_timeout=10.0)
+    desk = Desk(4, 2, num_learners=2, num_fragments=1, interval=2, overlap=1, gamma=0.0, silence_timeout=10.0)
     for step in (1, 2, 3, 4):
         desk.report(0, step, at=float(step))
         desk.settle()

@@ -79,7 +79,7 @@ def test_the_grace_window_is_gamma_times_the_slack_of_measured_times(gamma):
 def test_the_grace_window_is_never_negative():
     """One synchronisation, 3: without slack there is no grace, and the quorum is merged at once."""
     assert grace(0.8, slack_seconds=-3.0, longest=1.0) == 0.0
-    desk = Desk(learners=2, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.9)
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=2, overlap=1, quorum=1, gamma=0.9)
     for clock in (1, 2):
         desk.report(0, clock, at=clock)
     assert not merges(desk.offer(0, (2, 0)))

@@ -110,7 +110,8 @@ def test_a_last_round_is_not_abandoned_while_a_fragment_is_on_its_way():
 @pytest.mark.parametrize(("quorum", "skipped"), [(1, True), (2, False)])
 def test_a_round_is_too_late_once_its_whole_quorum_has_come_to_the_next_turn(quorum, skipped):
     """What a lone fast learner has passed may still be in time for the others, where they are needed."""
-    desk = Desk(learners=2, num_fragments=2, interval=2, overlap=1, quorum=quorum, gamma=0.0)
+    policy = {"num_fragments": 2, "interval": 2, "overlap": 1, "quorum": quorum, "gamma": 0.0}
+    desk = Desk(learners=2, num_learners=2, **policy)
     desk.report(0, 1, at=1.0)
     desk.report(0, 5, at=5.0, steps=5)
     out = desk.settle()
@@ -155,7 +156,7 @@ def test_an_offer_is_waited_for_longer_if_the_welcome_was_slow_to_come():
 
 
 def test_an_offer_of_more_steps_than_were_reported_is_dropped_however_few_its_tokens():
-    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk = Desk(learners=1, num_learners=1, num_fragments=1, interval=2, gamma=0.0)
     desk.report(0, 2, steps=2)
     more = Contribution(0, 1, 0, version=0, step=2, steps=3, tokens=20)
     dropped = only(actions.Drop, desk.tell(events.FragmentArrived(RoundId(2, 0), more)))
@@ -252,7 +253,7 @@ def test_a_merge_that_waits_for_another_begins_only_with_a_quorum_of_offers_that
 @pytest.mark.parametrize(("steps", "taken"), [(2, True), (4, True), (5, False)])
 def test_work_that_goes_on_with_a_new_version_may_be_offered_before_a_report_names_the_version(steps, taken):
     """An update in mid-step leaves the steps taken since its offer, and the report of that step is older."""
-    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
+    desk = Desk(learners=1, num_learners=1, num_fragments=1, interval=2, gamma=0.0)
     desk.report(0, 2, steps=2)
     desk.settle()
     known = Report(0, 1, 4, (FragmentCounters(0, 4, 40),))  # made before the update was there

@@ -1,5 +1,7 @@
 """How far a learner is believed to have come, and what it can have done on the way."""
 
+import dataclasses
+
 import pytest
 
 from ddiloco.protocol import actions, events
@@ -107,7 +109,7 @@ def test_reports_that_come_all_at_once_after_a_pause_are_believed_as_far_as_it_w
 
 def test_steps_of_less_than_a_millisecond_are_believed_before_any_was_measured():
     """Of a toy on a fast CPU; a report that is not believed has its learner dismissed."""
-    desk = Desk(learners=1, num_fragments=2, interval=8)
+    desk = Desk(learners=1, num_learners=1, num_fragments=2, interval=8)
     desk.report(0, 1, at=0.002)
     assert not any(isinstance(one, actions.Drop) for one in desk.report(0, 14, at=0.006, steps=14))
     assert only(actions.Drop, desk.report(0, 1000, at=0.007, steps=1000)).reason == "impossible report"
@@ -218,7 +220,7 @@ def test_what_a_report_costs_does_not_grow_with_the_learners(monkeypatch):
 @pytest.mark.parametrize("size", [1, 4, 1600])
 def test_it_soon_follows_learners_that_become_faster(size):
     members = fleet(size)
-    limit = SpeedLimit(POLICY, SyncerState.initial(1))
+    limit = SpeedLimit(dataclasses.replace(POLICY, num_learners=size), SyncerState.initial(1))
     assert limit.allows(0, 0, members, 0, 0.0)
     assert all(limit.allows(0, 0, members, 0, float(now)) for now in range(10))
     too_far = POLICY.interval + 200  # in ten seconds: 160 steps of a second are allowed

@@ -98,7 +98,10 @@ class Invariants:
             self._book(event)
         if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
             member = (event.report.learner, event.report.incarnation)
-            self._syncer.heard[member], self._syncer.counted[member] = now, event.report
+            self._syncer.heard[member] = now
+            known = None if self.parts > 1 else core.vector_clock.learners.get(member[0], ())
+            if known in (None, (member[1], event.report.step)):  # else it waits until it is believed
+                self._syncer.counted[member] = event.report
         if isinstance(event, events.LearnerJoined):
             self._admitted.setdefault((event.learner, event.incarnation), now)
         for action in out:

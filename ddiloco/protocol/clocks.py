@@ -26,6 +26,10 @@ class VectorClock:
             {p: max(self.version(p), other.version(p)) for p in {*self.versions, *other.versions}},
         )
 
+    def stepped(self, learner: int, incarnation: int, step: int) -> VectorClock:
+        """The clock with the learner at this step."""
+        return dataclasses.replace(self, learners={**self.learners, learner: (incarnation, step)})
+
     def merged(self, fragment: int, version: int) -> VectorClock:
         """The clock with this version of the fragment."""
         return dataclasses.replace(self, versions={**self.versions, fragment: version})

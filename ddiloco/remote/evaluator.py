@@ -7,6 +7,7 @@ goes on without it.
 from __future__ import annotations
 
 import contextlib
+import math
 import pathlib
 import threading
 import time
@@ -31,6 +32,7 @@ from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.transfer import FragmentTransfer
 
 _POLL = 0.2  # seconds
+_UNTOLD_WAIT = 20.0  # seconds that a run may take to begin without a word
 _TRIES = 50  # to see the fragments that the syncer has left
 _LONGEST_WAIT = 600.0  # seconds for another run to begin, where an evaluator begins after the end of one
 
@@ -110,11 +112,14 @@ class EvaluatorProcess:
           ConfigError, DataError: the global model cannot be scored with these settings.
         """
         self._assembly.check_evaluator()
-        if not (self._workdir / FOLDER).exists():  # nor ever will be, if it is another than the syncer's
-            self._note(f"waits for a run in {self._workdir}")
+        waits_until = time.monotonic() + _UNTOLD_WAIT
         while not stop.is_set():
             with self._scores.attending() as alone:
                 while alone and not stop.is_set():
+                    if time.monotonic() > waits_until:
+                        waits_until = math.inf
+                        if not (self._workdir / FOLDER).exists():  # as in another workdir than the syncer's
+                            self._note(f"waits for a run in {self._workdir}")
                     # Files of an earlier run, of one that just begins, or in the middle of a rollback.
                     with contextlib.suppress(DurableStateError, run_mark.RunMarkError, OSError):
                         if self._look():

@@ -17,6 +17,7 @@ from ddiloco.observe.files import write_json
 from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.messages import RoundId
+from ddiloco.remote import evaluator as evaluator_module
 from ddiloco.remote.evaluator import EvaluatorProcess, FollowedModel
 from ddiloco.remote.syncer.scoring import Scoring
 from ddiloco.run.recipes import assembly_of
@@ -121,7 +122,8 @@ def test_it_scores_the_beginning_each_multiple_and_what_is_left_at_the_end(make,
     assert syncer.scores() == [(0, 0), (12, 34), (19, 900)]
 
 
-def test_that_it_waits_for_a_run_is_told(make, tmp_path):
+def test_that_it_waits_for_a_run_is_told_after_a_while(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator_module, "_UNTOLD_WAIT", 0.0)
     _, assembly = make()
     with evaluator(assembly, tmp_path / "elsewhere") as (_, notes):
         until(lambda: notes == [f"waits for a run in {tmp_path / 'elsewhere'}"])

@@ -59,7 +59,8 @@ POINTS = {
         {**_long("decoupled,muon"), **EVERY_6, "outer.codec": "f32", "outer.update_codec": "f32"},
     ),
     "adamw": tuple(
-        {**_long("data_parallel,adamw"), "inner.learning_rate": rate} for rate in (0.003, 0.006, 0.012)
+        {**_long("data_parallel,adamw"), "train.batch_size": rows, "inner.learning_rate": rate}
+        for rows, rate in ((2, 0.003), (2, 0.006), (2, 0.012), (4, 0.006), (4, 0.012))
     ),
     "muon": (
         _point(4, 0.024, 0.35),

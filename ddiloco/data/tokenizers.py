@@ -14,7 +14,7 @@ from ddiloco.config import ConfigError
 from ddiloco.data.settings import DataConfig
 
 SETTINGS_FILE = "tokenizer_config.json"
-_FILE = "config.data.tokenizer_model"
+_FIELD = "config.data.tokenizer_model"
 
 
 class Tokenizer(Protocol):
@@ -78,7 +78,7 @@ class SentencePieceTokenizer:
                 raise RuntimeError("empty file")
             self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
-            raise ConfigError(f"{_FILE}: {model_file} is not a SentencePiece model") from None
+            raise ConfigError(f"{_FIELD}: {model_file} is not a SentencePiece model") from None
         self.fingerprint = f"sentencepiece:{_digest(model)}"
         self.vocab_size: int = self._processor.vocab_size()
         self.bos = _id_or_none(self._processor.bos_id())
@@ -120,7 +120,7 @@ class HuggingFaceTokenizer:
             ) from None
         except Exception as error:  # tokenizers raises nothing more special
             told = f"is no tokenizer.json with its {SETTINGS_FILE}: {error}".splitlines()[0]
-            raise ConfigError(f"{_FILE}: {model_file} {told}") from None
+            raise ConfigError(f"{_FIELD}: {model_file} {told}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1
@@ -164,7 +164,7 @@ def _read(file: str) -> bytes:
     try:
         return pathlib.Path(file).expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"{_FILE}: {file}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{_FIELD}: {file}: cannot be read: {error.strerror}") from None
 
 
 def _digest(content: bytes) -> str:

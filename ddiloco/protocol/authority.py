@@ -36,10 +36,8 @@ class Authority:
         members: Membership,
         parts: int = 1,
     ) -> None:
-        self.policy = policy
-        self.total_steps = total_steps
-        self.merged = state
-        self.members = members
+        self.policy, self.total_steps = policy, total_steps
+        self.merged, self.members = state, members
         self.finished = False
         # If merges need all learners, the first one needs all that the run starts with, however late. And who
         # was there before a restart still holds work: the first that comes back must not end or merge alone.
@@ -48,7 +46,7 @@ class Authority:
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
         self._patience = 0.0  # until when to wait for those, once one learner is there
         self._speed_limit = SpeedLimit(policy, state)
-        self._early: dict[int, Report] = {}  # by learner, what waits until others bear it out
+        self._kept_back: dict[int, Report] = {}  # by learner, what waits until others bear it out
         self._stuck, self._over = [False] * parts, [False] * parts
         self._idle_since: float | None = None  # when parts came to have nothing for who is done
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
@@ -116,7 +114,7 @@ class Authority:
     def connected(self, part: int) -> list[news.News]:
         """What a part must know that was started, or has a new connection."""
         self._stuck[part] = self._over[part] = False
-        return news.roll_call(self.members) + ([] if self._not_yet else [news.AllPresent()])
+        return self.members.roll_call() + ([] if self._not_yet else [news.AllPresent()])
 
     # Coming and going.
 
@@ -143,7 +141,7 @@ class Authority:
                 return [actions.Drop(learner, "joined twice")]
             return [self._dismiss(learner, incarnation)]
         ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced")
-        if event.step is not None and self._is_early(learner, event.step, event.versions or (), now):
+        if event.step is not None and self._must_wait(learner, event.step, event.versions or (), now):
             self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
             return [*ended, actions.Drop(learner, "a leap that too few others have made")]
         possible = self._rejoins(event, now)
@@ -187,9 +185,10 @@ class Authority:
         return out if m is None else [*out, *self._ends(m, event.reason)]
 
     def _ends(self, m: Member, reason: str) -> Said:
+        self._kept_back.pop(m.learner, None)
         self.members.move(m, State.GONE)
-        fields = {"learner": m.learner, "incarnation": m.incarnation, "reason": reason}
-        return [actions.Record("learner_lost", fields), news.Left(m.learner, m.incarnation, gone=True)]
+        who = {"learner": m.learner, "incarnation": m.incarnation}
+        return [actions.Record("learner_lost", {**who, "reason": reason}), news.Left(**who, gone=True)]
 
     def mark_silent(self, now: float) -> Said:
         """Stops waiting for learners that have not been heard from for the silence timeout."""
@@ -204,6 +203,7 @@ class Authority:
                 continue
             heapq.heappop(self._quiet)
             self.members.move(m, State.SILENT)
+            self._kept_back.pop(m.learner, None)  # it repeats that once it speaks
             m.reported_at = None  # the pause is no step time
             record = actions.Record("learner_silent", {"learner": m.learner})
             out += [record, news.Left(m.learner, m.incarnation, gone=False)]
@@ -233,10 +233,9 @@ class Authority:
     def _counts(self, m: Member, now: float) -> Said:
         """A learner counts that did not; the first after a time without any does not end or merge alone."""
         heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
-        if self.members.count > 1:
-            return self._waited_for_no_longer(m.learner)
-        self._not_yet |= self.members.lost_with_the_last(1.5 * self.policy.heartbeat) | {m.learner}
-        self._patience = now + self.policy.silence_timeout
+        if self.members.count == 1:
+            self._not_yet |= self.members.lost_with_the_last(1.5 * self.policy.heartbeat) | {m.learner}
+            self._patience = now + self.policy.silence_timeout
         return self._waited_for_no_longer(m.learner)
 
     def _waited_for_no_longer(self, learner: int) -> Said:
@@ -254,12 +253,12 @@ class Authority:
         holds; if that is impossible too, it is welcomed as if it held nothing.
         """
         m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
-        self._early.pop(report.learner, None)
-        if self._is_early(report.learner, report.step, versions, now):
+        self._kept_back.pop(report.learner, None)
+        if self._must_wait(report.learner, report.step, versions, now):
             if m is not None and m.incarnation == report.incarnation:
                 m.heard_at = now
                 if m.state is not State.GONE:
-                    self._early[report.learner] = report
+                    self._kept_back[report.learner] = report
                     return []
             return [actions.Drop(report.learner, "a leap that too few others have made")]
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
@@ -291,10 +290,10 @@ class Authority:
     def _believed(self, now: float) -> Said:
         """Takes the reports that waited, nearest first, as far as they no longer have to."""
         out: Said = []
-        for report in sorted(self._early.values(), key=lambda report: report.step):
-            out += self._reported(report, now)
-            if report.learner in self._early:
+        for report in sorted(self._kept_back.values(), key=lambda report: report.step):
+            if self._must_wait(report.learner, report.step, [c.version for c in report.counters], now):
                 break
+            out += self._reported(report, now)
         return out
 
     def _returned(self, m: Member, now: float) -> Said:
@@ -343,10 +342,10 @@ class Authority:
         theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
         return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
 
-    def _is_early(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
+    def _must_wait(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
         """Whether a learner went on further unseen than can be believed yet."""
-        early = not self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
-        return early and self._exists(step, versions) and self._speed_limit.may_be_vouched(step, now)
+        ahead = not self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
+        return ahead and self._exists(step, versions) and self._speed_limit.may_be_vouched(step, now)
 
     def _can_be(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
         """Whether the learner can have reached this step by now, with these versions."""

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
+from ddiloco.protocol import news
 from ddiloco.protocol.estimates import MovingAverage
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
@@ -227,6 +228,21 @@ class Membership:
         """Every member that has not gone, by learner number."""
         there = [m for m in self._members.values() if m.state is not State.GONE]
         return sorted(there, key=lambda m: m.learner)
+
+    def roll_call(self) -> list[news.News]:
+        """Who is there, and how far, for a part that knows of nobody."""
+        roll: list[news.News] = [news.RollCall()]
+        for m in self.present():
+            if m.state is State.JOINING:
+                roll.append(news.Admitted(m.learner, m.incarnation))
+                continue
+            roll.append(news.Begun(m.learner, m.incarnation, m.step, m.versions))
+            if m.counters:
+                report = Report(m.learner, m.incarnation, m.step, m.counters)
+                roll.append(news.Heard(report, m.step_time.value))
+            if m.state is State.SILENT:
+                roll.append(news.Left(m.learner, m.incarnation, gone=False))
+        return roll
 
     def live(self) -> tuple[Member, ...]:
         """The members that count, by learner number."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddiloco.protocol.membership import Membership, State
 from ddiloco.protocol.messages import Report, RoundId
 
 
@@ -106,19 +105,3 @@ class Doubted:
 
 Word = Committed | Stuck | Over | Doubted
 """What those who merge tell the authority."""
-
-
-def roll_call(members: Membership) -> list[News]:
-    """Who is there, and how far, for a part that knows of nobody."""
-    roll: list[News] = [RollCall()]
-    for m in members.present():
-        if m.state is State.JOINING:
-            roll.append(Admitted(m.learner, m.incarnation))
-            continue
-        roll.append(Begun(m.learner, m.incarnation, m.step, m.versions))
-        if m.counters:
-            report = Report(m.learner, m.incarnation, m.step, m.counters)
-            roll.append(Heard(report, m.step_time.value))
-        if m.state is State.SILENT:
-            roll.append(Left(m.learner, m.incarnation, gone=False))
-    return roll

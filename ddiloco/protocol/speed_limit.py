@@ -49,11 +49,7 @@ class SpeedLimit:
         self._began: float | None = None
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
         self._median: float | None = None  # of a step, in seconds, as last known
-        self._before: tuple[float, float, float | None] = (
-            self._step,
-            self._at,
-            None,
-        )  # as the last pause began: step, time and median
+        self._before: tuple[float, float, float | None] = self._step, 0.0, None  # these, as a pause began
         self._heard = self._paused_until = 0.0  # when a learner last spoke; until when the pause counts
         self._known = self._left = state.step  # the furthest step that was believed; and where the syncer was
         known = [m for m, _ in state.incarnations] if self._was_away else range(policy.num_learners)

@@ -191,3 +191,25 @@ def test_learners_beyond_m_are_witnesses_too_and_do_not_hold_the_others_up():
             fleet.settle()
             assert m not in [action.learner for action in told if isinstance(action, actions.Drop)]
     assert 40 < fleet.core.step <= 49
+
+
+def test_a_report_that_waits_ends_with_its_incarnation():
+    fleet = desk(4)
+    assert fleet.report(0, 600, at=6.0) == []  # it waits
+    fleet.tell(events.LearnerLost(0, 1, "killed"), at=7.0)
+    told = []
+    for second in range(8, 78):
+        for m in (1, 2, 3):
+            told += fleet.report(m, 10 * (second - 7), at=float(second)) + fleet.settle()
+    assert fleet.core.step > 600
+    assert 0 not in [action.learner for action in told if isinstance(action, actions.Drop)]
+    assert not any((0, 1) in action.receivers for action in told if isinstance(action, actions.Tell))
+
+
+def test_a_learner_whose_report_waits_is_silent_like_any_other():
+    fleet = desk(4)
+    fleet.report(0, 600, at=6.0)
+    for second in range(7, 80):
+        for m in (1, 2, 3):
+            fleet.report(m, 0, at=float(second))  # in their first step
+    assert fleet.core.live == (1, 2, 3)

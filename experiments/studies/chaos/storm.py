@@ -172,8 +172,9 @@ class Watch:
             mark = run_mark.begun(folder)
             run = "" if mark is None else mark.run
             durable = DurableState(folder, self._layout, lambda record: None, threading.Event(), run)
-            durable.state()
-            whole = [durable.fragment(p)[0] for p in range(self._layout.num_fragments)]
-            return {"versions": [fragment.version for fragment in whole]}
+            versions = list(durable.state().versions)
+            for p in range(self._layout.num_fragments):
+                durable.fragment(p)  # whole, so that damage is told
+            return {"versions": versions}
         except (DurableStateError, run_mark.RunMarkError) as error:
             return {"problem": str(error)}

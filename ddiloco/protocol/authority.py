@@ -253,12 +253,14 @@ class Authority:
         holds; if that is impossible too, it is welcomed as if it held nothing.
         """
         m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
-        self._kept_back.pop(report.learner, None)
+        kept = self._kept_back.get(report.learner, report)
+        if (kept.incarnation, kept.step) <= (report.incarnation, report.step):  # else this one is late
+            self._kept_back.pop(report.learner, None)
         if self._must_wait(report.learner, report.step, versions, now):
             if m is not None and m.incarnation == report.incarnation:
                 m.heard_at = now
                 if m.state is not State.GONE:
-                    self._kept_back[report.learner] = report
+                    self._kept_back.setdefault(report.learner, report)
                     return []
             return [actions.Drop(report.learner, "a leap that too few others have made")]
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
@@ -291,9 +293,8 @@ class Authority:
         """Takes the reports that waited, nearest first, as far as they no longer have to."""
         out: Said = []
         for report in sorted(self._kept_back.values(), key=lambda report: report.step):
-            if self._must_wait(report.learner, report.step, [c.version for c in report.counters], now):
-                break
-            out += self._reported(report, now)
+            if not self._must_wait(report.learner, report.step, [c.version for c in report.counters], now):
+                out += self._reported(report, now)
         return out
 
     def _returned(self, m: Member, now: float) -> Said:

@@ -28,7 +28,7 @@ class Round:
     id: RoundId
     version: int  # which the round replaces
     lineage: int = 0  # of that version
-    opened_late: bool = False  # only once a quorum had come to the step
+    opened_late: bool = False  # with too few steps left to ask ahead
     phase: Phase = Phase.GATHERING
     began: float | None = None  # when the first learner had reached the step
     quorum_seconds: float = 0.0

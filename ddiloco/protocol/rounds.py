@@ -10,7 +10,7 @@ from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.asking import Asking
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
-from ddiloco.protocol.membership import Member, Membership, State
+from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, State
 from ddiloco.protocol.messages import Contribution, Given, RoundId
 from ddiloco.protocol.overdue import Overdue
 from ddiloco.protocol.policy import SyncPolicy
@@ -230,7 +230,8 @@ class Rounds:
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
             elif sum(r.phase is not Phase.GATHERING for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
-                p, merged, late = due.fragment, self.merged, self._asking.front.step >= due.step
+                p, merged = due.fragment, self.merged
+                late = self._asking.front.step > due.step - SHORTEST_LEAD
                 self._open[p] = Round(due, merged.versions[p], merged.lineages[p], late, unasked=everyone)
                 self._ask_all = True
             else:
@@ -370,7 +371,7 @@ class Rounds:
             return 0.0
         step_time, sync_time = min(known), self._sync_time.value or 0.0
         spare = slack(self.policy.overlap, step_time, r.quorum_seconds, sync_time)
-        if r.opened_late:  # nobody was asked ahead, and merges take longer than this
+        if r.opened_late:  # nobody was asked in time, as merges take longer than this
             step_time = min(max(known), max(step_time, sync_time))
             spare = slack(self.policy.overlap, step_time, 0.0, 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)

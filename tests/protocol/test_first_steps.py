@@ -213,3 +213,13 @@ def test_a_learner_whose_report_waits_is_silent_like_any_other():
         for m in (1, 2, 3):
             fleet.report(m, 0, at=float(second))  # in their first step
     assert fleet.core.live == (1, 2, 3)
+
+
+def test_a_report_that_comes_late_does_not_take_the_place_of_one_that_waits():
+    fleet = desk(4)
+    fleet.report(0, 90, at=6.0)
+    fleet.report(0, 20, at=6.1)
+    assert fleet.core.vector_clock.learners[0] == (1, 20)
+    for m in (1, 2, 3):
+        fleet.report(m, 80, at=7.0)
+    assert fleet.core.vector_clock.learners[0] == (1, 90)

@@ -189,6 +189,24 @@ def test_a_round_that_opens_late_waits_a_step_of_the_slowest_but_no_longer_than_
     assert desk.core.next_deadline() == slow + 6.5 + waits
 
 
+@pytest.mark.parametrize(("opened_at", "waits"), [(5, 0.0), (7, 3.0)])
+def test_a_round_that_opens_too_late_to_ask_ahead_waits_like_one_that_opens_after_its_step(opened_at, waits):
+    desk = Desk(num_learners=2, learners=2, num_fragments=1, interval=4, quorum=1, gamma=0.5)
+    for step in range(1, 5):
+        desk.report(0, step, at=float(step), steps=step)
+        desk.report(1, step, at=float(step), steps=step)
+    desk.offer(0, (4, 0))
+    desk.offer(1, (4, 0))
+    assert desk.merging
+    desk.report(0, opened_at, at=7.0, steps=opened_at)  # merges take three steps
+    desk.report(1, opened_at, at=7.0, steps=opened_at)
+    desk.merged(4, 0)
+    for step in range(opened_at + 1, 9):
+        desk.report(0, step, at=7.0 + step - opened_at, steps=step - 4)
+    merged = merges(desk.offer(0, (8, 0)))
+    assert bool(merged) == (not waits)
+
+
 def test_an_offer_in_the_step_in_which_an_update_sets_the_clock_far_forward_is_merged():
     """Its learner was long without updates, so that its report is of a clock more than H behind."""
     desk = Desk(num_learners=2, learners=2, num_fragments=2, interval=4, quorum=1, gamma=0.0)

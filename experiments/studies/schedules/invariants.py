@@ -99,9 +99,7 @@ class Invariants:
         if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
             member = (event.report.learner, event.report.incarnation)
             self._syncer.heard[member] = now
-            known = None if self.parts > 1 else core.vector_clock.learners.get(member[0], ())
-            if known in (None, (member[1], event.report.step)):  # else it waits until it is believed
-                self._syncer.counted[member] = event.report
+        self._count(core)
         if isinstance(event, events.LearnerJoined):
             self._admitted.setdefault((event.learner, event.incarnation), now)
         for action in out:
@@ -326,6 +324,13 @@ class Invariants:
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
         again = asked > self._syncer.answers[c]
         require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
+
+    def _count(self, core: SyncerCore) -> None:
+        """Counts reports that the syncer believes, which may be only since others bear them out."""
+        believed = {} if self.parts > 1 else core.vector_clock.learners
+        for (learner, incarnation), report in self._syncer.reports.items():
+            if self.parts > 1 or believed.get(learner) == (incarnation, report.step):
+                self._syncer.counted[learner, incarnation] = report
 
     def _steps_on(self, c: Contribution) -> int:
         """How many steps its learner has reported on the version that a contribution is of."""

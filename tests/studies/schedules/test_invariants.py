@@ -200,7 +200,7 @@ def test_what_was_committed_and_forgotten_is_noticed(run):
     merge = run.gather()
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
-    forgetful = types.SimpleNamespace(versions=(0, 0), merged_steps=(0, 0), next_deadline=lambda: None)
+    forgetful = types.SimpleNamespace(**{**vars(run.core), "versions": (0, 0), "merged_steps": (0, 0)})
     with broken("what is committed is known"):
         run.invariants.syncer_handled(forgetful, events.Timeout(), [], 0.0)
 

@@ -50,7 +50,8 @@ LONGEST_RECALL = 900.0  # seconds to read what earlier processes have left, a Gi
 
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
-    | {"snapshot_given_up", "guard_quarantined", "guard_released", "sdc", "host_here", "host_gone"}
+    | {"snapshot_given_up", "guard_quarantined", "guard_released", "report_kept_back", "sdc"}
+    | {"host_here", "host_gone"}
 )
 """The protocol's records that `events.jsonl` has a line for: rare ones."""
 

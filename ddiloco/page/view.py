@@ -361,6 +361,7 @@ _WORDS = {
     "learner_lost": "a learner is lost",
     "learner_silent": "a learner is silent",
     "learner_returned": "a learner is heard again",
+    "report_kept_back": "a learner says it is further than others bear out yet",
     "round_refused": "nothing came of a merge",
     "guard_quarantined": "a learner is in quarantine",
     "guard_released": "a learner is out of quarantine",

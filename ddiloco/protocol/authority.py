@@ -6,13 +6,15 @@ import heapq
 from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.belief import Belief
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.speed_limit import SpeedLimit
 from ddiloco.protocol.state import SyncerState
 
 Said = list[actions.SyncerAction | news.News]
+
+TOO_EARLY = "a leap that too few others have made"
 
 MOST_LEARNERS = 1 << 16
 """Learners are numbered below it, so that what is kept of each is bounded."""
@@ -37,7 +39,7 @@ class Authority:
         parts: int = 1,
     ) -> None:
         self.policy, self.total_steps = policy, total_steps
-        self.merged, self.members = state, members
+        self.members = members
         self.finished = False
         # If merges need all learners, the first one needs all that the run starts with, however late. And who
         # was there before a restart still holds work: the first that comes back must not end or merge alone.
@@ -45,18 +47,20 @@ class Authority:
         self._not_yet = {learner for learner, _ in state.incarnations}
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
         self._patience = 0.0  # until when to wait for those, once one learner is there
-        self._speed_limit = SpeedLimit(policy, state)
+        self._belief = Belief(policy, total_steps, state, members)
         self._kept_back: dict[int, Report] = {}  # by learner, what waits until others bear it out
         self._stuck, self._over = [False] * parts, [False] * parts
         self._idle_since: float | None = None  # when parts came to have nothing for who is done
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
-        self._work_from = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
-        """By fragment, the step from which work on the newest version may count: with rebase that goes on
-        from an offer on the version before. Not known of versions that were there at the start."""
         self._strangers: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
         self._quiet: list[tuple[float, int, int]] = []  # heap: since when, learner, incarnation; may be old
         for learner, incarnation in state.incarnations:
             members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+
+    @property
+    def merged(self) -> SyncerState:
+        """All versions that were committed."""
+        return self._belief.merged
 
     def handle(self, event: events.FromLearner, now: float) -> Said:
         """Takes what a learner says, or what is said of it."""
@@ -73,14 +77,9 @@ class Authority:
     def hear(self, word: news.Word, part: int = 0) -> Said:
         """Takes the word of a part."""
         match word:
-            case news.Committed(which, version, lineage):
-                p, known = which.fragment, self.merged
-                if (version, lineage) != (known.versions[p], known.lineages[p]):
-                    # Where a part has lost versions, on an older disk, work may go on from newer ones.
-                    before = known.merged_steps[p] if version > known.versions[p] else 0
-                    self._work_from[p] = before if self.policy.rebase else which.step
-                    self.merged = known.with_version(which, version, lineage)
-                return [news.Noted(which)]
+            case news.Committed():
+                self._belief.committed(word)
+                return [news.Noted(word.round)]
             case news.Stuck():
                 self._stuck[part] = word.stuck
             case news.Over():
@@ -141,10 +140,10 @@ class Authority:
                 return [actions.Drop(learner, "joined twice")]
             return [self._dismiss(learner, incarnation)]
         ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced")
-        if event.step is not None and self._must_wait(learner, event.step, event.versions or (), now):
+        if event.step is not None and self._belief.too_early(learner, event.step, event.versions or (), now):
             self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
-            return [*ended, actions.Drop(learner, "a leap that too few others have made")]
-        possible = self._rejoins(event, now)
+            return [*ended, actions.Drop(learner, TOO_EARLY)]
+        possible = self._belief.can_rejoin(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
         m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
         if possible:  # a part that heard of the end first would go on without the learner
@@ -174,7 +173,7 @@ class Authority:
         m = self.members.current(event.learner, event.incarnation)
         if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
             return [actions.Drop(event.learner, "ready without a welcome")]
-        if not self._can_be(event.learner, event.step, event.versions, now):
+        if not self._belief.is_possible(event.learner, event.step, event.versions, now):
             return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
         return self._begin(m, event.step, event.versions, now)
 
@@ -226,7 +225,7 @@ class Authority:
         """Counts a member that holds these versions."""
         self.members.begin(m, step, versions)
         m.heard_at = now
-        self._speed_limit.reached(step, self.members, now)
+        self._belief.reached(step, now)
         record = actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})
         return [record, news.Begun(m.learner, m.incarnation, step, tuple(versions)), *self._counts(m, now)]
 
@@ -253,21 +252,15 @@ class Authority:
         holds; if that is impossible too, it is welcomed as if it held nothing.
         """
         m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
-        kept = self._kept_back.get(report.learner, report)
-        if (kept.incarnation, kept.step) <= (report.incarnation, report.step):  # else this one is late
-            self._kept_back.pop(report.learner, None)
-        if self._must_wait(report.learner, report.step, versions, now):
-            if m is not None and m.incarnation == report.incarnation:
-                m.heard_at = now
-                if m.state is not State.GONE:
-                    self._kept_back.setdefault(report.learner, report)
-                    return []
-            return [actions.Drop(report.learner, "a leap that too few others have made")]
+        if self._belief.too_early(report.learner, report.step, versions, now):
+            return self._keep_back(report, m, now)
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
             return self._stranger(report, m)
+        if self._kept_back.get(m.learner, report).step <= report.step:  # else this one is late
+            self._kept_back.pop(m.learner, None)
         if m.state is State.JOINING and m.goes_on and not report.adopted:
             return self._welcome_again(m, now)
-        if self._impossible(report, now):
+        if not self._belief.can_report(report, now):
             out: Said = [actions.Drop(report.learner, "impossible report")]
             recovering = m.state is State.JOINING and not report.adopted
             return out if recovering else [*out, self._dismiss(m.learner, m.incarnation)]
@@ -284,16 +277,30 @@ class Authority:
             m.reported_at = now
         m.heard_at = now
         self.members.take(m, report)
-        pace = self._speed_limit.reached(report.step, self.members, now)
+        pace = self._belief.reached(report.step, now)
         if pace is not None and self.policy.quorum == 1:
             out.append(actions.Record("clock_ahead", {"learner": m.learner, "pace": pace}))
         return [*out, news.Heard(report, m.step_time.value)]
 
+    def _keep_back(self, report: Report, m: Member | None, now: float) -> Said:
+        """Keeps a learner's furthest report until others bear it out."""
+        if m is None or m.incarnation != report.incarnation:
+            return [actions.Drop(report.learner, TOO_EARLY)]
+        m.heard_at = now
+        if m.state is State.GONE:
+            return [actions.Drop(report.learner, TOO_EARLY)]
+        kept = self._kept_back.get(m.learner)
+        if kept is None or kept.step <= report.step:
+            self._kept_back[m.learner] = report
+        values = {"learner": m.learner, "step": report.step}
+        return [] if kept else [actions.Record("report_kept_back", values)]
+
     def _believed(self, now: float) -> Said:
-        """Takes the reports that waited, nearest first, as far as they no longer have to."""
+        """Takes the reports that were kept back, nearest first, as far as they are borne out."""
         out: Said = []
         for report in sorted(self._kept_back.values(), key=lambda report: report.step):
-            if not self._must_wait(report.learner, report.step, [c.version for c in report.counters], now):
+            versions = [c.version for c in report.counters]
+            if not self._belief.too_early(report.learner, report.step, versions, now):
                 out += self._reported(report, now)
         return out
 
@@ -318,46 +325,6 @@ class Authority:
         elif 0 <= learner < MOST_LEARNERS:
             self._strangers[learner] = incarnation
         return actions.Tell(((learner, incarnation),), events.NotMember(incarnation))
-
-    # What is possible.
-
-    def _impossible(self, report: Report, now: float) -> bool:
-        counters = report.counters
-        possible = self._can_be(report.learner, report.step, [c.version for c in counters], now)
-        if not possible or any(c.steps < 0 or c.tokens < 0 for c in counters):
-            return True
-        # An interval more, since the clock may be behind the update with which the work begins.
-        known = zip(counters, self.merged.versions, self._work_from, strict=True)
-        since = (step if c.version == version else 0 for c, version, step in known)
-        most = report.step + self.policy.interval
-        return any(c.steps > most - first for c, first in zip(counters, since, strict=True))
-
-    def _rejoins(self, event: events.LearnerJoined, now: float) -> bool:
-        """Whether a learner joins with a step and versions that are possible, of this run's history."""
-        step, versions = event.step, event.versions
-        if step is None or versions is None or not self._can_be(event.learner, step, versions, now):
-            return False
-        if len(event.lineages) not in (0, len(versions)):
-            return False
-        ours = zip(self.merged.versions, self.merged.lineages, strict=True)
-        theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
-        return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
-
-    def _must_wait(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
-        """Whether a learner went on further unseen than can be believed yet."""
-        ahead = not self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
-        return ahead and self._exists(step, versions) and self._speed_limit.may_be_vouched(step, now)
-
-    def _can_be(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
-        """Whether the learner can have reached this step by now, with these versions."""
-        allowed = self._speed_limit.allows(learner, step, self.members, self.merged.step, now)
-        return allowed and self._exists(step, versions)
-
-    def _exists(self, step: int, versions: Sequence[int]) -> bool:
-        past_the_end = self.total_steps is not None and step > self.total_steps
-        if step < 0 or past_the_end or len(versions) != self.policy.num_fragments:
-            return False
-        return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))
 
     # The end.
 

@@ -75,8 +75,8 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: a step past the last one is believed",
-        "past_the_end = self.total_steps is not None and step > self.total_steps",
-        "past_the_end = self.total_steps is not None and step > self.total_steps + 1",
+        "past_the_end = self._total_steps is not None and step > self._total_steps",
+        "past_the_end = self._total_steps is not None and step > self._total_steps + 1",
         PROTOCOL,
     ),
     Mutant(

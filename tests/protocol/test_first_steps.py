@@ -195,7 +195,8 @@ def test_learners_beyond_m_are_witnesses_too_and_do_not_hold_the_others_up():
 
 def test_a_report_that_waits_ends_with_its_incarnation():
     fleet = desk(4)
-    assert fleet.report(0, 600, at=6.0) == []  # it waits
+    assert [record.values["step"] for record in fleet.report(0, 600, at=6.0)] == [600]  # that it waits
+    assert fleet.report(0, 601, at=6.1) == []
     fleet.tell(events.LearnerLost(0, 1, "killed"), at=7.0)
     told = []
     for second in range(8, 78):

@@ -167,7 +167,7 @@ class Invariants:
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
                 member = (report.learner, report.incarnation)
                 known = process.reports.get(member)
-                if known is None or report.step >= known.step:
+                if known is None or (report.adopted, report.step) >= (known.adopted, known.step):
                     process.reports[member] = report
             case events.LearnerReady(learner=learner, incarnation=incarnation, step=step):
                 known = process.reports.get((learner, incarnation))

@@ -99,6 +99,9 @@ class Invariants:
         if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
             member = (event.report.learner, event.report.incarnation)
             self._syncer.heard[member] = now
+        for action in out:
+            if isinstance(action, actions.Record) and action.name == "learner_ready":
+                self._begin((action.values["learner"], action.values["incarnation"]), event)
         self._count(core)
         if isinstance(event, events.LearnerJoined):
             self._admitted.setdefault((event.learner, event.incarnation), now)
@@ -167,12 +170,8 @@ class Invariants:
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
                 member = (report.learner, report.incarnation)
                 known = process.reports.get(member)
-                if known is None or (report.adopted, report.step) >= (known.adopted, known.step):
+                if known is None or report.step >= known.step:
                     process.reports[member] = report
-            case events.LearnerReady(learner=learner, incarnation=incarnation, step=step):
-                known = process.reports.get((learner, incarnation))
-                if known is not None and known.step < step:  # from before its welcome
-                    del process.reports[learner, incarnation]
             case events.FragmentArrived(round=which, contribution=c):
                 member = (c.learner, c.incarnation)
                 if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
@@ -324,6 +323,12 @@ class Invariants:
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
         again = asked > self._syncer.answers[c]
         require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
+
+    def _begin(self, member: Member, event: events.SyncerEvent) -> None:
+        """Forgets what a member reported before its welcome."""
+        self._syncer.reports.pop(member, None)
+        if isinstance(event, events.StepReported):
+            self._syncer.reports[member] = event.report
 
     def _count(self, core: SyncerCore) -> None:
         """Counts reports that the syncer believes, which may be only since others bear them out."""

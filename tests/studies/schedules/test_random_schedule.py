@@ -38,7 +38,7 @@ def test_learners_that_wait_for_each_other_go_on_after_a_syncers_end(seed):
     explore(seed)
 
 
-@pytest.mark.parametrize("seed", [1238, 610359, 611598, 611859])
+@pytest.mark.parametrize("seed", [1238, 4030, 610359, 611598, 611859])
 def test_the_rules_hold_reports_for_as_old_as_the_syncer_does(seed):
     """A report of before a welcome, or one that was kept back, was taken for the newest: a false alarm."""
     explore(seed)

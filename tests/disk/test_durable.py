@@ -269,6 +269,28 @@ def test_a_start_is_complete_only_once_it_is_marked_and_a_damaged_mark_is_named(
         begun(disk.folder)
 
 
+def test_who_looks_for_a_run_while_its_first_start_writes_reads_no_arrays(disk, monkeypatch):
+    """An evaluator looks five times a second, and the first fragments of a large model are all of it."""
+    disk.state.begin(model())
+    with monkeypatch.context() as reading:
+        reading.setattr(array_file, "load", lambda path, magic: pytest.fail(f"{path} is read whole"))
+        assert begun(disk.folder) is None
+
+
+@pytest.mark.parametrize("header", ["[]", "{}"])
+def test_a_fragment_whose_header_is_none_does_not_hide_the_run_of_the_others(header, disk):
+    trained = model()
+    disk.state.run = "one"
+    disk.state.begin(trained)
+    merge(trained, 1, 3)
+    disk.state.commit(RoundId(4, 1), trained)
+    damaged = disk.folder / "fragment-0000"
+    data = damaged.read_bytes()
+    at = data.index(b"{")
+    damaged.write_bytes(data[: at - 8] + len(header).to_bytes(8, "little") + header.encode())
+    assert begun(disk.folder).run == "one"
+
+
 class Killed(BaseException):
     """Stands for SIGKILL."""
 

@@ -103,9 +103,10 @@ def run_job(
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
+        if resume is False:  # where an engine starts the syncer, data are its evaluator's concern alone
+            assembly.check_syncer()
         # A restarted syncer does not let learners wait for checks that passed before.
         if resume is False or not _has_begun(workdir, resume):
-            assembly.check_syncer()
             needs.check(needs.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
         assembly.check()

@@ -11,6 +11,7 @@ from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe.files import read_json, replacing
 from ddiloco.run import needs
 from ddiloco.run.job import _write_settings, run_job
+from ddiloco.run.recipes import ModelRecipe
 from ddiloco.virtual.run import VirtualRun
 from tests import virtual_runs, workbench
 from tests.refusals import refusal
@@ -84,10 +85,11 @@ def test_a_run_goes_on_with_settings_that_may_change_and_after_its_settings_are_
             started(changed, tmp_path)
 
 
-def test_the_first_start_of_an_engine_is_checked_like_any_and_a_later_one_makes_nobody_wait(
+def test_the_first_start_of_an_engine_asks_for_the_memory_and_not_for_data_and_a_later_one_for_neither(
     data_dir, tmp_path, monkeypatch
 ):
     settings = workbench.experiment(data_dir, driver="remote")
+    monkeypatch.setattr(ModelRecipe, "check_scoring", lambda recipe: pytest.fail("data are opened"))
     monkeypatch.setattr(needs, "host_memory", lambda: 1)
     told = refusal(ConfigError, started, settings, tmp_path)
     assert told.startswith("the syncer needs at least ")

@@ -11,6 +11,7 @@ from ddiloco.disk import array_file
 from ddiloco.disk.durable import DurableState, DurableStateError, Start
 from ddiloco.disk.run_mark import RunMarkError, begun
 from ddiloco.observe import records
+from ddiloco.observe.alarms import Alarms
 from ddiloco.outer.fragments import fragment, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
@@ -185,10 +186,25 @@ def test_on_a_full_disk_a_commit_waits_with_an_alarm_and_then_loses_nothing(disk
     assert disk.state.commit(RoundId(4, 0), trained)
     assert looked == [True] * 3, "while it waits, the old state stands"
     assert set(disk.alarms) == {
-        f"{disk.folder}: No space left on device: merges wait until it can be written"
+        f"{disk.folder}: No space left on device: merges wait until version 1 of fragment 0 can be written"
     }
     state = disk.state.state()
     assert (state.versions, state.merged_steps) == ((1, 0), (4, 0))
+
+
+def test_a_disk_that_is_full_again_later_is_told_again(disk, monkeypatch):
+    monkeypatch.setattr("ddiloco.disk.durable.RETRY_SECONDS", 0.0)
+    trained, shown = model(), []
+    disk.state.begin(trained)
+    for step in (4, 8):
+        merge(trained, 0, 3.0)
+        with monkeypatch.context() as filled:
+            full(filled, times=2)
+            assert disk.state.commit(RoundId(step, 0), trained)
+    alarms = Alarms(shown.append)  # as the monitor keeps and shows them
+    for sentence in disk.alarms:
+        alarms.raise_once(sentence, sentence)
+    assert len(shown) == 2
 
 
 def test_a_run_that_ends_while_the_disk_is_full_gives_the_commit_up(disk, monkeypatch):

@@ -115,7 +115,9 @@ class DurableState:
                 self._save(merged.fragment, state, merged.step, self.lineage)
                 return True
             except OSError as error:
-                self._alarm(error, "merges wait until it can be written")
+                # Named: an alarm of the same words is shown once, and the disk may be full again weeks later.
+                what = f"version {state.version} of fragment {merged.fragment}"
+                self._alarm(error, f"merges wait until {what} can be written")
             if self._stop.wait(RETRY_SECONDS):
                 return False
 

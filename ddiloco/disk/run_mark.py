@@ -48,9 +48,9 @@ def _of_fragments(folder: pathlib.Path) -> RunMark | None:
     if (folder / _BEGINNING).exists():
         return None
     for path in sorted(folder.glob("fragment-[0-9]*")):
-        with contextlib.suppress(OSError, ValueError):
-            header, _ = array_file.load(path, FRAGMENT)
-            if header["version"]:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if array_file.load_header(path, FRAGMENT)["version"]:  # of a first start all have 0
+                header, _ = array_file.load(path, FRAGMENT)
                 return RunMark(header["run"], "")
     return None
 

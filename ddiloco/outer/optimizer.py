@@ -23,7 +23,7 @@ from ddiloco.outer.merging import MERGE_RULES
 from ddiloco.outer.momentum import delayed_nesterov, heloco
 
 _OF_FRAGMENTS = Marks(may_change="never", because="versions and outer states are of those fragments")
-_OF_STATES = Marks(may_change="never", because="the outer states in the snapshot are of that optimizer")
+_OF_STATES = Marks(may_change="never", because="the saved outer states are of that optimizer")
 
 # Each takes the settings that it uses, by name; a learning rate may be one that moves.
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -83,7 +83,7 @@ class OuterConfig:
         choices=tuple(UPDATE_CODECS),
         both_ends=True,
         may_change="never",
-        because="the outer states in the snapshot have what its updates left out, or have not",
+        because="the saved outer states have what its updates left out, or have not",
     )
     guard: GuardConfig = section(GuardConfig, may_change="resume")
 

@@ -33,7 +33,7 @@ from ddiloco.roles.transfer import FragmentTransfer
 
 _POLL = 0.2  # seconds
 _UNTOLD_WAIT = 20.0  # seconds that a run may take to begin without a word
-_TRIES = 50  # to see the fragments that the syncer has left
+_TRIES = 450  # to see the fragments that the syncer has left: NFS may show those of a minute ago
 _LONGEST_WAIT = 600.0  # seconds for another run to begin, where an evaluator begins after the end of one
 
 

@@ -22,9 +22,9 @@ from ddiloco.disk import array_file, checkpoints, run_mark
 from ddiloco.disk.durable import FOLDER as DURABLE
 from ddiloco.disk.ownership import owned
 from ddiloco.disk.scores import FOLDER as SCORES
-from ddiloco.disk.snapshots.resuming import newest_snapshot, trim_records
+from ddiloco.disk.snapshots.resuming import check_resumable, newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
-from ddiloco.observe.files import replacing
+from ddiloco.observe.files import read_json, replacing
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.profile import StepProfile
@@ -41,7 +41,7 @@ from ddiloco.roles.outcome import Outcome
 from ddiloco.run import needs
 from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import BASELINES, Experiment, to_json, with_steps_of_tokens
+from ddiloco.settings.experiment import BASELINES, Experiment, parse, to_json, with_steps_of_tokens
 from ddiloco.training.loop import MakeLoop
 
 # What only some runs need, the virtual driver and the baselines, is imported where it is used.
@@ -103,8 +103,10 @@ def run_job(
     if experiment.driver == "remote":
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
-        if resume is False:  # a restarted syncer does not let learners wait for checks that passed before
+        if resume is False:  # where an engine starts the syncer, data are its evaluator's concern alone
             assembly.check_syncer()
+        # A restarted syncer does not let learners wait for checks that passed before.
+        if resume is False or not _has_begun(workdir, resume):
             needs.check(needs.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
         assembly.check()
@@ -181,6 +183,8 @@ def _run_owned(
     snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
     if snapshot is not None:
         trim_records(snapshot, workdir)
+    if resume:
+        _check_settings(workdir, experiment)
     _write_settings(workdir, experiment, resume or snapshot is not None)
     monitor = Monitor(
         workdir,
@@ -275,6 +279,16 @@ def _run(
         return virtual.VirtualRun(assembly, record, stop, workdir).run()
     plan = traffic(assembly_of(experiment).layout, experiment.outer)
     return virtual.run_without_arrays(experiment, plan, record, stop)
+
+
+def _check_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
+    """Raises ConfigError if the run in the workdir cannot go on with these settings."""
+    saved = read_json(workdir / "config.json")
+    try:
+        then = parse(saved) if saved else experiment
+    except ConfigError:  # of another version, of which nobody knows
+        return
+    check_resumable(then, experiment)
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:

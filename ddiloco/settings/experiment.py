@@ -112,7 +112,7 @@ class Experiment:
         "the shape of what is trained",
         both_ends=True,
         may_change="never",
-        because="the arrays in the snapshot are of that model",
+        because="the saved arrays are of that model",
     )
     algorithm: str = setting(
         "decoupled",
@@ -120,7 +120,7 @@ class Experiment:
         choices=DECOUPLED_FAMILY + BASELINES,
         both_ends=True,
         may_change="never",
-        because="the snapshot is of that algorithm",
+        because="what is saved is of that algorithm",
     )
     driver: str = setting(
         "local",

@@ -11,6 +11,7 @@ from ddiloco.disk import array_file
 from ddiloco.disk.durable import DurableState, DurableStateError, Start
 from ddiloco.disk.run_mark import RunMarkError, begun
 from ddiloco.observe import records
+from ddiloco.observe.alarms import Alarms
 from ddiloco.outer.fragments import fragment, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
@@ -185,10 +186,25 @@ def test_on_a_full_disk_a_commit_waits_with_an_alarm_and_then_loses_nothing(disk
     assert disk.state.commit(RoundId(4, 0), trained)
     assert looked == [True] * 3, "while it waits, the old state stands"
     assert set(disk.alarms) == {
-        f"{disk.folder}: No space left on device: merges wait until it can be written"
+        f"{disk.folder}: No space left on device: merges wait until version 1 of fragment 0 can be written"
     }
     state = disk.state.state()
     assert (state.versions, state.merged_steps) == ((1, 0), (4, 0))
+
+
+def test_a_disk_that_is_full_again_later_is_told_again(disk, monkeypatch):
+    monkeypatch.setattr("ddiloco.disk.durable.RETRY_SECONDS", 0.0)
+    trained, shown = model(), []
+    disk.state.begin(trained)
+    for step in (4, 8):
+        merge(trained, 0, 3.0)
+        with monkeypatch.context() as filled:
+            full(filled, times=2)
+            assert disk.state.commit(RoundId(step, 0), trained)
+    alarms = Alarms(shown.append)  # as the monitor keeps and shows them
+    for sentence in disk.alarms:
+        alarms.raise_once(sentence, sentence)
+    assert len(shown) == 2
 
 
 def test_a_run_that_ends_while_the_disk_is_full_gives_the_commit_up(disk, monkeypatch):
@@ -267,6 +283,28 @@ def test_a_start_is_complete_only_once_it_is_marked_and_a_damaged_mark_is_named(
     (disk.folder / "run.json").write_text("[")
     with pytest.raises(RunMarkError, match=r"run.json: cannot be used"):
         begun(disk.folder)
+
+
+def test_who_looks_for_a_run_while_its_first_start_writes_reads_no_arrays(disk, monkeypatch):
+    """An evaluator looks five times a second, and the first fragments of a large model are all of it."""
+    disk.state.begin(model())
+    with monkeypatch.context() as reading:
+        reading.setattr(array_file, "load", lambda path, magic: pytest.fail(f"{path} is read whole"))
+        assert begun(disk.folder) is None
+
+
+@pytest.mark.parametrize("header", ["[]", "{}"])
+def test_a_fragment_whose_header_is_none_does_not_hide_the_run_of_the_others(header, disk):
+    trained = model()
+    disk.state.run = "one"
+    disk.state.begin(trained)
+    merge(trained, 1, 3)
+    disk.state.commit(RoundId(4, 1), trained)
+    damaged = disk.folder / "fragment-0000"
+    data = damaged.read_bytes()
+    at = data.index(b"{")
+    damaged.write_bytes(data[: at - 8] + len(header).to_bytes(8, "little") + header.encode())
+    assert begun(disk.folder).run == "one"
 
 
 class Killed(BaseException):

@@ -107,7 +107,7 @@ def test_a_syncer_says_where_it_is_once_the_disk_has_room_for_that(commands, wri
     commands.add("sleep")
     commands.add("mv", '[ "$(grep -c ^mv "$(dirname "$0")/log")" -gt 2 ] && exec /bin/mv "$@"')
     commands.add("srun", "exit 1")
-    commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")
+    commands.run("syncer.sbatch", written(evaluator=False), SLURM_JOB_ID="16")
     assert address.read_text() == "10.1.0.5:7070\n"
     assert commands.calls("sleep") == [["5"], ["5"]]
 
@@ -236,6 +236,21 @@ def test_the_syncer_says_where_it_is_and_goes_on_with_its_run(commands, written,
         "--resume=auto",
     ]
     assert commands.environment("srun")["DDILOCO_TOKEN_FILE"] == f"{run}.tokens/tokens"
+
+
+@pytest.mark.parametrize(("code", "starts"), [(1, 2), (137, 2), (2, 1)])
+def test_an_evaluator_that_dies_is_started_again_beside_its_syncer_and_a_refused_one_is_not(
+    commands, written, tmp_path, code, starts
+):
+    died, again = (shlex.quote(str(tmp_path / name)) for name in ("died", "again"))
+    evaluator = f"if [ -e {died} ]; then touch {again}; else touch {died}; exit {code}; fi"
+    seen = again if starts == 2 else died
+    syncer = f"until [ -e {seen} ]; do /bin/sleep 0.02; done"
+    commands.add("srun", f'case "$*" in *experiments.evaluator*) {evaluator};; *) {syncer};; esac')
+    commands.add("sleep")
+    assert commands.run("syncer.sbatch", written(), SLURM_JOB_ID="16")[0] == 0
+    assert [call[4] for call in commands.calls("srun")].count("experiments.evaluator") == starts
+    assert len(commands.calls("sleep")) == starts - 1
 
 
 def test_a_syncer_that_will_be_back_leaves_its_address_and_one_that_will_not_leaves_word(

@@ -295,6 +295,11 @@ def test_fragments_that_are_seen_late_are_waited_for_as_long_by_each_that_asks(m
         assert (scored.answers, scored.problem) == (wanted.ask, None)
 
 
+def test_fragments_are_waited_for_longer_than_nfs_shows_earlier_ones():
+    """The default of `acdirmax`: a rename on another machine is seen by then (nfs(5))."""
+    assert evaluator_module._TRIES * evaluator_module._POLL > 60.0
+
+
 def test_scores_that_an_earlier_syncer_of_the_run_has_taken_do_not_come_twice(make, tmp_path):
     syncer, assembly = make()
     with evaluator(assembly, tmp_path):

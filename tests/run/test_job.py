@@ -5,11 +5,16 @@ import threading
 
 import pytest
 
+from ddiloco.config import ConfigError
 from ddiloco.disk import array_file
+from ddiloco.disk.run_mark import RunMark
 from ddiloco.observe.files import read_json, replacing
+from ddiloco.run import needs
 from ddiloco.run.job import _write_settings, run_job
+from ddiloco.run.recipes import ModelRecipe
 from ddiloco.virtual.run import VirtualRun
 from tests import virtual_runs, workbench
+from tests.refusals import refusal
 from tests.small_disks import small_disk
 
 
@@ -21,6 +26,77 @@ def test_files_that_a_kill_has_left_unfinished_go_with_the_next_start_and_no_oth
         path.touch()
     _write_settings(tmp_path, workbench.experiment(data_dir), resume=True)
     assert own.exists() and not any(path.exists() for path in left)
+
+
+class Began(Exception):
+    """A runner was called."""
+
+
+def started(experiment, workdir):
+    """Starts a syncer as an engine does, each time with the same command."""
+
+    def runner(*_):
+        raise Began
+
+    return run_job(experiment, workdir, threading.Event(), runner, resume=None)
+
+
+@pytest.fixture
+def begun(data_dir, tmp_path):
+    """The settings of a run that has begun in `tmp_path`."""
+    settings = workbench.experiment(data_dir, driver="remote")
+    with pytest.raises(Began):
+        started(settings, tmp_path)
+    (tmp_path / "syncer").mkdir()
+    RunMark("run", "start").save(tmp_path / "syncer")
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 9}, "config.seed: is 9, but must be 0 to resume: it orders the data"),
+        (
+            {"outer": {"optimizer": "direct"}},
+            "config.outer.optimizer: is 'direct', but must be 'nesterov' to resume: ",
+        ),
+        ({"data": {"interleave": 3}}, "config.data.interleave: is 3, but must be 128 to resume"),
+    ],
+)
+def test_a_run_does_not_go_on_with_settings_that_must_stay_and_nothing_is_touched(
+    begun, changes, told, data_dir, tmp_path
+):
+    before = (tmp_path / "config.json").read_text()
+    changed = workbench.experiment(data_dir, driver="remote", **changes)
+    assert refusal(ConfigError, started, changed, tmp_path).startswith(told)
+    assert (tmp_path / "config.json").read_text() == before
+    with pytest.raises(Began):
+        started(begun, tmp_path)
+
+
+def test_a_run_goes_on_with_settings_that_may_change_and_after_its_settings_are_lost(
+    begun, data_dir, tmp_path
+):
+    changed = workbench.experiment(data_dir, driver="remote", sync={"quorum": 1}, train={"steps": 99})
+    for text in (None, "{torn", '{"model": {"of_another_version": 1}}'):
+        if text is not None:
+            (tmp_path / "config.json").write_text(text)
+        with pytest.raises(Began):
+            started(changed, tmp_path)
+
+
+def test_the_first_start_of_an_engine_asks_for_the_memory_and_not_for_data_and_a_later_one_for_neither(
+    data_dir, tmp_path, monkeypatch
+):
+    settings = workbench.experiment(data_dir, driver="remote")
+    monkeypatch.setattr(ModelRecipe, "check_scoring", lambda recipe: pytest.fail("data are opened"))
+    monkeypatch.setattr(needs, "host_memory", lambda: 1)
+    told = refusal(ConfigError, started, settings, tmp_path)
+    assert told.startswith("the syncer needs at least ")
+    (tmp_path / "syncer").mkdir()
+    RunMark("run", "start").save(tmp_path / "syncer")
+    with pytest.raises(Began):
+        started(settings, tmp_path)
 
 
 def test_what_is_replaced_has_a_name_that_is_swept(tmp_path):

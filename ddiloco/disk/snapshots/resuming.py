@@ -42,9 +42,7 @@ def check_resumable(then: Experiment, now: Experiment, step: int = 0) -> None:
         was, is_now = (found[path].value if path in found else None for found in (before, after))
         reason = why_fixed(leaf, then, now)
         if reason is not None and was != is_now:
-            raise ConfigError(
-                f"config.{path}: is {is_now!r}, but must be {was!r} to resume from the snapshot: {reason}"
-            )
+            raise ConfigError(f"config.{path}: is {is_now!r}, but must be {was!r} to resume: {reason}")
     if now.train.steps < step:
         raise ConfigError(
             f"config.train.steps: is {now.train.steps}, but must be at least {step}, the step of the snapshot"

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from ddiloco.observe.words import number
 from experiments.front import cli
-from experiments.front.tables import markdown, number
+from experiments.front.tables import markdown
 
 if TYPE_CHECKING:
     from experiments.studies.goodput.simulator import Cell

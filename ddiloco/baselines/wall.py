@@ -46,7 +46,6 @@ class JobArrays(TrainingArrays):
         self.meter = StepMeter(mesh.devices.flat, flops, assembly.peak_flops(mesh))
 
     def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
-        """Hands the next inner step to the devices; its tokens, and metrics that may still be under way."""
         tokens, metrics = super().step(clock)
         self.tokens += tokens
         return tokens, metrics

@@ -131,7 +131,7 @@ def write(
       OSError: the disk refuses, or the folder is there already.
     """
     if folder.exists():
-        raise FileExistsError(17, "is there already", str(folder))
+        raise FileExistsError(errno.EEXIST, "is there already", str(folder))
     wanted = dict.fromkeys((config.train_split, config.eval_split))
     sources = {split: TokenizingSource(config, tokenizer, split) for split in wanted}
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")

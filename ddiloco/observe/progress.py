@@ -12,7 +12,7 @@ from typing import TextIO
 from ddiloco.observe.performance import together
 from ddiloco.observe.tally import Tally
 from ddiloco.observe.terminal import LONGEST_LINE, has_room, printable
-from ddiloco.observe.words import amount, clock, seconds
+from ddiloco.observe.words import amount, clock, number, seconds
 
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0
@@ -41,15 +41,15 @@ def glance(tally: Tally, speed: RecentSpeed, now: float, clock_of: str = "") -> 
     elapsed = clock(0.0 if tally.started is None else now - tally.started)
     return [
         f"step {tally.step}/{tally.info.total_steps}",
-        f"loss {_shown(tally.recent_loss, '.3f')}",
+        f"loss {number(tally.recent_loss, '.3f')}",
         f"{amount(speed.tokens_per_second())} tok/s",
         "alive {}/{}".format(*lines.alive(tally.info.num_learners)),
         f"{clock_of}{elapsed}<{clock(speed.seconds_for(tally.info.total_steps - tally.step))}",
-        f"goodput {_shown(goodput, '.1%')}",
-        f"merged {_shown(tally.merged_share(), '.0%')}",
+        f"goodput {number(goodput, '.1%')}",
+        f"merged {number(tally.merged_share(), '.0%')}",
         *(said.format(value) for said, value in measured.items() if value is not None),
-        f"quorum {_shown(rounds.last_quorum, 'd')}",
-        f"grace {_shown(None if grace is None else 1e3 * grace, '.0f')} ms",
+        f"quorum {number(rounds.last_quorum, 'd')}",
+        f"grace {number(None if grace is None else 1e3 * grace, '.0f')} ms",
     ]
 
 
@@ -154,7 +154,3 @@ class Progress:
             self._out.write(self._drawn)
             self._out.flush()
         stream.flush()
-
-
-def _shown(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)

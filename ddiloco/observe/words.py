@@ -45,6 +45,11 @@ def amount(value: float | None, unit: str = "") -> str:
     return f"{value:.3g} {prefix}{unit}".rstrip()
 
 
+def number(value: float | None, form: str) -> str:
+    """A number in this format."""
+    return "-" if value is None else format(value, form)
+
+
 def share(value: float | None) -> str:
     """A share of the whole, in percent."""
     return "-" if value is None else f"{value:.1%}" if 0.995 <= value < 1 else f"{value:.0%}"

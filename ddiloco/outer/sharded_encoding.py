@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from ddiloco.outer.codecs import Codec
-from ddiloco.outer.sharded_rows import Parts, mesh_axes, spec_of
+from ddiloco.outer.sharded_rows import Parts, mesh_axes, spec_of, ways
 
 
 class Encoded(NamedTuple):
@@ -70,9 +70,9 @@ def _without_cut_groups(mesh: Mesh, shape: tuple[int, ...], parts: Parts, rows: 
     """Moves the mesh axes that cut groups to the first axis that can take them; drops those of no place."""
 
     def fits(axis: int, names: tuple[str, ...]) -> bool:
-        ways = math.prod(mesh.shape[name] for name in names)
-        shard = shape[axis] // ways * math.prod(shape[axis + 1 :])
-        return shape[axis] % ways == 0 and (axis < rows or (axis == rows and shard % group == 0))
+        count = ways(mesh, names)
+        shard = shape[axis] // count * math.prod(shape[axis + 1 :])
+        return shape[axis] % count == 0 and (axis < rows or (axis == rows and shard % group == 0))
 
     found = [part if fits(axis, part) or not part else () for axis, part in enumerate(parts)]
     for name in (name for part, kept in zip(parts, found, strict=True) if part and not kept for name in part):

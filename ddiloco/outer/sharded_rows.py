@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 Parts = list[tuple[str, ...]]  # the mesh axes of each axis of an array
 
@@ -53,7 +54,7 @@ def row_of(stack: jax.Array, row: int, sharding: NamedSharding) -> jax.Array:
     laid = row_sharding(sharding, stack.shape[1:])
     parts = mesh_axes(laid, stack.ndim - 1)
     axis = next((i for i, part in enumerate(parts) if set(names) <= set(part)), None)
-    each = len(stack) // math.prod(sharding.mesh.shape[name] for name in names)
+    each = len(stack) // ways(sharding.mesh, names)
     bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")  # whose sum with zeros is exact, of -0.0 too
 
     def part(shard: jax.Array) -> jax.Array:
@@ -69,6 +70,11 @@ def row_of(stack: jax.Array, row: int, sharding: NamedSharding) -> jax.Array:
         part, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=laid.spec, check_vma=False
     )
     return taken(stack)
+
+
+def ways(mesh: Mesh | AbstractMesh, names: Sequence[str]) -> int:
+    """Into how many parts these axes of a mesh divide."""
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def mesh_axes(sharding: NamedSharding, axes: int) -> Parts:

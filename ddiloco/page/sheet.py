@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import flat
 from ddiloco.observe import words
-from ddiloco.observe.words import amount, clock, seconds, share, size
+from ddiloco.observe.words import amount, clock, number, seconds, share, size
 from ddiloco.page import drawings
 from ddiloco.page.advice import Advice, advice, remedy
 from ddiloco.page.drawings import Chart, Line, chart
@@ -118,16 +118,15 @@ def about(view: RunView) -> list[str]:
 def figures(view: RunView) -> dict[str, str]:
     """The figures that say most of a run, by name."""
     s = view.summary
-    loss = s.get("eval_loss")
     found = {
         "goodput": share(s.get("goodput")),
         "uptime": share(s.get("uptime")),
         "merged": share(s.get("merged_share")),
         "tokens/s": amount(s.get("tokens_per_second")),
         "tokens": amount(sum(one.tokens for one in view.learners)),
-        "held-out loss": "-" if loss is None else f"{loss:.4f}",
-        "train loss": "-" if s.get("train_loss") is None else f"{s['train_loss']:.4f}",
-        "mean quorum": "-" if view.syncer.mean_quorum is None else f"{view.syncer.mean_quorum:.2f}",
+        "held-out loss": number(s.get("eval_loss"), ".4f"),
+        "train loss": number(s.get("train_loss"), ".4f"),
+        "mean quorum": number(view.syncer.mean_quorum, ".2f"),
     }
     if s.get("eval_accuracy") is not None:
         found["accuracy"] = f"{s['eval_accuracy']:.1%}"
@@ -209,7 +208,7 @@ def limits(view: RunView) -> list[tuple[str, Any, str]]:
     s = view.syncer
     each = f"{seconds(None if not s.due_per_second else 1 / s.due_per_second)} from round to round"
     rows = [
-        ("merges a second", _figure(s.rounds_per_second), f"{_figure(s.due_per_second)} are due"),
+        ("merges a second", number(s.rounds_per_second, ".3g"), f"{number(s.due_per_second, '.3g')} are due"),
         ("merging and writing", share(s.busy), "100% of its time"),
         ("a round, until it is written", seconds(s.sync_seconds), each),
         ("the merge alone", None if s.merge_seconds is None else seconds(s.merge_seconds), each),
@@ -220,16 +219,12 @@ def limits(view: RunView) -> list[tuple[str, Any, str]]:
         ("bytes out", f"{size(s.out_per_second)}/s", "its network; not measured"),
         (
             "learners in a merge",
-            _figure(s.mean_quorum),
+            number(s.mean_quorum, ".3g"),
             f"{len(view.learners)}; {share(s.mean_share)} of those there",
         ),
         ("rounds left out", s.skipped, f"0, of {s.rounds}; {s.abandoned} more had no quorum"),
     ]
     return [row for row in rows if row[1] is not None]
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
 
 
 def last_rounds(view: RunView) -> list[tuple[Any, ...]]:

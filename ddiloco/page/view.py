@@ -196,11 +196,6 @@ def read_views(workdirs: Sequence[pathlib.Path]) -> list[RunView]:
     return views_of(histories)
 
 
-def read_view(workdir: pathlib.Path) -> RunView:
-    """The run in the workdir, likewise."""
-    return read_views([workdir])[0]
-
-
 def _status(history: History) -> str:
     if history.going_on:
         return "running"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+RATE = 0.2  # weight of the newest sample
+
 
 @dataclasses.dataclass
 class MovingAverage:
     """An exponential moving average that starts at its first sample."""
 
-    rate: float = 0.2
     value: float | None = None
 
     def add(self, sample: float) -> None:
-        self.value = sample if self.value is None else self.value + self.rate * (sample - self.value)
+        self.value = sample if self.value is None else self.value + RATE * (sample - self.value)
 
 
 def slack(overlap: int, step_time: float, quorum_time: float, sync_time: float) -> float:

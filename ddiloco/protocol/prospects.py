@@ -35,9 +35,7 @@ class Prospects:
             return []
         if self._members.come_to(self._total_steps) < self._members.count:
             return []
-        if not all(
-            m.counters for m in self._members.live()
-        ):  # one that came back is still to say what it has
+        if not all(m.counters for m in self._members.live()):  # one is still to say what it has
             return []
         return [r for r in rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
 

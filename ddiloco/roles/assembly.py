@@ -224,10 +224,7 @@ class Assembly:
         """A sample from these host parameters, on the devices of the first learner, which must not step."""
         if not self.recipe.samples:
             return None
-        shardings = self.recipe.global_shardings(self.jobs()[0][0])
-        if shardings is None:
-            return self.recipe.sample(params)
-        laid = shardings.items()
+        laid = self.recipe.global_shardings(self.jobs()[0][0]).items()
         return self.recipe.sample({n: jax.device_put(array_of(n, params), sharding) for n, sharding in laid})
 
     def equipment(self) -> list[Equipment]:

@@ -114,10 +114,7 @@ class Origin:
         Raises:
           DataError: the snapshot is of other data.
         """
-        states, learners = (
-            [state["position"] for state in self._states.values()],
-            experiment.most_learners,
-        )
+        states, learners = [state["position"] for state in self._states.values()], experiment.most_learners
         if not states:
             return [None] * learners
         groups = [experiment.data_shards((m,)) for m in range(learners)]

@@ -21,7 +21,7 @@ from ddiloco.config import ConfigError
 from ddiloco.data.host_batches import HostBatches, shards_of_rows
 from ddiloco.outer.blocks import needed
 from ddiloco.outer.stacks import array_of
-from ddiloco.roles.assembly import Assembly, Between, Scorer
+from ddiloco.roles.assembly import Assembly, Between, Recipe, Scorer
 from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
@@ -53,7 +53,7 @@ def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> As
     return Assembly(experiment, ModelRecipe(experiment))
 
 
-class ModelRecipe:
+class ModelRecipe(Recipe):
     """The `Recipe` of a built-in model, its task and the inner optimizer."""
 
     def __init__(self, experiment: Experiment) -> None:
@@ -189,8 +189,12 @@ class ModelRecipe:
 _program = functools.lru_cache(maxsize=16)(TrainProgram)
 
 
-class LoopRecipe:
-    """The `Recipe` of the user's own loop: one for each learner, and another that scores the global model."""
+class LoopRecipe(Recipe):
+    """The `Recipe` of the user's own loop: one for each learner, and another that scores the global model.
+
+    What is not here a loop has not. It is made to find the shapes, so that its beginning and its scoring need
+    no check; its operations only it knows; its `evaluate` gets host arrays; and there is no sample.
+    """
 
     def __init__(self, experiment: Experiment, make_loop: MakeLoop) -> None:
         self._experiment, self._make_loop = experiment, make_loop
@@ -199,7 +203,6 @@ class LoopRecipe:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of every parameter, by name."""
         return self._global.shapes
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
@@ -213,12 +216,6 @@ class LoopRecipe:
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
         """Makes and compiles the learner's loop."""
         self.program(mesh, self.kind(shards))
-
-    def check_beginning(self) -> None:
-        """Nothing to check: a loop begins from its own `init`."""
-
-    def check_scoring(self) -> None:
-        """Nothing to check: the scoring loop was made to find the shapes."""
 
     def shardings(self, mesh: Mesh, kind: int) -> Mapping[str, Sharding]:
         """Where `init` puts the parameters."""
@@ -234,10 +231,6 @@ class LoopRecipe:
                 self._programs[mesh, kind] = program
             return self._programs[mesh, kind]
 
-    def step_flops(self, kind: int) -> None:
-        """Only the loop itself knows."""
-        del kind
-
     def batches(self, shards: Sequence[int]) -> LoopBatches:
         """The batches of the learner's loop, which may lie on the mesh that its program is for."""
         meshes = (mesh for mesh, kind in list(self._programs) if kind == shards[0])
@@ -247,10 +240,6 @@ class LoopRecipe:
     def host_batches(self, learner: int, mesh: Mesh) -> Never:
         """Only the loop itself would know."""
         raise ConfigError("num_processes: a loop's learner is a single process")
-
-    def global_shardings(self, mesh: Mesh) -> None:
-        """The loop's `evaluate` gets host arrays."""
-        del mesh
 
     def scorer(self, mesh: Mesh, between: Between) -> Scorer:
         """Scores parameters with the loop's `evaluate`, if it has one."""
@@ -264,10 +253,6 @@ class LoopRecipe:
         return score
 
     samples = False
-
-    def sample(self, params: Mapping[str, Any]) -> None:
-        """A loop has no sample."""
-        del params
 
     def tree(self, params: Mapping[str, Any]) -> Any:
         """The parameters, given by name, in the tree that the loop's `params` has."""

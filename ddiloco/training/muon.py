@@ -15,6 +15,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.models.parameter import Axes
+from ddiloco.outer.sharded_rows import ways
 
 _ITERATIONS, _COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 _EPS = 1e-8  # added to the norm of a momentum
@@ -134,10 +135,10 @@ def _dealt(mesh: Mesh | AbstractMesh, spec: PartitionSpec, *stacks: jax.Array) -
     *_, width, rest = parts
     divided = [(names, axis) for names, axis in ((width, 1), (rest, 2)) if names]
     same = tuple(name for name, size in mesh.shape.items() if size > 1 and not any(name in p for p in parts))
-    copies = _ways(mesh, same)
-    ways = math.prod((copies, *(_ways(mesh, names) for names, _ in divided)))
+    copies = ways(mesh, same)
+    shares = copies * math.prod(ways(mesh, names) for names, _ in divided)
     x = jnp.concatenate([stack.reshape(-1, *stack.shape[2:]) for stack in stacks])
-    number = math.ceil(len(x) / ways) * ways
+    number = math.ceil(len(x) / shares) * shares
     x = jnp.concatenate([x] * math.ceil(number / len(x)))[:number]
     x = jax.lax.optimization_barrier(x)  # else XLA may exchange parts of stacks that lie in different orders
     if same:
@@ -152,10 +153,6 @@ def _dealt(mesh: Mesh | AbstractMesh, spec: PartitionSpec, *stacks: jax.Array) -
         x = jax.lax.all_gather(x, same, tiled=True)
     ends = itertools.accumulate(math.prod(stack.shape[:2]) for stack in stacks)
     return [part.reshape(s.shape) for part, s in zip(jnp.split(x, list(ends)), stacks, strict=False)]
-
-
-def _ways(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
-    return math.prod(mesh.shape[name] for name in names)
 
 
 def _orthogonal(x: jax.Array) -> jax.Array:

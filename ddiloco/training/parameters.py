@@ -58,11 +58,6 @@ def num_parameters(config: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in abstract_parameters(config).values())
 
 
-def init_parameters(config: Any, seed: int) -> Parameters:
-    """Initial float32 parameters by layer, on the default device."""
-    return dict(drawn_parameters(config, seed))
-
-
 def drawn_parameters(config: Any, seed: int) -> Iterator[tuple[str, jax.Array]]:
     """Names and initial float32 parameters one after the other, on the default device.
 

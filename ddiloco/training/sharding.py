@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ddiloco.config import ConfigError
 from ddiloco.models.parameter import Axes, Constrain
 from ddiloco.models.stack import LayersConfig
+from ddiloco.outer.sharded_rows import Parts, spec_of, ways
 from ddiloco.outer.stacks import is_stack
 from ddiloco.outer.stacks import rows as rows_of_stack
 from ddiloco.training.mesh import MESH_AXES
@@ -46,7 +47,7 @@ def partition(
     An axis of the array takes those of its mesh axes that divide it best, of those that are `free`. Where
     there are experts, the mesh's axis of that name divides them alone.
     """
-    return _sharding(mesh, _parts(mesh, axes, shape, free))
+    return NamedSharding(mesh, spec_of(_parts(mesh, axes, shape, free)))
 
 
 def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedSharding]:
@@ -61,7 +62,7 @@ def parameter_shardings(model_config: Any, mesh: Mesh) -> dict[str, NamedShardin
         parts = _parts(mesh, axes, shapes[name])
         if shares[name] > LARGE:
             _spill(mesh, axes, shapes[name], parts)
-        found[name] = _sharding(mesh, parts)
+        found[name] = NamedSharding(mesh, spec_of(parts))
     return found
 
 
@@ -108,17 +109,15 @@ def check_stages(model_config: Any, mesh: Mesh, rows: Mapping[str, int]) -> None
             raise ConfigError(f"config.{name}: {problem}: {why}")
 
 
-def _parts(
-    mesh: Mesh, axes: Axes, shape: tuple[int, ...], free: Sequence[str] = MESH_AXES
-) -> list[tuple[str, ...]]:
+def _parts(mesh: Mesh, axes: Axes, shape: tuple[int, ...], free: Sequence[str] = MESH_AXES) -> Parts:
     """The mesh axes of each axis of an array."""
-    parts: list[tuple[str, ...]] = []
+    parts: Parts = []
     left = {name for name in free if mesh.shape[name] > 1}
     for axis, size in zip(axes, shape, strict=True):
         targets = [name for name in _rule(axis, axes) if name in left]
         choices = (c for n in range(len(targets), -1, -1) for c in itertools.combinations(targets, n))
-        fitting = [choice for choice in choices if size % _ways(mesh, choice) == 0]
-        parts.append(max(fitting, key=lambda choice: _ways(mesh, choice)))
+        fitting = [choice for choice in choices if size % ways(mesh, choice) == 0]
+        parts.append(max(fitting, key=lambda choice: ways(mesh, choice)))
         left.difference_update(parts[-1])
     return parts
 
@@ -131,12 +130,12 @@ def _shares(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
     return {name: kinds[_LAYER.sub("", name)] / sum(kinds.values()) for name in shapes}
 
 
-def _spill(mesh: Mesh, axes: Axes, shape: tuple[int, ...], parts: list[tuple[str, ...]]) -> None:
+def _spill(mesh: Mesh, axes: Axes, shape: tuple[int, ...], parts: Parts) -> None:
     """Gives each mesh axis that should have divided the array, and does not, to another axis of it."""
     for name in _missing(mesh, axes, parts):
         for i, (axis, size) in enumerate(zip(axes, shape, strict=True)):
             kept = axis in (None, "layer") or (name == "expert" and "expert" in axes)
-            if not kept and size % (_ways(mesh, parts[i]) * mesh.shape[name]) == 0:
+            if not kept and size % (ways(mesh, parts[i]) * mesh.shape[name]) == 0:
                 parts[i] = (*parts[i], name)
                 break
 
@@ -157,14 +156,6 @@ def _rule(axis: str | None, axes: Axes) -> tuple[str, ...]:
     return tuple(name for name in targets if name != "expert")
 
 
-def _ways(mesh: Mesh, names: Sequence[str]) -> int:
-    return math.prod(mesh.shape[name] for name in names)
-
-
-def _sharding(mesh: Mesh, parts: Sequence[tuple[str, ...]]) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(*(part or None for part in parts)))
-
-
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """The sharding of the arrays (B, ...) of a batch: rows over all axes but tensor."""
     return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
@@ -172,7 +163,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def rows_divisor(mesh: Mesh) -> int:
     """The number that the rows of a batch must be a multiple of."""
-    return math.prod(mesh.shape[name] for name in RULES["batch"])
+    return ways(mesh, RULES["batch"])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

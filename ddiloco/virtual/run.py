@@ -143,7 +143,6 @@ class TapingObserver(RecordingObserver):
     def syncer_handled(
         self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
     ) -> None:
-        """The syncer's core took an event and answered with these actions."""
         self._syncer.heard(event, out, now)
         if isinstance(event, events.MergeFinished) and self._syncer.on:
             p, (version, pieces) = event.round.fragment, self._model.fragment(event.round.fragment)
@@ -158,7 +157,6 @@ class TapingObserver(RecordingObserver):
         out: Sequence[actions.LearnerAction],
         now: float,
     ) -> None:
-        """The core of a learner took an event and answered with these actions."""
         self._tape(learner.number, learner.process).heard(event, now)
 
     def recovered(self, learner: VirtualLearner, donor: VirtualLearner | None, now: float) -> None:

@@ -14,8 +14,3 @@ def markdown(names: Sequence[str], rows: Iterable[Sequence[Any]], align: bool = 
         lines = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
     head, *others = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([head, "|" + "---|" * len(names), *others])
-
-
-def number(value: float | None, form: str) -> str:
-    """The number in this format; "-" where there is none."""
-    return "-" if value is None else format(value, form)

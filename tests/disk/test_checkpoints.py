@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from ddiloco.disk.checkpoints import CheckpointError, restore, save
-from ddiloco.training.parameters import init_parameters
+from ddiloco.training.parameters import drawn_parameters
 from tests.refusals import refusal
 from tests.small_disks import fill, small_disk
 from tests.workbench import assert_equal, experiment
@@ -19,7 +19,7 @@ EXPERIMENT = experiment("anywhere")
 
 
 def parameters(seed):
-    return {name: np.asarray(value) for name, value in init_parameters(EXPERIMENT.model, seed).items()}
+    return {name: np.asarray(value) for name, value in drawn_parameters(EXPERIMENT.model, seed)}
 
 
 @pytest.fixture(scope="module")

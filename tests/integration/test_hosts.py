@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ddiloco.launch.ports import reserved_ports
-from ddiloco.page.view import read_view
+from ddiloco.page.view import read_views
 from experiments.studies.chaos.committed import check_work
 from tests.integration.hand import TRANSFORMER
 from tests.integration.programs import LIMIT
@@ -52,8 +52,8 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
     assert two["tokens"] == one["tokens"]
     assert two["bytes_sent"] == one["bytes_sent"]  # each host its own blocks, none twice
     assert [r["learners"] for r in lines(tmp_path / "two" / "rounds.jsonl")] == [[0, 1]] * 3
-    assert [view.hosts for view in read_view(tmp_path / "one").learners] == [[], []]
-    hosts, _ = (view.hosts for view in read_view(tmp_path / "two").learners)
+    assert [view.hosts for view in read_views([tmp_path / "one"])[0].learners] == [[], []]
+    hosts, _ = (view.hosts for view in read_views([tmp_path / "two"])[0].learners)
     assert [(at.host, at.state) for at in hosts] == [(0, "finished"), (1, "finished")]
     assert all("connected" in [span.state for span in at.lane] for at in hosts)
     # Sums over two devices have one order, whichever library adds; over four they may differ.

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from ddiloco.observe import monitor
-from ddiloco.page.view import read_view
+from ddiloco.page.view import read_views
 from tests.page import planted
 
 RUNS = {
@@ -58,4 +58,4 @@ def run_of(tmp_path_factory, data_dir):
 @pytest.fixture(scope="session")
 def view_of(run_of):
     """The view of a planted run by its name."""
-    return functools.cache(lambda name: read_view(run_of(name)))
+    return functools.cache(lambda name: read_views([run_of(name)])[0])

@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 from ddiloco.page.sheet import document
-from ddiloco.page.view import read_view
+from ddiloco.page.view import read_views
 from ddiloco.roles.learner_arrays import TrainingArrays
 from tests import conftest, workbench
 from tests.page import planted
@@ -37,7 +37,7 @@ def main() -> None:
         for name in sys.argv[1:] or PICTURES:
             plant, width, height, dark = PICTURES[name]
             more = {"trace": str(folder / "lives.csv")} if name == "dead-learner" else {}
-            view = read_view(plant(folder / name, workbench.data_folder(), **more))
+            view = read_views([plant(folder / name, workbench.data_folder(), **more)])[0]
             (folder / "page.html").write_text(document([view], inline=True))
             narrow = "_narrow" if width < 600 else ""
             flags = (

@@ -9,7 +9,7 @@ import pytest
 
 from ddiloco.page.drawings import WIDTH
 from ddiloco.page.sheet import charts, document, figures_of
-from ddiloco.page.view import read_view
+from ddiloco.page.view import read_views
 
 EMPTY = {"link", "meta", "input", "br"}
 
@@ -146,4 +146,4 @@ def test_a_report_is_one_file_that_asks_for_nothing(view_of):
 
 
 def test_a_folder_without_a_run_has_a_page(tmp_path):
-    assert "no step yet" in Page(document([read_view(tmp_path)])).text
+    assert "no step yet" in Page(document(read_views([tmp_path]))).text

@@ -9,13 +9,13 @@ import pytest
 
 from ddiloco.page import history as history_module
 from ddiloco.page.history import History
-from ddiloco.page.view import read_view, view_of
+from ddiloco.page.view import read_views, view_of
 from tests.integration.remote_runs import lines
 
 
 def test_steps_tokens_and_clocks_are_those_of_the_files(run_of):
     workdir = run_of("third_speed")
-    for one in read_view(workdir).learners:
+    for one in read_views([workdir])[0].learners:
         steps = lines(workdir / "learners" / str(one.learner) / "steps.jsonl")
         assert one.clock == steps[-1]["step"] and one.tokens == sum(step["tokens"] for step in steps)
         assert one.step_seconds == (3.0 if one.learner == 3 else 1.0)
@@ -23,7 +23,7 @@ def test_steps_tokens_and_clocks_are_those_of_the_files(run_of):
 
 def test_rounds_and_fragments_are_those_of_the_files(run_of):
     workdir = run_of("steady")
-    view, rounds = read_view(workdir), lines(run_of("steady") / "rounds.jsonl")
+    view, rounds = read_views([workdir])[0], lines(run_of("steady") / "rounds.jsonl")
     newest = {line["fragment"]: line["version"] for line in rounds}
     assert view.syncer.rounds == len(rounds) and view.syncer.mean_quorum == 4.0
     assert {one.fragment: one.version for one in view.fragments} == newest
@@ -43,7 +43,7 @@ def test_lanes_tell_the_lives_of_learners(view_of):
 def test_a_syncer_that_starts_again_starts_no_learner(run_of, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(run_of("lives"), workdir)
-    before = [one.starts for one in read_view(workdir).learners]
+    before = [one.starts for one in read_views([workdir])[0].learners]
     told = lines(workdir / "states.jsonl")
     last = told[-1]["time"]
     here = {line["learner"] for line in told if line["time"] == last and line["state"] == "finished"}
@@ -52,7 +52,7 @@ def test_a_syncer_that_starts_again_starts_no_learner(run_of, tmp_path):
         told += [{**told[0], "time": moment, "learner": m, "state": "stepping"} for m in here]
     told.sort(key=lambda line: line["time"])
     (workdir / "states.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
-    assert here and [one.starts for one in read_view(workdir).learners] == before
+    assert here and [one.starts for one in read_views([workdir])[0].learners] == before
 
 
 def test_staleness_is_what_a_learner_did_since_its_offer(view_of):
@@ -74,7 +74,7 @@ def test_the_load_of_a_syncer_is_that_of_the_last_rounds(run_of, tmp_path):
     measured = {"merge_seconds": 0.25, "disk_seconds": 0.125, "inbox": 3, "merging": 1}
     rounds = [{**line, **measured} for line in lines(workdir / "rounds.jsonl")]
     (workdir / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
-    load, last = read_view(workdir).syncer, rounds[-history_module.RECENT :]
+    load, last = read_views([workdir])[0].syncer, rounds[-history_module.RECENT :]
     span, moved = last[-1]["time"] - last[0]["time"], last[-1]["bytes_sent"] - last[0]["bytes_sent"]
     assert load.busy == 0.375 * (len(last) - 1) / span
     assert (load.merge_seconds, load.disk_seconds, load.inbox, load.merging) == (0.25, 0.125, 3, 1)
@@ -102,7 +102,9 @@ def test_hosts_of_a_learner_finish_with_it(run_of, tmp_path):
         for event, host, time in told:
             line = {"time": time, "event": event, "learner": 2, "host": host, "hosts": 3}
             file.write(json.dumps(line) + "\n")
-    lanes = [[(span.state, span.start) for span in at.lane] for at in read_view(workdir).learners[2].hosts]
+    lanes = [
+        [(span.state, span.start) for span in at.lane] for at in read_views([workdir])[0].learners[2].hosts
+    ]
     assert lanes[0] == [("connected", 5.0), ("finished", 300.0)]
     assert lanes[1] == [("gone", 5.0), ("connected", 6.0), ("gone", 250.0), ("finished", 300.0)]
     assert lanes[2] == [("gone", 5.0), ("finished", 300.0)]
@@ -132,7 +134,7 @@ def test_a_history_read_while_the_files_grow_is_that_of_the_whole_files(run_of, 
         history.read()
     while not history.read():
         pass
-    parts, at_once = view_of(history), read_view(source)
+    parts, at_once = view_of(history), read_views([source])[0]
     for name in ("fragments", "rounds", "tokens_per_second", "quorum", "events"):
         assert getattr(parts, name) == getattr(at_once, name), name
     for one, other in zip(parts.learners, at_once.learners, strict=True):
@@ -148,7 +150,7 @@ def test_another_run_in_the_same_folder_is_read_anew(run_of, tmp_path):
     shutil.copytree(run_of("all_links_thin"), target)
     while not history.read():
         pass
-    assert view_of(history).learners == read_view(run_of("all_links_thin")).learners
+    assert view_of(history).learners == read_views([run_of("all_links_thin")])[0].learners
 
 
 def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, tmp_path, monkeypatch):
@@ -186,7 +188,7 @@ def going_on(workdir, target, monkeypatch):
 
 
 def test_tokens_a_second_of_long_steps_are_those_of_the_last_few(run_of, tmp_path, monkeypatch):
-    view = read_view(going_on(run_of("long_steps"), tmp_path / "run", monkeypatch))
+    view = read_views([going_on(run_of("long_steps"), tmp_path / "run", monkeypatch)])[0]
     for one in view.learners:
         assert one.step_seconds == 300.0
         assert one.tokens_per_second == pytest.approx(one.tokens / one.clock / 300.0, rel=0.3)
@@ -196,14 +198,14 @@ def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_
     target = going_on(run_of("steady"), tmp_path / "run", monkeypatch)
     steps = target / "learners" / "2" / "steps.jsonl"
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:200]))
-    view = read_view(target)
+    view = read_views([target])[0]
     assert view.status == "running"
     assert [one.state for one in view.learners] == ["stepping", "stepping", "hung", "stepping"]
     assert view.learners[2].state_seconds == 100.0 and view.learners[2].lane[-1].state == "hung"
 
 
 def test_a_folder_without_a_run_has_an_empty_view(tmp_path):
-    view = read_view(tmp_path)
+    view = read_views([tmp_path])[0]
     assert (view.status, view.learners, view.syncer.rounds) == ("stopped", [], 0)
 
 
@@ -212,6 +214,6 @@ def test_a_learner_that_hung_until_it_was_killed_has_hung_on_its_lane_too(run_of
     shutil.copytree(run_of("hang"), workdir)
     with (workdir / "states.jsonl").open("a") as file:
         file.write(json.dumps({"time": 190.0, "learner": 2, "state": "failed", "chips": 1}) + "\n")
-    lane = read_view(workdir).learners[2].lane
+    lane = read_views([workdir])[0].learners[2].lane
     told = [(span.state, round(span.start), round(span.end)) for span in lane if span.end > span.start]
     assert told == [("stepping", 0, 99), ("hung", 99, 190), ("dead", 190, 200)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.protocol.estimates import MovingAverage, grace
+from ddiloco.protocol.estimates import RATE, MovingAverage, grace
 
 seconds = st.floats(0, 1e6)
 
@@ -18,13 +18,13 @@ def test_an_average_has_no_value_before_its_first_sample_and_starts_there():
     assert average.value == 3.0
 
 
-@given(st.lists(seconds, min_size=1, max_size=20), st.floats(0.01, 1.0))
-def test_an_average_weights_samples_geometrically(samples, rate):
-    average = MovingAverage(rate)
+@given(st.lists(seconds, min_size=1, max_size=20))
+def test_an_average_weights_samples_geometrically(samples):
+    average = MovingAverage()
     for sample in samples:
         average.add(sample)
     last = len(samples) - 1
-    weights = [(1.0 if i == 0 else rate) * (1 - rate) ** (last - i) for i in range(last + 1)]
+    weights = [(1.0 if i == 0 else RATE) * (1 - RATE) ** (last - i) for i in range(last + 1)]
     expected = math.fsum(w * s for w, s in zip(weights, samples, strict=True))
     assert average.value == pytest.approx(expected, rel=1e-9, abs=1e-6)
 

@@ -11,8 +11,8 @@ from ddiloco.models import parameter
 from ddiloco.models.dense import DenseConfig
 from ddiloco.training.parameters import (
     abstract_parameters,
+    drawn_parameters,
     forward,
-    init_parameters,
     logical_axes,
     num_parameters,
     parameter_shapes,
@@ -41,7 +41,7 @@ def test_names_are_paths_in_sorted_order_alike_from_shapes_and_from_numbers():
     expected = ["embed/embedding", "final_norm/scale", "head/kernel"]
     expected += [f"layers/{number}/{name}" for number in range(11) for name in LAYER_NAMES]
     assert list(abstract_parameters(config)) == sorted(expected)
-    params = init_parameters(TINY, 0)
+    params = dict(drawn_parameters(TINY, 0))
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in params.items()} == {
         name: (leaf.shape, leaf.dtype) for name, leaf in abstract_parameters(TINY).items()
     }
@@ -77,7 +77,7 @@ def test_nine_billion_parameters_are_counted_in_closed_form_without_allocating()
 
 def test_first_values_have_the_deviations_of_their_fan_in():
     config = dataclasses.replace(TINY, model_dim=64, mlp_dim=256, num_layers=8, vocab_size=512)
-    params = init_parameters(config, 3)
+    params = dict(drawn_parameters(config, 3))
     expected = {
         "embed/embedding": 64**-0.5,
         "head/kernel": 64**-0.5,
@@ -92,7 +92,11 @@ def test_first_values_have_the_deviations_of_their_fan_in():
 
 
 def test_seeds_and_layers_differ_and_a_seed_repeats():
-    first, again, other = init_parameters(TINY, 0), init_parameters(TINY, 0), init_parameters(TINY, 1)
+    first, again, other = (
+        dict(drawn_parameters(TINY, 0)),
+        dict(drawn_parameters(TINY, 0)),
+        dict(drawn_parameters(TINY, 1)),
+    )
     name = "layers/0/mlp/up/kernel"
     np.testing.assert_array_equal(first[name], again[name])
     assert np.abs(first[name] - other[name]).min() > 0
@@ -110,7 +114,7 @@ def test_an_array_has_the_numbers_of_its_own_shape_in_whatever_size_it_is_drawn(
 
 def test_stacked_layers_have_the_same_parameters_in_the_rows_of_arrays():
     config = dataclasses.replace(TINY, scan_layers=True)
-    assert_equal(init_parameters(config, 5), init_parameters(TINY, 5))
+    assert_equal(dict(drawn_parameters(config, 5)), dict(drawn_parameters(TINY, 5)))
     assert parameter_shapes(config) == parameter_shapes(TINY)
     arrays = abstract_parameters(config)
     assert arrays["layers/0:2/mlp/up/kernel"].shape == (2, 16, 32)
@@ -124,6 +128,6 @@ def test_stacked_layers_have_the_same_parameters_in_the_rows_of_arrays():
 def test_parameters_of_another_model_are_refused():
     batch = packed_batch(0, 1, 8, 32)
     inputs = batch["inputs"], batch["positions"], batch["segments"]
-    params = init_parameters(TINY, 0)
+    params = dict(drawn_parameters(TINY, 0))
     with pytest.raises(ValueError, match=r"differ from the model's in 11 names, the first layers/2/"):
         forward(dataclasses.replace(TINY, num_layers=3), params, *inputs)

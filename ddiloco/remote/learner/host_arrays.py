@@ -99,26 +99,22 @@ class LeadingArrays(HostArrays):
         self._core, self._order = core, followers.order
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
-        """As in TrainingArrays."""
         copy = inner.number if isinstance(inner, OfAllHosts) else 0
         which = {"welcome": self._core.incarnation, "copy": copy, "versions": self._core.versions}
         self._order(pb.Order(adopt=pb.Order.Adopt(**which)))
         super().adopt(fragments, inner)
 
     def step(self, clock: int) -> tuple[int, Metrics]:
-        """As in TrainingArrays."""
         self._order(pb.Order(step=clock))
         return super().step(clock)
 
     def offer(self, fragment: int, step: int) -> Offer:
-        """As in TrainingArrays."""
         self._order(pb.Order(offer=pb.Order.Offer(fragment=fragment, step=step)))
         return super().offer(fragment, step)
 
     def apply(
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
     ) -> None:
-        """As in TrainingArrays."""
         version, lineage = self._core.versions[fragment], self._core.lineages[fragment]
         which = {"fragment": fragment, "version": version, "lineage": lineage}
         self._order(pb.Order(apply={**which, "mixing": mixing, "merged": merged, "rebase": rebase}))

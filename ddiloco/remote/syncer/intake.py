@@ -81,7 +81,10 @@ class RecordIntake:
             for number, entry in enumerate(message.records, message.first):
                 if number >= known.next:
                     known.next = number + 1  # one that cannot be read is refused once, not for ever
-                    self._take(known, learner_record(entry, learner))
+                    record = learner_record(entry, learner)
+                    if isinstance(record, records.StateChanged):
+                        known.state = record.state
+                    self._record(record)
             return known.next
 
     def end(self) -> None:
@@ -91,11 +94,6 @@ class RecordIntake:
             for learner, known in self._learners.items():
                 if known.lost_at is not None:
                     self._died(learner, known, now)
-
-    def _take(self, known: _Learner, record: object) -> None:
-        if isinstance(record, records.StateChanged):
-            known.state = record.state
-        self._record(record)
 
     def _died(self, learner: int, known: _Learner, now: float) -> None:
         if known.state not in OVER:

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from experiments.front.tables import markdown, number
+from ddiloco.observe.words import number
+from experiments.front.tables import markdown
 from experiments.studies.chaos import lanes
 from experiments.studies.chaos.committed import check_outer_steps, check_work
 from experiments.studies.chaos.lanes import Aftermath, Recovery

@@ -27,7 +27,6 @@ class Life:
     """One process of a target, from its start to its end; times in unix seconds."""
 
     target: str
-    pid: int
     started: float
     ended: float | None = None  # None: it outlived the record
     code: int | None = None  # its exit code; minus the signal that killed it
@@ -130,7 +129,7 @@ def _lives(journal: Iterable[Mapping[str, Any]], blows: Sequence[Blow]) -> list[
     for line in journal:
         own = lives.setdefault((line["target"], line.get("pid")), [])
         if line["event"] == "start":
-            own.append(Life(line["target"], line["pid"], line["time"]))
+            own.append(Life(line["target"], line["time"]))
         elif line["event"] == "end" and own and own[-1].ended is None:
             ended = _death(own[-1], line["time"], blows)
             own[-1] = dataclasses.replace(own[-1], ended=ended, code=line["code"])

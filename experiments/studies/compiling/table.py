@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.observe.files import read_json
+from ddiloco.observe.words import number
 from ddiloco.settings.experiment import parse, to_json
 from experiments.front import cli
-from experiments.front.tables import markdown, number
+from experiments.front.tables import markdown
 
 _FOUR = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 _EIGHT = ("v5e:2x4", "v5p:2x2x2", "v6e:2x4")

@@ -117,8 +117,8 @@ def test_uptime_is_lost_while_nobody_steps(made):
 def test_a_death_is_at_its_kill_not_where_it_was_found(made):
     made.restart("learner 0", 20.0, 22.0)
     (first, second) = made.trace().of("learner 0")
-    assert first == Life("learner 0", 1, T0, T0 + 20.0, code=-9)
-    assert second == Life("learner 0", 2, T0 + 22.0)
+    assert first == Life("learner 0", T0, T0 + 20.0, code=-9)
+    assert second == Life("learner 0", T0 + 22.0)
 
 
 def test_a_long_pause_is_a_stall_and_a_short_one_is_not(made):

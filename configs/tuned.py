@@ -1,4 +1,4 @@
-"""The tiny dense model at batches and rates that were tuned (long runs: hardly): docs/results/tuning.md.
+"""The tiny dense model at batches and rates that were tuned, long runs by few points: docs/results/tuning.md.
 
   python -m experiments.train --config=configs/tuned.py[:ALGORITHM][,INNER][,LENGTH] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/tuned.py[:LENGTH] --output=runs/tuned
@@ -10,7 +10,7 @@ INNER
   muon (default), adamw; decoupled has Muon alone
 LENGTH
   short  the tokens of configs/dense.py:tiny, 2.4 a parameter; 5 to 10 minutes a run on a core (default)
-  long   20 tokens a parameter, hardly tuned; 20 to 100 minutes a run
+  long   20 tokens a parameter, one of three points of each side; 20 to 100 minutes a run
 
 All read 512 documents side by side, and their inner rate goes down to 0. Learners meet every 2 steps, in four
 bits both ways; --config.sync.interval=24 has the paper's. The last command finds the points of short runs
@@ -42,7 +42,7 @@ POINTS = {
     ("decoupled", "muon", "short"): Point(4, 0.024, outer=0.35),
     ("data_parallel", "muon", "long"): Point(2, 0.012),
     ("data_parallel", "adamw", "long"): Point(2, 0.006),
-    ("decoupled", "muon", "long"): Point(4, 0.012),
+    ("decoupled", "muon", "long"): Point(8, 0.024, outer=0.35),
 }
 
 

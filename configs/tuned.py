@@ -10,7 +10,8 @@ INNER
   muon (default), adamw; decoupled has Muon alone
 LENGTH
   short  the tokens of configs/dense.py:tiny, 2.4 a parameter; 5 to 10 minutes a run on a core (default)
-  long   20 tokens a parameter, one of three points of each side; 20 to 100 minutes a run
+  long   20 tokens a parameter; with Muon decoupled's best of three points and data-parallel's second best;
+         20 to 100 minutes a run
 
 All read 512 documents side by side, and their inner rate goes down to 0. Learners meet every 2 steps, in four
 bits both ways; --config.sync.interval=24 has the paper's. The last command finds the points of short runs

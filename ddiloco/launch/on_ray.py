@@ -215,14 +215,15 @@ class RayRun:
             if stop.is_set():  # told each time: another process may be the syncer by now
                 self.actors[SYNCER].end.remote()
             for name, code in self._ended(POLL):
-                if name == SYNCER:
-                    while self._running and self._ended(LATE_SECONDS):
-                        pass
-                    return PREEMPTED if stop.is_set() and not code else code
                 refused = code == REFUSED and name != EVALUATOR
                 if refused and time.monotonic() < settled_at:
                     return code
-                if refused or code == FAILED:
+                again = refused or code == FAILED
+                if name == SYNCER and (stop.is_set() or not again):
+                    while self._running and self._ended(LATE_SECONDS):
+                        pass
+                    return PREEMPTED if stop.is_set() and not code else code
+                if again:
                     due_at[name] = time.monotonic() + PAUSE
             for name in [name for name, at in due_at.items() if at <= time.monotonic()]:
                 ray.kill(self.actors[name])

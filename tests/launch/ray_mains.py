@@ -32,10 +32,21 @@ def refused_once(assignment, experiment, security, stop):
     return 2
 
 
+def syncer_refused_once(assignment, experiment, security, stop):
+    """The syncer is refused at its first start, and a learner waits for it."""
+    mark = assignment.workdir / "refused"
+    if assignment.role == "syncer":
+        refused = not mark.exists()
+        mark.touch()
+        return 2 * refused
+    stop.wait()
+    return 0
+
+
 def saved_at_the_second_try(assignment, experiment, security, stop):
     """The syncer that is told to end fails to save, as on a full disk; the next one does not."""
-    told = assignment.workdir / "told"
     if assignment.role == "syncer":
+        told = assignment.workdir / "told"
         stop.wait()
         if not told.exists():
             told.touch()

@@ -131,16 +131,21 @@ def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
     assert_nothing_lost(run, 1)
 
 
-def test_a_refusal_of_a_node_ends_no_run_that_has_settled(nodes, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("main", "whose"),
+    [(ray_mains.refused_once, "learner 0"), (ray_mains.syncer_refused_once, "syncer")],
+)
+def test_a_refusal_of_a_node_ends_no_run_that_has_settled(main, whose, nodes, tmp_path, monkeypatch):
     nodes.have(1)
     monkeypatch.setattr(on_ray, "PAUSE", 0.0)
+    monkeypatch.setattr(on_ray, "LATE_SECONDS", 0.1)
     for seconds, codes in ((0.0, 0), (600.0, 2)):
         monkeypatch.setattr(on_ray, "SETTLED_SECONDS", seconds)
         workdir, told = tmp_path / str(seconds), []
         workdir.mkdir()
-        run = RayRun(Bare(), workdir, Resources(), ray_mains.refused_once, told.append, kept=workdir)
+        run = RayRun(Bare(), workdir, Resources(), main, told.append, kept=workdir)
         assert run.run(threading.Event()) == codes, told
-        assert "learner 0 has ended with exit code 2" in told
+        assert f"{whose} has ended with exit code 2" in told
 
 
 def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(nodes, tmp_path):

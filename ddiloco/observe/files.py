@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+import mmap
 import os
 import pathlib
 import secrets
@@ -50,8 +51,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line of a .jsonl with its value, {} for a torn line; nothing if there is no file."""
-    with contextlib.suppress(OSError), path.open(errors="replace") as file:
+    """Each line of a .jsonl with its value, {} for a torn line; nothing if there is no file.
+
+    Raises OSError where the disk refuses.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open(errors="replace") as file:
         for line in file:
             try:
                 yield line, dict(json.loads(line))
@@ -116,8 +120,10 @@ class GrowingFile:
 
     def _open(self) -> io.FileIO:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._cut_first and self._path.exists():
-            os.truncate(self._path, self._path.read_bytes().rfind(b"\n") + 1)
+        if self._cut_first and self._path.exists() and self._path.stat().st_size:
+            with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as seen:
+                whole = seen.rfind(b"\n") + 1
+            os.truncate(self._path, whole)
         self._cut_first = False  # from now on a torn line is this process's own, and its rest is pending
         return io.FileIO(self._path, "a")
 

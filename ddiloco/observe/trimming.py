@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe.files import read_json, read_lines, replacing, write_json
+from ddiloco.observe.files import read_json, read_lines, read_values, replacing, write_json
 from ddiloco.observe.owner import LOCK
 
 EVALUATOR_LOCK = ".evaluator.lock"
@@ -58,16 +60,8 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
         shutil.move(path, _made(target / path.relative_to(workdir)))
     names = ("rounds.jsonl", "states.jsonl", "recoveries.jsonl")
     for path in (*workdir.glob("learners/[0-9]*/steps.jsonl"), *(workdir / name for name in names)):
-        kept, gone = _split(path, cut)
-        if gone:
-            _made(target / path.relative_to(workdir)).write_text("".join(gone))
-        if path.name == "states.jsonl":
-            kept += _ends(kept, cut)
         if path.is_file():
-            with replacing(path) as new, new.open("w") as file:
-                file.write("".join(kept))
-                file.flush()
-                os.fsync(file.fileno())  # the only lines of what the snapshot holds
+            _split(path, target / path.relative_to(workdir), cut)
     if (workdir / SUMMARY).exists():  # it stays until it is replaced, so that a kill loses none of its counts
         shutil.copy2(workdir / SUMMARY, _made(target / SUMMARY))
     earlier = read_json(workdir / SUMMARY)
@@ -84,42 +78,56 @@ def next_previous(workdir: pathlib.Path) -> pathlib.Path:
     return previous / str(number)
 
 
-def _split(path: pathlib.Path, cut: Cut) -> tuple[list[str], list[str]]:
-    """The lines that stay, and those that go; torn ones go too."""
-    found = list(read_lines(path))
-    lines = [(line, values) for line, values in found if values]
-    torn = [line for line, values in found if not values]
+def _split(path: pathlib.Path, gone_to: pathlib.Path, cut: Cut) -> None:
+    """Leaves the lines that stay, and moves the others and torn ones to `gone_to`, if there are any."""
+    stays, number = _stays(path, cut), 0
+    states: dict[int, str] = {}  # by learner, the last
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(stack.enter_context(replacing(path)).open("w"))
+        gone = None
+        for line, values in read_lines(path):
+            if values and stays(number, values):
+                kept.write(line)
+                states |= {values["learner"]: values["state"]} if path.name == "states.jsonl" else {}
+            else:
+                gone = gone or stack.enter_context(_made(gone_to).open("w"))
+                gone.write(line)
+            number += bool(values)
+        kept.writelines(_ends(states, cut))
+        kept.flush()
+        os.fsync(kept.fileno())  # the only lines of what the snapshot holds
+
+
+def _stays(path: pathlib.Path, cut: Cut) -> Callable[[int, Mapping[str, Any]], bool]:
+    """Tells of a line's number, torn ones not counted, and its values whether it stays."""
     if path.name == "steps.jsonl" and int(path.parent.name) in cut.states:
-        place = _place([values for _, values in lines], *cut.states[int(path.parent.name)])
-        stay = [i < place for i in range(len(lines))]
-    elif path.name == "rounds.jsonl":
-        stay = [values["version"] <= cut.versions[values["fragment"]] for _, values in lines]
-    else:
-        stay = [values["time"] < cut.at(values.get("learner", -1)) for _, values in lines]
-    kept = [line for (line, _), stays in zip(lines, stay, strict=True) if stays]
-    return kept, [line for (line, _), stays in zip(lines, stay, strict=True) if not stays] + torn
+        place = _place(read_values(path), *cut.states[int(path.parent.name)])
+        return lambda number, _: number < place
+    if path.name == "rounds.jsonl":
+        return lambda _, values: values["version"] <= cut.versions[values["fragment"]]
+    return lambda _, values: values["time"] < cut.at(values.get("learner", -1))
 
 
-def _place(lines: Sequence[Mapping[str, Any]], step: int, time: float) -> int:
+def _place(lines: Iterable[Mapping[str, Any]], step: int, time: float) -> int:
     """How many lines of a learner's steps lead to its state at `step`, recorded at `time`.
 
     Steps under way at that time are in the state, and their lines are later. Where a learner that came back
     passed the step more than once, it is the time nearest to `time`.
     """
-    passed = [line["step"] <= step for line in lines]
-    ends = [i for i in range(len(lines) + 1) if all(passed[i - 1 : i]) and not any(passed[i : i + 1])]
-    return min(ends, key=lambda i: abs(lines[i - 1]["time"] - time) if i else math.inf)
+    place, nearest = 0, math.inf
+    pairs = itertools.pairwise(itertools.chain(lines, [{"step": math.inf}]))
+    for number, (line, following) in enumerate(pairs, 1):
+        if line["step"] <= step < following["step"] and abs(line["time"] - time) < nearest:
+            place, nearest = number, abs(line["time"] - time)
+    return place
 
 
-def _ends(lines: list[str], cut: Cut) -> list[str]:
+def _ends(states: Mapping[int, str], cut: Cut) -> Iterator[str]:
     """Lines by which every learner is down from its cut on, since nothing that it did later counts."""
-    last = {values["learner"]: values["state"] for values in map(json.loads, lines)}
-    return [
-        json.dumps({"time": cut.at(learner), "learner": learner, "state": State.FAILED.value, "chips": None})
-        + "\n"
-        for learner, state in sorted(last.items())
-        if state != State.FAILED.value
-    ]
+    for learner, state in sorted(states.items()):
+        if state != State.FAILED.value:
+            end = {"time": cut.at(learner), "learner": learner, "state": State.FAILED.value, "chips": None}
+            yield json.dumps(end) + "\n"
 
 
 def _made(path: pathlib.Path) -> pathlib.Path:

@@ -170,4 +170,9 @@ def test_torn_lines_and_bytes_of_no_text_have_no_values(tmp_path):
     path.write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"a": "\xff"}\n{"a": 2}\n{"a":')
     assert [line for line, values in files.read_lines(path) if not values] == ["��\n", "[1]\n", '{"a":']
     assert list(files.read_values(path)) == [{"a": 1}, {"a": "�"}, {"a": 2}]
-    assert list(files.read_values(tmp_path / "none")) == list(files.read_values(tmp_path)) == []
+    assert list(files.read_values(tmp_path / "none")) == []
+
+
+def test_lines_that_the_disk_does_not_give_are_not_taken_for_none(tmp_path):
+    with pytest.raises(OSError, match="directory"):
+        list(files.read_values(tmp_path))

@@ -1,12 +1,15 @@
 """The files of a run cut back to a snapshot: what was before it counts once, what came after not at all."""
 
+import contextlib
 import json
 import pathlib
 import re
+import tracemalloc
 
 import pytest
 
 from ddiloco.observe import trimming
+from ddiloco.observe.files import GrowingFile
 from ddiloco.observe.trimming import Cut, trim
 
 
@@ -84,6 +87,22 @@ def test_steps_are_cut_where_the_clock_jumped_over_that_of_the_state(run):
 def test_of_steps_that_a_learner_took_twice_those_before_the_state_stay(run):
     steps = [(1.0, 5), (2.0, 6), (3.0, 5), (4.0, 6), (5.0, 7), (6.0, 5), (7.0, 6)]
     assert steps_left(run, steps, (6, 4.1)) == steps[:4]
+
+
+def test_files_of_weeks_are_cut_without_being_held(run):
+    lines = [{"time": float(t), "step": t, "tokens": 10} for t in range(1, 20_001)]
+    write(run / "learners/0/steps.jsonl", lines)
+    tracemalloc.start()
+    try:
+        trim(run, Cut(time=8.0, versions=(1, 1), step=8, states={0: (15_000, 15_000.5)}))
+        with contextlib.closing(GrowingFile(run / "learners/0/steps.jsonl")) as file:
+            file.append(b'{"step": 15001}\n')
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    kept, gone = (run / folder / "learners/0/steps.jsonl" for folder in (".", "previous/1"))
+    assert [*read(kept), *read(gone)] == [*lines[:15_000], {"step": 15_001}, *lines[15_000:]]
+    assert held < kept.stat().st_size / 4
 
 
 def test_merges_stay_up_to_the_versions_of_the_snapshot(run):

@@ -26,7 +26,7 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.intake import RecordIntake
-from ddiloco.remote.syncer.positions import Positions
+from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
@@ -44,6 +44,7 @@ from ddiloco.weights.architectures import counterpart_of
 from ddiloco.weights.files import INDEX, Files
 from experiments.front.credentials import load_security
 from experiments.studies.replay.reading import read_tape
+from tests import workbench
 from tests.fuzz import rpcs
 from tests.protocol.desk import Desk
 from tests.remote.donors import read_donation
@@ -52,6 +53,7 @@ FORMATS = (ArrayFormat((3,), np.dtype(np.float32)), ArrayFormat((5,), np.dtype(n
 BYTES = 17
 INNER = InnerFormat([jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.int32)])
 MAGIC = b"a file of arrays\n"
+EXPERIMENT = workbench.experiment("none", driver="remote")
 FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="fuzzed-"))
 
 
@@ -156,8 +158,12 @@ def positions(data):
     folder = FOLDER
     (folder / "positions.json").write_bytes(data)
     known = Positions(folder)
-    known.load()
-    assert all(isinstance(known.get(learner), str) for learner in range(3))
+    known.load(EXPERIMENT)
+    known.put(0, data.decode(errors="replace")[:LONGEST])
+    known.flush()
+    again = Positions(folder)
+    again.load(EXPERIMENT)
+    assert all(isinstance(again.get(learner), str) for learner in range(3))
 
 
 def durable_values(data):

@@ -1,22 +1,18 @@
 """What waits on either side: bounded, coalesced, and never in anybody's way."""
 
-import concurrent.futures
 import json
-import os
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from ddiloco.disk import checked_json
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Given, RoundId
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
-from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer
@@ -235,75 +231,3 @@ def test_a_session_is_closed_once():
     assert session.close("gone")
     assert not session.close("gone")
     assert session.reason == "gone"
-
-
-def test_positions_are_durable_and_damaged_ones_are_not_taken(tmp_path):
-    positions = Positions(tmp_path)
-    positions.put(3, '{"at": 7}')
-    positions.flush()
-    path = tmp_path / "positions.json"
-    whole = path.read_bytes()
-    again = Positions(tmp_path)
-    assert again.load() is None
-    assert (again.get(3), again.get(4)) == ('{"at": 7}', "")
-    for damaged in (whole.replace(b"7", b"8"), whole[:-1], b"[]", b"{}", b"", b"[" * 9999):
-        path.write_bytes(damaged)
-        other = Positions(tmp_path)
-        told = other.load()
-        assert told is not None and str(path) in told and other.get(3) == ""
-    path.unlink()
-    assert Positions(tmp_path).load() is None  # nobody has said where it is
-
-
-def test_nobody_waits_for_a_disk_that_takes_positions_slowly(tmp_path, monkeypatch):
-    """Readers of all learners keep positions there; none may stand still with the disk."""
-    positions, begun, go_on, real = Positions(tmp_path), threading.Event(), threading.Event(), os.fsync
-
-    def slowly(file):
-        begun.set()
-        assert go_on.wait(LIMIT)
-        real(file)
-
-    monkeypatch.setattr(os, "fsync", slowly)
-    monkeypatch.setattr("ddiloco.remote.syncer.positions.WRITE_EVERY", 0.0)
-
-    def read(learner):
-        positions.put(8, "at once")
-        assert begun.wait(LIMIT)
-        for step in range(50):
-            positions.put(learner, f'{{"at": {step}}}')
-            assert positions.get(learner) == f'{{"at": {step}}}'
-
-    with concurrent.futures.ThreadPoolExecutor(8) as readers:
-        reading = [readers.submit(read, learner) for learner in range(8)]
-        late = concurrent.futures.wait(reading, LIMIT / 2).not_done
-        go_on.set()
-    assert not late and all(one.result() is None for one in reading)
-    positions.flush()
-    again = Positions(tmp_path)
-    assert again.load() is None
-    assert [again.get(learner) for learner in range(9)] == ['{"at": 49}'] * 8 + ["at once"]
-
-
-def test_the_second_between_two_writes_of_positions_begins_with_the_first_ones_end(tmp_path, monkeypatch):
-    """Else a disk that takes longer than that would be written to all the time."""
-    now, positions, saved, real = [100.0], Positions(tmp_path), [], checked_json.save
-
-    def save(path, values):
-        now[0] += 10.0
-        real(path, values)
-        saved.append(dict(values))
-
-    monkeypatch.setattr(checked_json, "save", save)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    positions.put(0, "1")
-    positions._writer.join(LIMIT)
-    positions.put(0, "2")
-    positions._writer.join(LIMIT)
-    assert saved == [{"0": "1"}]
-    now[0] += 1.0
-    positions.put(0, "3")
-    positions._writer.join(LIMIT)
-    assert saved == [{"0": "1"}, {"0": "3"}]
-    positions.flush()
-    assert len(saved) == 2, "it is there already"

@@ -6,14 +6,17 @@ import json
 import pathlib
 import threading
 import time
+from typing import Any
 
 from ddiloco.data import shards
 from ddiloco.data.errors import DataError
 from ddiloco.disk import checked_json
 from ddiloco.observe.owner import Owner
 from ddiloco.remote.wire.agreement import WireError
+from ddiloco.settings.experiment import Experiment
 
 LONGEST = 768 << 10  # characters of one position: messages hold no more
+MOST_SHARDS = 1 << 20  # that an earlier run is believed to have had
 WRITE_EVERY = 1.0  # seconds after a write; a lost machine only makes learners draw these last batches twice
 
 
@@ -33,16 +36,21 @@ class Positions:
         self._writer = threading.Thread()  # the last one
         self._disk = threading.Lock()  # of who writes; nobody waits for it with the other lock
 
-    def load(self) -> str | None:
-        """Reads what an earlier syncer left; why it cannot be, in a line, if there is something."""
+    def load(self, experiment: Experiment) -> str | None:
+        """Reads what an earlier syncer left, and deals the data again where it had other learners.
+
+        Returns why it cannot be, in a line, if there is something.
+        """
         try:
             found = checked_json.load(self._path) if self._path is not None else {}
+            if all(isinstance(text, str) for text in found.values()):
+                self._by_learner = _dealt(found, experiment)
+                self._unwritten = self._by_learner != found
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, DataError) as error:
             return f"{self._path}: {error}: learners that come again begin their data again"
-        if all(isinstance(text, str) for text in found.values()):
-            self._by_learner = found
+        self.flush()
         return None
 
     def get(self, learner: int) -> str:
@@ -92,3 +100,26 @@ class Positions:
             finally:
                 with self._lock:
                     self._written = time.monotonic()
+
+
+def _dealt(found: dict[str, str], experiment: Experiment) -> dict[str, str]:
+    """The positions of this run's learners: those that were found, if any is of as many shards.
+
+    Raises:
+      DataError: there were others, and what one of them said is no position.
+    """
+    states = [state for text in found.values() if (state := _state(text)) is not None]
+    if not states or any(state["stream"]["num_shards"] == experiment.num_data_shards for state in states):
+        return found
+    groups = [experiment.data_shards((m,)) for m in range(experiment.most_learners)]
+    dealt = enumerate(shards.reshard(states, experiment.num_data_shards, groups))
+    return {str(m): json.dumps(position) for m, position in dealt if position is not None}
+
+
+def _state(text: str) -> dict[str, Any] | None:
+    """What a learner said, if it names a stream's shards."""
+    try:
+        state = json.loads(text)
+        return dict(state) if 0 < state["stream"]["num_shards"] <= MOST_SHARDS else None
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None

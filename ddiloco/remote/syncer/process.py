@@ -122,7 +122,7 @@ class SyncerRun:
             epoch = (lambda: LARGEST) if taker is None else lambda: taker.epoch
             terms = terms_of(e, assembly.layout)
             links = PartLinks(parts, terms, security, mark, self._syncer.send, record, epoch)
-        if goes_on and (lost := positions.load()) is not None:
+        if goes_on and (lost := positions.load(e)) is not None:
             record(records.Alarm(lost, time.time()))
         management = Management(
             security,

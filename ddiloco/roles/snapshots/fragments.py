@@ -38,6 +38,7 @@ class FragmentsRecording:
         self._part, self._own = part, own
         self._recorded = self._begun = epoch
         self._writer, self._send = writer, send
+        self._writing: concurrent.futures.Future[PartFiles] | None = None  # the newest of its parts
         self._patience = patience
         self._ahead: dict[int, tuple[int, float]] = {}  # by learner, its snapshot and since when it is known
 
@@ -71,15 +72,18 @@ class FragmentsRecording:
             at = RoundId(state.merged_steps[p], p)
             versions.append(news.Committed(at, fragment.version, state.lineages[p]))
             arrays |= named(f"fragment/{p}", fragment.pieces) | named(f"outer/{p}", fragment.optimizer)
-        if not fragments:
-            self._send(FragmentsWritten(self._part, number, None, (), "its fragments could not be copied"))
+        problem = "" if fragments else "its fragments could not be copied"
+        if self._writing is not None and not self._writing.done():
+            problem = "the part before this one is still being written"
+        if problem:
+            self._send(FragmentsWritten(self._part, number, None, (), problem))
             return
         name = fragments_part(self._part)
-        writing = self._writer.write(number, name, SnapshotPart(arrays, {"fragments": list(self._own)}))
+        self._writing = self._writer.write(number, name, SnapshotPart(arrays, {"fragments": list(self._own)}))
 
         def written(done: concurrent.futures.Future[PartFiles]) -> None:
             result = PartWritten.of(self._part, number, done)
             told = FragmentsWritten(self._part, number, result.files, tuple(versions), result.problem)
             self._send(told)
 
-        writing.add_done_callback(written)
+        self._writing.add_done_callback(written)

@@ -115,6 +115,7 @@ class SnapshotTaker:
         self._taking: _Taking | None = None
         self._spoilt: set[int] = set()  # learners for which the last one failed; the next does without
         self._finisher = concurrent.futures.ThreadPoolExecutor(1, "snapshot-complete")
+        self._writing: concurrent.futures.Future[PartFiles] | None = None  # the newest of the syncer's part
 
     def take_one_soon(self) -> bool:
         """Has a snapshot taken now instead of when it would be due, from any thread; returns True."""
@@ -122,8 +123,13 @@ class SnapshotTaker:
         return True
 
     def wanted(self, step: int) -> bool:
-        """Whether a snapshot is due at this step; the syncer then gathers its state and calls `begin`."""
+        """Whether a snapshot is due at this step; the syncer then gathers its state and calls `begin`.
+
+        None is while the part of one that was given up is still being written: each holds all fragments.
+        """
         if not self._every or step < self._next_step or self._gathering or self._taking is not None:
+            return False
+        if self._writing is not None and not self._writing.done():
             return False
         self._next_step = _after(step, self._every)
         self._gathering = True
@@ -300,7 +306,7 @@ class SnapshotTaker:
         taking.writing = True
         part = SnapshotPart(taking.arrays, dataclasses.asdict(taking.state))
         taking.arrays = {}  # the writer lets go of them, long before large learners have written theirs
-        future = self.writer.write(taking.number, SYNCER_PART, part)
+        self._writing = future = self.writer.write(taking.number, SYNCER_PART, part)
         future.add_done_callback(lambda done: self._send(PartWritten.of(SYNCER, taking.number, done)))
 
     def _complete_when_written(self) -> None:

@@ -1,7 +1,14 @@
 """What a part of the syncer does with offers around a snapshot that it may have missed the beginning of."""
 
+import concurrent.futures
+
+import numpy as np
 import pytest
 
+from ddiloco.disk.snapshots.parts import PartFiles
+from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.fragments import FragmentsRecording
 
 
@@ -46,3 +53,34 @@ def test_offers_of_learners_that_know_a_snapshot_which_a_syncer_on_an_older_disk
     one.record(None, ())
     assert not one.awaits(0, 5, 72.0)
     assert one.awaits(0, 6, 100.0)  # after a snapshot that both know
+
+
+class SlowWriter:
+    """Writes what it is given once it is told to."""
+
+    def __init__(self):
+        self.given = []
+
+    def write(self, number, name, part):
+        self.given.append(concurrent.futures.Future())
+        return self.given[-1]
+
+
+def test_a_part_waits_for_no_other_that_is_still_being_written():
+    """Each holds a copy of the fragments, and a disk this slow would let them pile up."""
+    writer, told = SlowWriter(), []
+    one = FragmentsRecording(0, (0,), 0, writer, told.append, patience=60.0)
+    state = SyncerCore(SyncPolicy(num_learners=1, num_fragments=1, interval=4)).state()
+    fragment = FragmentState(0, (np.ones(2, np.float32),), ())
+    for number in (1, 2):
+        one.begun(number)
+        one.record(state, [fragment])
+    assert len(writer.given) == 1
+    writer.given[0].set_result(PartFiles({"host_000": (2, "0" * 64)}))
+    one.begun(3)
+    one.record(state, [fragment])
+    assert len(writer.given) == 2
+    assert [(each.number, each.problem) for each in told] == [
+        (2, "the part before this one is still being written"),
+        (1, ""),
+    ]

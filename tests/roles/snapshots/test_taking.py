@@ -4,6 +4,7 @@ import concurrent.futures
 import errno
 import pathlib
 import queue
+import threading
 import time
 import weakref
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from ddiloco.disk import array_file
+from ddiloco.disk.snapshots import parts
 from ddiloco.disk.snapshots.parts import SYNCER_PART, learner_part, parts_folder, read_part
 from ddiloco.disk.snapshots.store import PartFiles, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
@@ -243,6 +245,29 @@ def test_one_that_takes_too_long_is_given_up_and_the_next_takes_another_number(t
     assert desk.taker.next_deadline() is None
     desk.mark(1)  # too late
     assert desk.begin().number == 2
+    desk.taker.close(PATIENCE)
+
+
+def test_none_is_wanted_while_the_part_of_one_that_took_too_long_is_still_being_written(
+    tmp_path, monkeypatch
+):
+    """Each holds a copy of all fragments, and a disk this slow would let them pile up."""
+    desk, go_on, real = Desk(tmp_path, timeout=5.0), threading.Event(), parts.write_part
+
+    def slowly(*given):
+        assert go_on.wait(PATIENCE)
+        return real(*given)
+
+    monkeypatch.setattr(parts, "write_part", slowly)
+    assert desk.taker.wanted(4)
+    desk.begin()
+    for learner in (0, 1):
+        desk.mark(learner)
+    desk.taker.timeout(5.0)
+    assert not desk.taker.wanted(8)
+    go_on.set()
+    desk.taker.take(desk.inbox.get(timeout=PATIENCE))
+    assert desk.taker.wanted(9)
     desk.taker.close(PATIENCE)
 
 

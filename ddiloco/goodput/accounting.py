@@ -91,8 +91,8 @@ class Timelines:
                 f"{fewest} to {track.chips}"
             )
         self._last_change = max(self._last_change, now)
-        if state is State.FAILED:  # nothing is known of what it did since it was last heard
-            now = min(now, track.away_since)
+        if state is State.FAILED:
+            now = self.gone_since(learner, now)
         if state is State.STARTING and track.allocated:
             state = State.RECONFIGURING
         if (state, present) == (track.state, track.present):
@@ -113,6 +113,11 @@ class Timelines:
         track = self._tracks.get(learner)
         if track is not None:
             track.away_since = max(since, track.since)
+
+    def gone_since(self, learner: int, now: float) -> float:
+        """Since when a learner is FAILED that is found to be at `now`: since it was last heard (seconds)."""
+        track = self._tracks.get(learner)
+        return now if track is None else min(now, track.away_since)
 
     def window(self, now: float) -> tuple[float, float] | None:
         """The window (a, b) as of `now`, in seconds; None while no learner has stepped."""

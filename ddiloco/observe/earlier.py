@@ -49,17 +49,22 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
     known: set[Key | None] = set()
     paths = [path for path in (workdir / "learners").glob("*/steps.jsonl") if path.parent.name.isdigit()]
     told = (*(_steps(path, known) for path in sorted(paths)), _states(workdir), _departures(workdir))
-    moments = []
+    moments, heard = [], dict[int, float]()
     for record in heapq.merge(*told, key=operator.attrgetter("time")):  # figures mark departures at steps
         match record:
             case StepDone():
+                heard[record.learner] = record.time
                 tally.step_done(record)
             case StateChanged():
+                heard[record.learner] = record.time
                 moments.append(record.time)
                 if record.learner in tally.info.chips_by_learner:
                     tally.state_changed(record)
             case Noted():
                 tally.noted(record)
+    for learner, time in heard.items():
+        if learner not in tally.away | tally.finished:
+            tally.timelines.away(learner, time)  # unless it turns out to have gone on
     for name, file in (("round", "rounds.jsonl"), ("recovered", "recoveries.jsonl")):
         noted = collections.deque[Noted](maxlen=_LAST)
         for line in read_values(workdir / file):

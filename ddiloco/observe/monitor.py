@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from ddiloco.goodput.accounting import State
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import Key, key_of, recall
 from ddiloco.observe.files import GrowingFiles, read_json, write_json
@@ -172,8 +173,7 @@ class Monitor:
             case StepDone():
                 self._step_done(record, sent.time)
             case StateChanged():
-                self._tally.state_changed(record)
-                self._lines.state(record)
+                self._state_changed(record)
             case Transferred():
                 self._tally.transferred(record)
             case Noted():
@@ -188,6 +188,15 @@ class Monitor:
                 self._flushes[record if record.asker is None else record.asker] = record
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
+
+    def _state_changed(self, record: StateChanged) -> None:
+        if record.state is State.FAILED:
+            if record.learner in self._tally.finished:
+                return
+            since = self._tally.timelines.gone_since(record.learner, record.time)
+            record = dataclasses.replace(record, time=since)
+        self._tally.state_changed(record)
+        self._lines.state(record)
 
     def _in_time(self, record: Record) -> Record:
         """The record, not before the run and not in the future: another machine's clock may be wrong."""

@@ -62,6 +62,8 @@ FIRST = [
     StateChanged(1, State.FAILED, 104.0),
 ]
 THEN = [
+    StateChanged(0, State.STARTING, 105.8),  # as whoever connects
+    StateChanged(0, State.STEPPING, 105.9),
     *steps(0, 4, 2, 106.0),
     Transferred(0, 1, 2),
     Noted("drop", {"learner": 0, "reason": "late"}, 106.5),
@@ -172,6 +174,36 @@ def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_pa
     assert recalled.timelines.lost(130.0) == seen.timelines.lost(130.0)
 
 
+OUTAGE = [
+    *(StateChanged(m, State.STEPPING, 100.0) for m in (0, 1)),
+    *(step for m in (0, 1) for step in steps(m, 1, 10, 101.0)),
+]
+
+
+def test_who_is_not_back_after_an_outage_counts_as_dead_since_it_was_last_heard(tmp_path):
+    monitor(tmp_path, *OUTAGE)
+    told = monitor(tmp_path, StateChanged(0, State.STARTING, 210.0), resume=True)  # it had gone on
+    assert told["lost"]["failed"] == pytest.approx(0.5 * 100 / 110)
+    assert told["uptime"] == 1.0
+
+
+def test_the_time_of_an_outage_is_lost_and_stays_so_in_every_later_process(tmp_path):
+    back = [StateChanged(m, state, 210.0) for m in (0, 1) for state in (State.FAILED, State.STARTING)]
+    back += [StateChanged(m, State.STEPPING, 210.0) for m in (0, 1)]
+    monitor(tmp_path, *OUTAGE)
+    told = monitor(tmp_path, *back, *steps(0, 11, 10, 211.0), *steps(1, 11, 10, 211.0), resume=True)
+    assert told["goodput"] == told["uptime"] == pytest.approx(20 / 120)
+    assert told["lost"]["failed"] == pytest.approx(100 / 120)
+    again = monitor(tmp_path, *(StateChanged(m, State.STARTING, 220.0) for m in (0, 1)), resume=True)
+    assert again["lost"] == told["lost"]
+
+
+def test_a_learner_that_finished_has_not_failed_as_another_process_of_it_comes(tmp_path):
+    monitor(tmp_path, *OUTAGE, StateChanged(0, State.FINISHED, 111.0))
+    monitor(tmp_path, StateChanged(0, State.FAILED, 210.0), resume=True)
+    assert [line["state"] for line in lines(tmp_path / "states.jsonl")][-1] == "finished"
+
+
 def test_merges_whose_lines_a_crash_took_count_by_the_durable_versions(tmp_path):
     monitor(tmp_path, *FIRST)
     told = monitor(tmp_path, Resumed((1, 2), 105.0), *THEN, resume=True)
@@ -234,7 +266,7 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path):
 def test_states_and_recoveries_have_lines(tmp_path):
     monitor(tmp_path, *FIRST)
     states = lines(tmp_path / "states.jsonl")
-    assert states[-1] == {"time": 104.0, "learner": 1, "state": "failed", "chips": None}
+    assert states[-1] == {"time": 103.9, "learner": 1, "state": "failed", "chips": None}
     assert len(states) == 5
     [line] = lines(tmp_path / "recoveries.jsonl")
     assert line == {"time": 103.0, "learner": 0, "inner_state": "fresh", "seconds": 0.25}

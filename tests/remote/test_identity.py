@@ -131,6 +131,16 @@ def test_the_owner_of_a_number_replaces_its_process_at_once_with_a_newer_one():
             until(lambda: old.client.refusal is not None, "the refusal of the old one")
 
 
+@pytest.mark.parametrize(("process", "states"), [(100, ["starting"]), (103, ["failed", "starting"])])
+def test_a_restarted_syncer_tells_a_learner_that_went_on_from_one_that_came_again(process, states):
+    syncer = SyncerEnd(opened=False)
+    syncer.server.know([(0, 102)])  # the process was told to rejoin twice
+    with ended(syncer, learner := LearnerEnd(syncer.address, process=process)):
+        assert learner.client.accepted.wait(PATIENCE)
+        found = [r.state.value for r in syncer.records if isinstance(r, records.StateChanged)]
+        assert found == states
+
+
 def test_with_tokens_of_their_own_learners_speak_for_no_other():
     syncer = SyncerEnd(security=OWN)
     with ended(syncer, honest := LearnerEnd(syncer.address, 1, security=OWN.of(1))):

@@ -40,8 +40,8 @@ class RecordIntake:
         self._learners: dict[int, _Learner] = {}
         self._replaced: dict[int, dict[int, _Learner]] = {}  # by learner and process
 
-    def joined(self, learner: int, process: int) -> None:
-        """A process has connected, for the first time or again."""
+    def joined(self, learner: int, process: int, newer: bool = False) -> None:
+        """A process has connected, for the first time or again; `newer`: than any an earlier syncer knew."""
         now = time.time()
         with self._lock:
             known = self._learners.get(learner)
@@ -54,6 +54,8 @@ class RecordIntake:
             if known is not None:
                 self._died(learner, known, now)
                 replaced[known.process] = known
+            elif newer:
+                self._record(records.StateChanged(learner, State.FAILED, now))
             came = replaced.pop(process, None) or _Learner(process)
             came.lost_at = came.state = None
             self._learners[learner] = came

@@ -252,7 +252,7 @@ class SyncerServer:
         hosts = max(1, hello.hosts), self._terms.room(hello.learner)
         session = Session(*whose, self._newest, donor, caller, moved, *hosts)
         session.newest_incarnation = max(known, hello.process)
-        self.intake.joined(hello.learner, hello.process)
+        self.intake.joined(hello.learner, hello.process, newer=0 < known < hello.process)
         with self._lock:
             self._sessions[session.name] = session
             self.away.discard(hello.learner)

@@ -84,7 +84,8 @@ def get_comparison(what: str = "long") -> list[dict[str, Any]]:
         "eval.every": 492,
     }
     data_parallel, *others = ({k: v for k, v in row.items() if k != "axes"} | long for row in _tiny())
-    return [{**data_parallel, "train.batch_size": point.rows, "eval.every": 1968}, *others]
+    scored = tuned.STEPS["long"] // point.rows  # as often by tokens
+    return [{**data_parallel, "train.batch_size": point.rows, "eval.every": scored}, *others]
 
 
 def _methods() -> list[dict[str, Any]]:

@@ -10,8 +10,7 @@ INNER
   muon (default), adamw; decoupled has Muon alone
 LENGTH
   short  the tokens of configs/dense.py:tiny, 2.4 a parameter; 5 to 10 minutes a run on a core (default)
-  long   20 tokens a parameter; with Muon decoupled's best of three points and data-parallel's second best;
-         20 to 100 minutes a run
+  long   20 tokens a parameter; with Muon the best of three points each; 20 to 100 minutes a run
 
 All read 512 documents side by side, and their inner rate goes down to 0. Learners meet every 2 steps, in four
 bits both ways; --config.sync.interval=24 has the paper's. The last command finds the points of short runs
@@ -41,7 +40,7 @@ POINTS = {
     ("data_parallel", "muon", "short"): Point(2, 0.006),
     ("data_parallel", "adamw", "short"): Point(1, 0.003),
     ("decoupled", "muon", "short"): Point(4, 0.024, outer=0.35),
-    ("data_parallel", "muon", "long"): Point(2, 0.012),
+    ("data_parallel", "muon", "long"): Point(4, 0.012),
     ("data_parallel", "adamw", "long"): Point(2, 0.006),
     ("decoupled", "muon", "long"): Point(8, 0.024, outer=0.35),
 }

@@ -6,8 +6,8 @@ WHAT
   interval    short runs in which learners meet every 6 steps (default)
   interleave  short runs with AdamW, every 24; a shard reads 128 documents side by side, not 8
   both        short runs with AdamW, every 6, and 128 documents
-  length      long runs of configs/tuned.py; also at two other points of decoupled, and at one of them every
-              6 steps in float32; 20 to 100 minutes each
+  length      long runs of configs/tuned.py; also at another point of data-parallel and two of decoupled, and
+              at one of them every 6 steps in float32; 20 to 100 minutes each
   adamw       long runs of data-parallel with AdamW: what its point was chosen from
   muon        long runs of both with Muon, likewise, with three seeds
 
@@ -55,6 +55,7 @@ POINTS = {
         _long("data_parallel,adamw"),
         _long("data_parallel,muon"),
         _long("decoupled,muon"),
+        _point(2, 0.012),
         _point(4, 0.012, 0.5),
         _point(4, 0.024, 0.35),
         {**_point(4, 0.012, 0.5), **EVERY_6, "outer.codec": "f32", "outer.update_codec": "f32"},

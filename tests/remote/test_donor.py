@@ -15,6 +15,7 @@ from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.gift import Asking, Gift, _Call, _checked, fetch_copy
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
+from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security, donor_address
@@ -47,6 +48,16 @@ def test_a_wish_that_nobody_waits_for_any_longer_is_cancelled():
             ask(donor.address, timeout=0.5)
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: donor.wishes[0].answer.cancelled(), "the wish to be cancelled")
+
+
+def test_a_peer_with_another_optimizer_that_does_not_read_so_is_given_up():
+    with Steps(state(2), longest=0.5) as donor:
+        unread = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+        with grpc.insecure_channel(donor.address, unread) as channel:
+            asked = pb.DonationRequest(versions=[3, 4]).SerializeToString()
+            call = channel.stream_stream(wire.DONATE)(iter([asked]))
+            until(call.done, "its end")
+            assert call.code() is grpc.StatusCode.CANCELLED
 
 
 def test_a_learner_without_memory_for_a_copy_says_so_at_once():

@@ -39,6 +39,7 @@ from tests.remote.ends import (
 )
 
 HELLOS = times(5, 30)
+UNREAD = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]  # no room for any answer
 ALL = Security("the token that all share")
 OWN = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
 
@@ -269,6 +270,21 @@ def test_a_learner_that_claims_many_hosts_takes_no_more_calls_than_there_is_room
         with pytest.raises(PermissionError, match=f"more than {most} calls"):
             calls.enter_context(session.call("updates", Call()))
         calls.enter_context(session.call("offers", Call()))
+
+
+def test_answers_that_a_learner_does_not_read_are_few_and_end_with_its_session():
+    """Else they would be all of the syncer's calls, and keep everybody out."""
+    syncer = SyncerEnd()
+    with ended(syncer, learner := LearnerEnd(syncer.address)):
+        joined(syncer, learner)
+        [session] = syncer.server._sessions.values()
+        named = ((wire.SESSION_KEY, session.name),)
+        with grpc.insecure_channel(syncer.address, UNREAD) as channel:
+            ask = channel.stream_stream(wire.PEERS)
+            calls = [ask(iter([b""]), metadata=named) for _ in range(2 * MOST_CALLS)]
+            until(lambda: sum(call.done() for call in calls) == MOST_CALLS, "refusals of half of them")
+            learner.client.finish(0.0)
+            until(lambda: not session._contexts, "the end of the others")
 
 
 def test_a_call_of_a_learner_that_reads_nothing_ends_with_its_session(monkeypatch):

@@ -117,7 +117,8 @@ class Donor:
         try:
             cuts = cuts_of(wanted.wanted, inner.arrays)
         except WireError:  # it has another optimizer, and will see that it has
-            yield pb.DonationHeader(format=inner.fingerprint).SerializeToString()
+            with wire.ended_after(self._longest, context.cancel):
+                yield pb.DonationHeader(format=inner.fingerprint).SerializeToString()
             return
         if wanted.copy:
             yield from self._rest(wanted.copy, cuts, inner, context)

@@ -199,15 +199,19 @@ class SyncerServer:
         yield from self._parts.answer(self._listening.handshakes.first(requests, context), requests, context)
 
     def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Learners that may have an inner state to give, beginning with the one after the asking learner."""
         del requests
-        own = self._calls.session(context).learner
+        session = self._calls.session(context)
+        with session.call("peers", context):  # for as long as the answer is not read
+            yield self._peers_of(session.learner).SerializeToString()
+
+    def _peers_of(self, own: int) -> pb.Peers:
+        """Learners that may have an inner state to give, beginning with the one after the asking learner."""
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
         # Of the fastest, so that one that claims to be slow has nobody wait for it where there are others.
         seconds = min(filter(None, (self._boundary_seconds(s.learner) for s in others)), default=0.0)
-        yield pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds).SerializeToString()
+        return pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds)
 
     # Sessions.
 

@@ -6,6 +6,7 @@ It is written before the update is broadcast, so no learner ever has a version t
 
 from __future__ import annotations
 
+import errno
 import pathlib
 import secrets
 import threading
@@ -36,6 +37,10 @@ Found = TypeVar("Found")
 
 class DurableStateError(Exception):
     """The state on disk cannot be used; the message is one line and names the file."""
+
+
+class _Superseded(OSError):
+    """What is to be made durable is of a start before this one."""
 
 
 class Start(NamedTuple):
@@ -75,10 +80,12 @@ class DurableState:
         self._stop = stop
         self._keep = keep
         self._owner = Owner(folder.parent)
+        self._found: tuple[int, int] | None = None  # which folder it is, once something was read or written
 
     def begin(self, model: GlobalModel) -> None:
         """Writes the initial fragments of a run; raises OSError if the disk refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._found = self._which()
         for p in model.fragments:  # copies of one at a time
             self._save(p, model.state(p), 0, 0)
         self._save_incarnations(())
@@ -98,6 +105,7 @@ class DurableState:
         Until it is complete they stand for no run: who is killed meanwhile begins again.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._found = self._which()
         run_mark.begin(self.folder)
         for p, fragment in start.fragments.items():
             self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
@@ -107,13 +115,16 @@ class DurableState:
         """Makes a merged fragment durable; if the disk refuses, raises an alarm and tries until it succeeds.
 
         Returns:
-          Whether it is durable; False only if the run is stopped first.
+          Whether it is durable; False only if the run is stopped first, or its folder is another start's.
         """
         state = model.state(merged.fragment)
         while True:
             try:
                 self._save(merged.fragment, state, merged.step, self.lineage)
                 return True
+            except _Superseded as error:
+                self._alarm(error, f"version {state.version} of fragment {merged.fragment} is not written")
+                return False
             except OSError as error:
                 # Named: an alarm of the same words is shown once, and the disk may be full again weeks later.
                 what = f"version {state.version} of fragment {merged.fragment}"
@@ -134,8 +145,9 @@ class DurableState:
         """Loads a model's fragments, one after the other; of some of them the state is without learners.
 
         Their versions are kept, before which a syncer may have been killed. Raises DurableStateError as
-        `fragment` does, ValueError if they are of another model.
+        `fragment` does, OSError if there is no folder, ValueError if they are of another model.
         """
+        self._found = self._which()
         state = SyncerState.initial(self._layout.num_fragments)
         for p in model.fragments:
             fragment, step, lineage = self.fragment(p)
@@ -209,10 +221,17 @@ class DurableState:
             "pieces": len(state.pieces),
         }
         self._owner.check()
+        if self._found not in (None, self._which()):
+            raise _Superseded(errno.ESTALE, "the run was started again")
         begun, arrays = time.monotonic(), [*state.pieces, *state.optimizer]
         array_file.save(self._path(p), FRAGMENT, header, arrays)
         self.pace.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
         self._keep_version(p, state.version, merged_step)
+
+    def _which(self) -> tuple[int, int]:
+        """The folder that the path leads to; a run that is started again from a snapshot makes another."""
+        found = self.folder.stat()
+        return found.st_dev, found.st_ino
 
     def _keep_version(self, p: int, version: int, merged_step: int) -> None:
         if self._keep > 1:

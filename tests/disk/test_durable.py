@@ -217,6 +217,23 @@ def test_a_run_that_ends_while_the_disk_is_full_gives_the_commit_up(disk, monkey
     assert disk.state.state() == SyncerState.initial(2)
 
 
+def test_a_part_of_before_a_start_from_a_snapshot_writes_nothing_into_the_new_folder(disk, tmp_path):
+    """It may be in a merge that hangs, on a machine of its own, while the run is started again."""
+    disk.state.begin(theirs := model())
+    part = Disk(tmp_path)
+    part.state.restore(theirs)
+    for _ in range(9):
+        merge(theirs, 1, 0.5)
+    disk.folder.rename(tmp_path / "previous")
+    again = Disk(tmp_path)
+    again.state.replace(Start(SyncerState.initial(2), {p: model().state(p) for p in (0, 1)}))
+    assert not part.state.commit(RoundId(99, 1), theirs)
+    assert [alarm.partition(": ")[2] for alarm in part.alarms] == [
+        "the run was started again: version 9 of fragment 1 is not written"
+    ]
+    assert again.state.state().versions == (0, 0)
+
+
 def test_a_refused_incarnation_is_told_and_stops_nobody(disk, monkeypatch):
     disk.state.begin(model())
     full(monkeypatch, times=1)

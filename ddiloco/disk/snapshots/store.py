@@ -93,9 +93,9 @@ class SnapshotStore:
         self._keep_also = None if keep_also is None else keep_also.number
         self._given = 0
 
-    def next_number(self) -> int:
-        """A number above all that were given before or are on the disk."""
-        self._given = self.last_number() + 1
+    def next_number(self, least: int = 1) -> int:
+        """A number above all that were given before or are on the disk; `least` or more."""
+        self._given = max(self.last_number() + 1, least)
         return self._given
 
     def last_number(self) -> int:

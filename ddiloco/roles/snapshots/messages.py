@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 
-from ddiloco.disk.snapshots.parts import PartFiles
+from ddiloco.disk.snapshots.parts import SYNCER_PART, PartFiles, fragments_part, learner_part
 from ddiloco.protocol import news
 
 SYNCER = -1  # its number among those whose parts are awaited; those below are its parts'
@@ -84,3 +84,10 @@ def sender_of(event: object) -> tuple[int | None, int]:
     """Learner and incarnation that an event comes from; None: it is the syncer's own."""
     said = getattr(event, "report", None) or getattr(event, "contribution", event)
     return getattr(said, "learner", None), getattr(said, "incarnation", 0)
+
+
+def part_name(learner: int) -> str:
+    """The name of a learner's part of a snapshot, or of one of the syncer's."""
+    if learner < SYNCER:
+        return fragments_part(SYNCER - 1 - learner)
+    return SYNCER_PART if learner == SYNCER else learner_part(learner)

@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco.disk.snapshots.array_names import named
-from ddiloco.disk.snapshots.parts import (
-    SYNCER_PART,
-    check_listing,
-    fragments_part,
-    learner_part,
-    parts_folder,
-)
+from ddiloco.disk.snapshots.parts import SYNCER_PART, check_listing, parts_folder
 from ddiloco.disk.snapshots.store import (
     Clocks,
     PartFiles,
@@ -45,6 +39,7 @@ from ddiloco.roles.snapshots.messages import (
     PartWritten,
     SnapshotMessage,
     StateRecorded,
+    part_name,
     sender_of,
 )
 from ddiloco.settings.experiment import SnapshotConfig
@@ -68,6 +63,7 @@ class _Taking:
     parts: dict[int, PartFiles] = dataclasses.field(default_factory=dict)
     writing: bool = False  # the syncer's own part; nothing more is recorded
     completing: bool = False
+    told: bool = False  # that the disk does not complete it
 
 
 class SnapshotTaker:
@@ -155,7 +151,8 @@ class SnapshotTaker:
         if 2 * len(skipped) > len(core.live):
             skipped = set()
         asked = {learner: newest[learner] for learner in core.live if learner not in skipped}
-        number = self._store.next_number()
+        # Learners that live know the numbers so far, though the folder may have been emptied since.
+        number = self._store.next_number(state.step // self._every)
         try:  # so that a restarted syncer takes another number
             (self.folder / f"{number:06d}").mkdir(parents=True)
         except OSError as error:
@@ -259,9 +256,15 @@ class SnapshotTaker:
                     self._completed()
 
     def timeout(self, now: float) -> None:
-        """Gives up the snapshot under way if it has taken too long."""
+        """Gives up the snapshot under way if it has taken too long; where a disk hangs, only tells."""
         taking, deadline = self._taking, self.next_deadline()
-        if taking is not None and deadline is not None and now >= deadline:
+        if taking is None or deadline is None or now < deadline:
+            return
+        if taking.completing:
+            taking.told = True
+            told = f"{self.folder}: snapshot {taking.number} is not completed, and none is taken meanwhile"
+            self._record(records.Alarm(told, time.time()))
+        else:
             missing = sorted({*taking.awaited, *taking.clocks} - {*taking.parts})
             late = "not all parts" if missing else "not the syncer's part"
             problem = f"after {deadline - taking.begun:g} s: {late} came within snapshot.timeout"
@@ -269,7 +272,7 @@ class SnapshotTaker:
 
     def next_deadline(self) -> float | None:
         """When to call `timeout`, monotonic seconds."""
-        return None if self._taking is None or self._taking.completing else self._taking.deadline
+        return None if self._taking is None or self._taking.told else self._taking.deadline
 
     def seconds_left(self) -> float:
         """How long the snapshot under way may still take, from any thread; 0: there is none."""
@@ -338,12 +341,12 @@ class SnapshotTaker:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for learner, files in parts.items():  # the syncer comes last
-                check_listing(staged / _part(learner), files)
-                (staged / _part(learner)).rename(folder / _part(learner))
-            self._store.complete(number, header, {_part(m): files for m, files in parts.items()})
+                check_listing(staged / part_name(learner), files)
+                (staged / part_name(learner)).rename(folder / part_name(learner))
+            self._store.complete(number, header, {part_name(m): files for m, files in parts.items()})
         except (OSError, SnapshotError) as error:
             problem = str(error)
-            for name in map(_part, parts):  # a full disk needs the room; the folder keeps the number
+            for name in map(part_name, parts):  # a full disk needs the room; the folder keeps the number
                 shutil.rmtree(folder / name, ignore_errors=True)
         self._clear(number)
         self._send(Completed(number, problem, learner))
@@ -386,13 +389,6 @@ class SnapshotTaker:
             short = problem.rsplit(": ", 1)[-1]
             alarm_text = f"{self.folder}: {short}: a snapshot is given up; training goes on"
             self._record(records.Alarm(alarm_text, time.time()))
-
-
-def _part(learner: int) -> str:
-    """The name of a learner's part, or of one of the syncer's."""
-    if learner < SYNCER:
-        return fragments_part(SYNCER - 1 - learner)
-    return SYNCER_PART if learner == SYNCER else learner_part(learner)
 
 
 def _after(step: int, every: int) -> int:

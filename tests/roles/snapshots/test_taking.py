@@ -18,7 +18,7 @@ from ddiloco.disk.snapshots.store import PartFiles, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import FragmentCounters, Report
+from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
@@ -268,6 +268,38 @@ def test_none_is_wanted_while_the_part_of_one_that_took_too_long_is_still_being_
     go_on.set()
     desk.taker.take(desk.inbox.get(timeout=PATIENCE))
     assert desk.taker.wanted(9)
+    desk.taker.close(PATIENCE)
+
+
+def test_a_disk_that_hangs_as_it_completes_one_is_told_and_may_yet_do_it(tmp_path, monkeypatch):
+    desk, go_on, real = Desk(tmp_path, timeout=5.0), threading.Event(), SnapshotStore.complete
+
+    def slowly(*given):
+        assert go_on.wait(PATIENCE)
+        return real(*given)
+
+    monkeypatch.setattr(SnapshotStore, "complete", slowly)
+    desk.begin()
+    for learner in (0, 1):
+        desk.mark(learner)
+        desk.write(learner)
+    desk.taker.take(desk.inbox.get(timeout=PATIENCE))
+    assert desk.taker.next_deadline() == 5.0
+    desk.taker.timeout(5.0)
+    assert desk.alarms == [f"{tmp_path}: snapshot 1 is not completed, and none is taken meanwhile"]
+    assert desk.taker.next_deadline() is None and not desk.taker.wanted(8)
+    go_on.set()
+    desk.settle()
+    assert desk.newest().name.number == 1 and desk.taker.wanted(8)
+    desk.taker.close(PATIENCE)
+
+
+def test_a_folder_that_was_emptied_gives_no_number_that_learners_have_seen(tmp_path):
+    """Whoever lived on has recorded its state for so many, and would answer none of them again."""
+    desk = Desk(tmp_path)
+    state = desk.core.state().with_version(RoundId(40, 0), 7, 1)
+    desk.core = SyncerCore(desk.core.policy, state=state)
+    assert desk.taker.begin(desk.core, [FragmentState(7, (), ())], 0.0).number == 10
     desk.taker.close(PATIENCE)
 
 

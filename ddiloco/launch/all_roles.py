@@ -87,7 +87,7 @@ def run_all(
       played: by learner, a module that plays it in the place of experiments.learner; no spare replaces it.
       route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
     """
-    learners, played = experiment.sync.num_learners, played or {}
+    learners, played = experiment.most_learners, played or {}
     processes.warm_up()
     with contextlib.ExitStack() as held:
         port = held.enter_context(reserved_port())

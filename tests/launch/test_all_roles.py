@@ -1,0 +1,28 @@
+"""Which processes `driver=remote` starts."""
+
+import threading
+
+from ddiloco.launch import all_roles, supervisor
+from tests.workbench import experiment
+
+
+class Started:
+    """In a supervisor's place: keeps what it is given, and ends at once."""
+
+    def __init__(self, syncer, learners, *args, **more):
+        self.given.append((syncer, learners))
+
+    def run(self, stop):
+        return 0
+
+
+def test_a_fleet_that_may_grow_has_all_its_learners_and_a_token_for_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(Started, "given", [], raising=False)
+    monkeypatch.setattr(supervisor, "Supervisor", Started)
+    monkeypatch.setattr("ddiloco.launch.processes.warm_up", lambda: None)
+    e = experiment("none", driver="remote", remote={"max_learners": 3})
+    assert all_roles.run_all(e, ["--config=x.py"], tmp_path, threading.Event(), print) == 0
+    [(syncer, learners)] = Started.given
+    assert [role.name for role in learners] == ["learner 0", "learner 1", "learner 2"]
+    tokens = syncer.environment["DDILOCO_TOKEN"].splitlines()
+    assert [line.split()[0] for line in tokens] == ["0", "1", "2"]

@@ -171,12 +171,12 @@ class Merging:
                 [(c.steps, c.tokens) for c, _ in given],
                 [c.learner for c, _ in given],
             )
+            self._note_guarded(made.notices, action.round)
+            seconds = time.monotonic() - begun
+            commit = self._committer.submit(self._commit, action, made, seconds)
         except Exception as error:
             self._send(error)
             return
-        self._note_guarded(made.notices, action.round)
-        seconds = time.monotonic() - begun
-        commit = self._committer.submit(self._commit, action, made, seconds)
         self._commits[action.round.fragment] = commit
 
     def _commit(self, action: actions.Merge, made: NextVersion, merge_seconds: float) -> None:

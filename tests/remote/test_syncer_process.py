@@ -1,14 +1,19 @@
 """How a syncer's process begins, and how it leaves."""
 
 import threading
+import time
+import types
 
+import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.disk.run_mark import begun
 from ddiloco.observe.files import write_json
+from ddiloco.outer.fragments import fragment
+from ddiloco.outer.global_model import FragmentState
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.process import run_syncer
+from ddiloco.remote.syncer.process import SyncerRun, run_syncer
 from ddiloco.remote.wire.security import Security
 from ddiloco.run.recipes import assembly_of
 from tests.refusals import refusal
@@ -54,3 +59,30 @@ def test_a_disk_that_is_full_at_the_first_start_is_told_in_one_line(data_dir, tm
         told = refusal(ConfigError, run_syncer, assembly, pytest.fail, threading.Event(), None, **where)
         assert begun(workdir / "syncer") is None
     assert told == f"workdir: {workdir}: cannot be written to: No space left on device"
+
+
+@pytest.mark.parametrize("late", [2, 1000])
+def test_the_model_of_parts_has_the_last_versions_as_soon_as_the_disk_shows_them(late, monkeypatch):
+    """A shared disk may show for a minute what was there before; after that it is told."""
+    shown, now, alarms = [], [0.0], []
+
+    def fragment_of(p):
+        shown.append(p)
+        version = 6 if p == 1 and shown.count(1) <= late else 7
+        return FragmentState(version, (np.full(2, version, np.float32),), ()), 28, 1
+
+    run = SyncerRun.__new__(SyncerRun)
+    run._model, run._record = None, alarms.append
+    run._assembly = types.SimpleNamespace(layout=fragment({"a": (2,), "b": (2,)}, 2))
+    run._durable = types.SimpleNamespace(fragment=fragment_of)
+    run._syncer = types.SimpleNamespace(core=types.SimpleNamespace(versions=(7, 7), finished=True))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    found = sorted(float(array[0]) for array in run._parameters().values())
+    if late == 2:
+        assert found == [7, 7] and now == [2.0] and not alarms
+    else:
+        assert found == [6, 7] and now == [90.0]
+        assert [a.sentence for a in alarms] == [
+            "the model has version 6 of fragment 1: the disk shows no later one"
+        ]

@@ -64,3 +64,20 @@ def test_a_merge_writes_into_the_memory_of_a_version_that_nobody_is_told_of_any_
         assert merging.told(0)["merge_seconds"] > 0.0
     merging.end()
     assert len(set(places)) == 2
+
+
+def test_a_commit_for_which_there_is_no_thread_ends_the_syncer_and_not_its_merges_alone(monkeypatch):
+    inbox = queue.SimpleQueue()
+    model = GlobalModel(fragment({"a": (2,)}, 1), {"a": np.zeros(2, np.float32)}, OuterConfig(), 1)
+    merging = Merging(model, 1, inbox.put, lambda record: None, None, SyncerTape())
+
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(merging._committer, "submit", refused)
+    round_id, given = RoundId(1, 0), Contribution(0, 1, 0, 0, 1, 1, 10)
+    event = events.FragmentArrived(round_id, given)
+    merging.arrivals.keep(event, [], (np.ones(2, np.float32),))
+    merging.merge(actions.Merge(round_id, 1, (given,)))
+    assert str(inbox.get(timeout=30.0)) == "can't start new thread"
+    merging.end()

@@ -38,6 +38,7 @@ from ddiloco.remote.wire.management import Command
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
+from ddiloco.roles.exchange import Pieces
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.resuming import run_of
 from ddiloco.roles.snapshots.taking import SnapshotTaker
@@ -48,6 +49,7 @@ from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
+_SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
 
 
 class SyncerRun:
@@ -236,8 +238,18 @@ class SyncerRun:
         if self._model is not None:
             return self._model.parameters()
         layout = self._assembly.layout
-        pieces = [self._durable.fragment(p)[0].pieces for p in range(layout.num_fragments)]
-        return assemble(layout, pieces)
+        until = time.monotonic() + (_SHOWN_SECONDS if self._syncer.core.finished else 0.0)
+        return assemble(layout, [self._last(p, until) for p in range(layout.num_fragments)])
+
+    def _last(self, p: int, until: float) -> Pieces:
+        """The last version of a fragment, which a part has committed; a shared disk may show it late."""
+        while (state := self._durable.fragment(p)[0]).version < self._syncer.core.versions[p]:
+            if time.monotonic() >= until:
+                told = f"the model has version {state.version} of fragment {p}: the disk shows no later one"
+                self._record(records.Alarm(told, time.time()))
+                break
+            time.sleep(1.0)
+        return state.pieces
 
     def _serve(self) -> bool:
         """Serves learners until the run is over or `stop` is set; whether all had left before."""

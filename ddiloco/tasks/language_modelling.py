@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ddiloco.config import ConfigError, setting
 from ddiloco.data.batches import Batches, Selection
@@ -104,9 +105,10 @@ class LanguageModelling(Task):
         return self.sampling.tokens > 0
 
     def sample(self, params: Mapping[str, Any]) -> str:
-        """A sampled continuation of the configured prompt, prompt included."""
+        """A sampled continuation of the configured prompt, prompt included, to the document's end at most."""
         s = self.sampling
         prompt = self.tokenizer.encode(s.prompt)
         window = self.data.sequence_length
         tokens = sample(self.model, dict(params), prompt, s.tokens, s.temperature, self.seed, window)
-        return s.prompt + self.tokenizer.decode(tokens)
+        ends = np.flatnonzero(tokens == self.tokenizer.eos)  # what follows was no target in training
+        return s.prompt + self.tokenizer.decode(tokens[: ends[0]] if ends.size else tokens)

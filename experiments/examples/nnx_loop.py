@@ -18,10 +18,10 @@ class Net(nnx.Module):
         self.first = nnx.Linear(2, width, rngs=rngs)
         self.second = nnx.Linear(width, width, rngs=rngs)
         self.head = nnx.Linear(width, 2, rngs=rngs)
-        self.dropout = nnx.Dropout(0.05, rngs=rngs)
+        self.dropout = nnx.Dropout(0.05)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.head(self.dropout(nnx.gelu(self.second(nnx.gelu(self.first(x))))))
+    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        return self.head(self.dropout(nnx.gelu(self.second(nnx.gelu(self.first(x)))), rngs=rngs))
 
 
 def make_loop(place: ddiloco.Place, width: int = 32, rate: float = 0.01) -> ddiloco.Loop:
@@ -29,12 +29,15 @@ def make_loop(place: ddiloco.Place, width: int = 32, rate: float = 0.01) -> ddil
         model = Net(width, nnx.Rngs(place.seed))
         return model, nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
 
-    def loss_of(model, batch):
-        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["label"]).mean()
+    def loss_of(model, batch, rngs=None):
+        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"], rngs), batch["label"]).mean()
 
     @nnx.jit
     def update(model, optimizer, batch):
-        loss, gradient = nnx.value_and_grad(loss_of)(model, batch)
+        # No key in the state: all learners begin with the same, and one that comes back has another's.
+        key = jax.random.fold_in(jax.random.key(place.seed), place.learner)
+        rngs = nnx.Rngs(dropout=jax.random.fold_in(key, optimizer.step[...]))
+        loss, gradient = nnx.value_and_grad(loss_of)(model, batch, rngs)
         optimizer.update(model, gradient)
         return loss
 

@@ -12,6 +12,7 @@ from flax import nnx
 import ddiloco
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse
+from ddiloco.training.mesh import MeshConfig, carve
 from experiments.examples import nnx_loop, plain_loop
 
 SYNC = {"num_fragments": 2, "interval": 4}
@@ -48,6 +49,16 @@ def test_an_example_comes_to_the_same_parameters_again_in_virtual_time(example, 
     assert first.summary["rounds"] == 12
 
 
+def test_learners_with_the_same_batch_drop_other_units_and_all_score_alike():
+    mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]
+    batch, losses, scores = nnx_loop.points(nnx_loop.np.random.default_rng(1), 64), [], []
+    for learner in (0, 1):
+        loop = nnx_loop.make_loop(ddiloco.Place(learner, 2, 0, mesh))
+        scores.append(float(loop.evaluate(loop.params(loop.init()))))
+        losses.append(float(loop.step(loop.init(), batch)[1]["loss"]))
+    assert losses[0] != losses[1] and scores[0] == scores[1]
+
+
 def test_parameters_come_back_in_the_tree_of_the_loop(tmp_path):
     plain = trained(plain_loop.make_loop, tmp_path / "plain", driver="virtual", settings={"width": 5})
     assert jax.tree.map(jax.numpy.shape, plain.params) == {
@@ -57,6 +68,7 @@ def test_parameters_come_back_in_the_tree_of_the_loop(tmp_path):
     params = trained(nnx_loop.make_loop, tmp_path / "nnx", driver="virtual").params
     model = nnx_loop.Net(32, nnx.Rngs(0))
     nnx.update(model, params)
+    model.eval()
     x = nnx_loop.points(nnx_loop.np.random.default_rng(0), 4)["x"]
     assert model(x).shape == (4, 2)
 

@@ -13,7 +13,7 @@ from ddiloco.config import ConfigError
 from ddiloco.models import MODELS
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse, task_of, to_json
-from ddiloco.tasks import TASKS, task_class
+from ddiloco.tasks import TASKS, language_modelling, task_class
 from tests import workbench
 from tests.refusals import refusal
 
@@ -115,6 +115,14 @@ def test_a_prompt_without_tokens_is_told_before_anything_is_trained(data_dir, tm
         task_of(parse({**values, "sample": {"prompt": " "}})).batches((0,), 1, 2)
     task_of(parse({**values, "sample": {"prompt": " ", "tokens": 0}})).batches((0,), 1, 2)
     task_of(parse({**values, "sample": {"prompt": "step"}})).batches((0,), 1, 2)
+
+
+def test_a_sample_ends_where_the_document_does(data_dir, monkeypatch):
+    """No target in training follows the end of a document."""
+    written = np.int32([*b"s on", 258, *b"nothing that it learnt"])
+    monkeypatch.setattr(language_modelling, "sample", lambda *_: written)
+    task = task_of(parse({**tiny("dense", data_dir), "sample": {"prompt": "step"}}))
+    assert task.sample({}) == "steps on"
 
 
 def test_captions_are_shown_with_the_truth_where_they_are_wrong(data_dir):

@@ -247,16 +247,24 @@ class History:
     def _event(self, line: dict[str, Any]) -> None:
         self._seen(line["time"])
         self.events.append(line)
-        learner, event = self.learners.get(line.get("learner", -1)), line.get("event")
+        event = line.get("event")
+        if event in HOST_KIND:  # it may be connected before it has any other line
+            self.learners.setdefault(int(line["learner"]), LearnerHistory())
+        learner = self.learners.get(line.get("learner", -1))
         if learner is None:
             return
         if event in ("learner_silent", "learner_returned", "learner_ready"):
             learner.silent = event == "learner_silent"
         elif event in HOST_KIND:
-            for host in set(range(int(line["hosts"]))) - learner.hosts.keys():
-                learner.hosts[host] = Lane()
-                learner.hosts[host].enter("gone", line["time"])
-            learner.hosts[int(line["host"])].enter(HOST_KIND[event], line["time"])
+            if event == "host_here":
+                hosts = set(range(int(line["hosts"])))
+                for host in learner.hosts.keys() - hosts:  # it has come back with fewer
+                    del learner.hosts[host]
+                for host in hosts - learner.hosts.keys():
+                    learner.hosts[host] = Lane()
+                    learner.hosts[host].enter("gone", line["time"])
+            if (lane := learner.hosts.get(int(line["host"]))) is not None:
+                lane.enter(HOST_KIND[event], line["time"])
 
 
 def names_of(histories: Sequence[History]) -> list[str]:

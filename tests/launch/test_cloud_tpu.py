@@ -31,12 +31,13 @@ def kept(tmp_path, folder, states):
     return [call[3:] for call in commands.calls("gcloud") if call[3] != "describe"]
 
 
-def created(m):
+def created(m, restarts=0):
     name = f"reading-learner-{m}"
     return [
         *("create", name, f"--node-id={name}", *WHERE),
         *("--accelerator-type=v5p-16", "--runtime-version=v2-alpha-tpuv5", "--spot"),
-        *(f"--metadata=ddiloco-learner={m}", "--metadata-from-file=startup-script=startup.sh"),
+        f"--metadata=ddiloco-learner={m},ddiloco-restarts={restarts}",
+        "--metadata-from-file=startup-script=startup.sh",
     ]
 
 
@@ -48,16 +49,18 @@ def test_what_waits_or_runs_is_left_alone(tmp_path, folder):
     assert kept(tmp_path, folder, ["ACTIVE", "WAITING_FOR_RESOURCES"]) == []
 
 
-@pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
-def test_what_was_preempted_is_asked_for_anew(tmp_path, folder, state):
+@pytest.mark.parametrize(("state", "restarts"), [("SUSPENDED", 1), ("FAILED", 0)])
+def test_what_was_preempted_is_asked_for_anew_and_knows_that_it_ran(tmp_path, folder, state, restarts):
+    """Where it did, a new machine without its data yet is no wrong setting, which would end it for good."""
     deleted = ["delete", "reading-learner-1", *WHERE, "--quiet", "--force"]
-    assert kept(tmp_path, folder, ["ACTIVE", state]) == [deleted, created(1)]
+    assert kept(tmp_path, folder, ["ACTIVE", state]) == [deleted, created(1, restarts)]
 
 
 def test_a_machine_runs_its_learner_as_a_service_that_is_told_all(tmp_path, folder):
     commands = Commands(tmp_path / "commands")
     answers = {
         "ddiloco-learner": "1",
+        "ddiloco-restarts": "1",
         "agent-worker-number": "1",
         "worker-network-endpoints": "unknown:unknown:10.1.0.1,unknown:unknown:10.1.0.2",
     }
@@ -79,6 +82,7 @@ def test_a_machine_runs_its_learner_as_a_service_that_is_told_all(tmp_path, fold
     given = dict(line.split("=", 1) for line in (state / "environment").read_text().splitlines())
     assert {name: value for name, value in given.items() if name.startswith("DDILOCO_")} == {
         "DDILOCO_LEARNER": "1",
+        "DDILOCO_RESTARTS": "1",
         "DDILOCO_SYNCER": "10.0.0.9:7070",
         "DDILOCO_TOKEN_FILE": f"{state}/token",
         "DDILOCO_WORKDIR": f"{state}/run",

@@ -289,3 +289,33 @@ def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp
     }
     (call,) = commands.calls("srun")
     assert f"--workdir={tmp_path}/run" in call and call[-1] == "--listen=10.1.0.5:7084"
+
+
+# As srun --kill-on-bad-exit=1: the first task that fails has the others killed, and the highest code is told.
+SRUN = """
+shift; for SLURM_PROCID in 0 1; do export SLURM_PROCID; setsid "$@" & done
+wait -n; kill -9 $(jobs -p | sed s/^/-/) 2>/dev/null; exit 137
+"""
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_learner_of_several_hosts_that_is_refused_does_not_go_round_the_queue(
+    code, commands, written, tmp_path
+):
+    """One host is refused a moment before the others."""
+    commands.add("srun", SRUN)
+    commands.add("sleep", "/bin/sleep 0.05")
+    commands.add("python", f'[ "$SLURM_PROCID" = 0 ] || exec /bin/sleep 60; exit {code}')
+    folder = written(processes=2)
+    assert learner(commands, folder, tmp_path, SLURM_JOB_ID="20")[0] == (2 if code == 2 else 0)
+    assert commands.calls("scontrol") == [["requeue", "17_2"]][: code == 1]
+
+
+def test_a_job_is_put_back_though_the_controller_is_away_for_a_moment(commands, written, tmp_path):
+    away = tmp_path / "away"
+    away.touch()
+    commands.add("srun", "exit 143")
+    commands.add("sleep")
+    commands.add("scontrol", f"[ ! -e {away} ] || {{ rm {away}; exit 1; }}")
+    assert learner(commands, written(), tmp_path)[0] == 0
+    assert commands.calls("scontrol") == [["requeue", "17_2"]] * 2

@@ -110,6 +110,33 @@ def test_hosts_of_a_learner_finish_with_it(run_of, tmp_path):
     assert lanes[2] == [("gone", 5.0), ("finished", 300.0)]
 
 
+def test_a_learner_that_comes_back_with_fewer_hosts_lacks_none_of_those_before(run_of, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("steady"), workdir)
+    told = [("host_here", host, 3, 5.0) for host in range(3)] + [("host_gone", h, 3, 90.0) for h in range(3)]
+    with (workdir / "events.jsonl").open("a") as file:
+        for event, host, hosts, time in (*told, ("host_here", 0, 2, 95.0), ("host_here", 1, 2, 96.0)):
+            line = {"time": time, "event": event, "learner": 2, "host": host, "hosts": hosts}
+            file.write(json.dumps(line) + "\n")
+    view = read_views([workdir])[0]
+    assert [host.lane[-2].state for host in view.learners[2].hosts] == ["connected", "connected"]
+
+
+def test_hosts_that_connect_before_their_learner_has_a_line_are_seen_by_a_page_that_was_open(
+    tmp_path, run_of
+):
+    workdir = tmp_path / "run"
+    shutil.copytree(run_of("steady"), workdir)
+    history = History(workdir)
+    while history.read(1.0):
+        pass
+    line = {"time": 400.0, "event": "host_here", "learner": 9, "host": 1, "hosts": 2}
+    with (workdir / "events.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    history.read(1.0)
+    assert sorted(history.learners[9].hosts) == [0, 1]
+
+
 def test_bytes_by_learner_add_up_to_those_of_the_run(view_of):
     view = view_of("thin_link")
     assert sum(one.sent for one in view.learners) == view.summary["bytes_sent"] > 0

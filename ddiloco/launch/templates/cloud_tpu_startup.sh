@@ -10,6 +10,7 @@ read_metadata() {
   curl -sf -H Metadata-Flavor:Google "http://metadata.google.internal/computeMetadata/v1/instance/$1"
 }
 learner=$(read_metadata attributes/ddiloco-learner)
+restarts=$(read_metadata attributes/ddiloco-restarts || echo 0)
 {% if fleet.processes > 1 %}
 process=$(read_metadata attributes/agent-worker-number)
 {# Workers of a slice know each other's addresses, in the order of their numbers. #}
@@ -21,6 +22,7 @@ umask 077
 gcloud secrets versions access latest --secret={{ fleet.name }}-learner-"$learner" > /var/lib/ddiloco/token
 cat > /var/lib/ddiloco/environment <<END
 {{ PREFIX }}LEARNER=$learner
+{{ PREFIX }}RESTARTS=$restarts
 {{ PREFIX }}SYNCER={{ tpu.syncer }}
 {{ PREFIX }}TOKEN_FILE=/var/lib/ddiloco/token
 {{ PREFIX }}WORKDIR=/var/lib/ddiloco/run

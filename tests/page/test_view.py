@@ -122,9 +122,7 @@ def test_a_learner_that_comes_back_with_fewer_hosts_lacks_none_of_those_before(r
     assert [host.lane[-2].state for host in view.learners[2].hosts] == ["connected", "connected"]
 
 
-def test_hosts_that_connect_before_their_learner_has_a_line_are_seen_by_a_page_that_was_open(
-    tmp_path, run_of
-):
+def test_hosts_that_connect_before_their_learner_has_a_line_are_seen_by_an_open_page(tmp_path, run_of):
     workdir = tmp_path / "run"
     shutil.copytree(run_of("steady"), workdir)
     history = History(workdir)

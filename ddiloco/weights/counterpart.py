@@ -91,6 +91,8 @@ def _check_fields(path: pathlib.Path, fields: Sequence[Field], entries: Mapping[
         if field.setting is None:
             problem = f"{field.name} is {found!r}, but only {field.value!r} has a counterpart here"
             raise ConfigError(f"config.init_from: {path}: {problem}")
+        if found is None:
+            raise ConfigError(f"config.init_from: {path}: has no {field.name}")
         given = f"gives a {field.name} of {field.value!r}"
         differ.append(f"model.{field.setting}: {given}, but must give {found!r}")
     if differ:

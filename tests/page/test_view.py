@@ -126,12 +126,11 @@ def test_hosts_that_connect_before_their_learner_has_a_line_are_seen_by_an_open_
     workdir = tmp_path / "run"
     shutil.copytree(run_of("steady"), workdir)
     history = History(workdir)
-    while history.read(1.0):
-        pass
+    assert history.read()
     line = {"time": 400.0, "event": "host_here", "learner": 9, "host": 1, "hosts": 2}
     with (workdir / "events.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    history.read(1.0)
+    assert history.read()
     assert sorted(history.learners[9].hosts) == [0, 1]
 
 

@@ -82,6 +82,7 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
         ),
         ({"hidden_act": "gelu_pytorch_tanh"}, "config.model.activation: gives a hidden_act of 'silu'"),
         ({"mlp_only_layers": [1]}, "config.model.dense_layers: gives a mlp_only_layers of [0]"),
+        ({"vocab_size": None}, "config.json: has no vocab_size"),
         ({"attention_bias": True}, "attention_bias is True, but only False has a counterpart here"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn', but only 'default'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', but only 'default'"),

@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import subprocess
-import sys
+import queue
 import threading
 
 import grpc
 import pytest
 
-from ddiloco.config import ConfigError
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer import session as sessions
@@ -21,7 +19,6 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from experiments.front.credentials import load_security
-from tests.integration.programs import ROOT
 from tests.long import times
 from tests.remote.donors import Steps, ask, assert_same, state
 from tests.remote.ends import (
@@ -140,6 +137,29 @@ def test_a_restarted_syncer_tells_a_learner_that_went_on_from_one_that_came_agai
         assert learner.client.accepted.wait(PATIENCE)
         found = [r.state.value for r in syncer.records if isinstance(r, records.StateChanged)]
         assert found == states
+
+
+def test_a_process_that_comes_back_while_its_session_still_ends_is_let_in_and_not_taken_for_lost():
+    syncer = SyncerEnd()
+    answers, came = queue.SimpleQueue(), threading.Thread(target=lambda: answers.put(hello(syncer)))
+    lost = syncer.server.intake.lost
+
+    def once_it_is_here_again(*whose):
+        syncer.server.intake.lost = lost
+        came.start()
+        came.join(0.5)  # it may be let in only once this has returned
+        lost(*whose)
+
+    with ended(syncer):
+        syncer.server.intake.lost = once_it_is_here_again
+        malformed = [greeting(), b"\xff\xff\xff"]
+        with (
+            grpc.insecure_channel(syncer.address) as channel,
+            pytest.raises(grpc.RpcError, match="malformed"),
+        ):
+            list(channel.stream_stream(wire.CONTROL)(iter(malformed), timeout=PATIENCE))
+        assert answers.get(timeout=PATIENCE).session
+        assert syncer.drops() == ["wire: malformed message"]
 
 
 def test_with_tokens_of_their_own_learners_speak_for_no_other():
@@ -341,54 +361,3 @@ def test_a_learner_of_another_run_is_refused_in_one_line_by_either_end(tmp_path)
         learner.client.run = "c" * 32  # as if it had been of another one when this one let it in
         learner.client._control.cancel()
         until(lambda: learner.client.refusal is not None, "the refusal")
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o602])
-def test_a_secret_that_others_can_read_is_refused(tmp_path, mode):
-    file = tmp_path / "token"
-    file.write_text("x" * 16)
-    file.chmod(mode)
-    with pytest.raises(ConfigError, match=r"^token_file: .*token: others can read or change it; `chmod 600`"):
-        load_security(str(file), None)
-    file.chmod(0o600)
-    assert load_security(str(file), None).token == "x" * 16
-
-
-def test_tokens_are_made_for_each_learner_and_read_by_both_ends(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.make_tokens",
-        "--learners=3",
-        f"--output={tmp_path / 'made'}",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
-    everyone = load_security(str(tmp_path / "made/tokens"), None)
-    assert sorted(everyone.tokens) == [0, 1, 2] and everyone.token is None
-    for m in range(3):
-        own = load_security(str(tmp_path / f"made/learner-{m}"), None)
-        assert own.metadata == everyone.of(m).metadata
-        assert own.token not in repr(own) + repr(everyone)
-    with pytest.raises(ConfigError, match="no token of learner 3"):
-        everyone.of(3)
-    assert load_security(str(tmp_path / "made/operator"), None).token == everyone.operator
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "0 short\n",
-        f"0 {'x' * 16}\n1 {'x' * 16}\n",
-        f"0 {'x' * 16}\nand more\n",
-        "",
-        f"0 {'x' * 16}\noperator {'x' * 16}\n",
-    ],
-)
-def test_a_file_of_tokens_that_is_none_is_refused(tmp_path, text):
-    file = tmp_path / "tokens"
-    file.touch(mode=0o600)
-    file.write_text(text.format(x="x" * 16))
-    with pytest.raises(ConfigError, match=r"^token_file: .*must hold one line"):
-        load_security(str(file), None)

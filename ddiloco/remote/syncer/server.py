@@ -75,7 +75,7 @@ class SyncerServer:
         self._listening, self._run = listening, run
         self._peers_token = secrets.token_hex(16)
         self._admission = Admission(terms, run)
-        self._admitting = threading.Lock()
+        self._coming_and_going = threading.RLock()  # one session at a time begins, or ends
         self._rejoins, self._messages = Allowances(REJOINS, 1.0), Allowances(MESSAGES, 500.0)
         self._lock = threading.Lock()
         self._over = False
@@ -232,7 +232,7 @@ class SyncerServer:
         except WireError as error:
             self._calls.count(None, error)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        with self._admitting:
+        with self._coming_and_going:
             return self._admitted(message.hello, context)
 
     def _admitted(self, hello: pb.Hello, context: grpc.ServicerContext) -> Session:
@@ -355,8 +355,12 @@ class SyncerServer:
 
     def _end(self, session: Session, reason: str) -> None:
         """Closes a session; the core hears that its learner is lost, whatever the reason."""
-        if not session.close(reason):
-            return
+        with self._coming_and_going:
+            # The learner sees the end, and may be here again, before all of this is done.
+            if session.close(reason):
+                self._ended(session, reason)
+
+    def _ended(self, session: Session, reason: str) -> None:
         self.intake.lost(session.learner, session.process)
         with self._lock:
             self._sessions.pop(session.name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import signal
 import sys
 import threading
@@ -99,7 +100,6 @@ class _Process:
     def syncer(self, finish: bool) -> int:
         from ddiloco.disk.durable import FOLDER, DurableStateError
         from ddiloco.disk.run_mark import RunMarkError
-        from ddiloco.observe.earlier import is_over
         from ddiloco.page.visitors import Visitors, check_page
         from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
         from ddiloco.remote.wire.security import check_reach
@@ -114,8 +114,8 @@ class _Process:
         check_page(experiment.log.page, visitors)
         workdir, resume = self.assignment.workdir, self.assignment.resume
         listening = self._listening(address)
-        if resume is None and is_over(workdir, with_steps_of_tokens(experiment).train.steps):
-            cli.tell(f"the run in {workdir} is over")  # an engine starts everything again, also after the end
+        if resume is None and (over := _why_over(workdir, with_steps_of_tokens(experiment).train.steps)):
+            cli.tell(over)  # an engine starts everything again, also after the end
             run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
             with contextlib.suppress(ConfigError, RunMarkError):
                 tell_of_the_end(self._assembly(), **run)
@@ -277,6 +277,22 @@ class _Process:
         if self.received:
             return 128 + self.received[0]
         return PREEMPTED if preempted else DONE
+
+
+def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
+    """Why a syncer that an engine starts does not go on with the run there; None: it does."""
+    from ddiloco.disk import operator_word
+    from ddiloco.disk.durable import FOLDER
+    from ddiloco.disk.run_mark import RunMarkError
+    from ddiloco.observe.earlier import is_over
+
+    if is_over(workdir, steps):
+        return f"the run in {workdir} is over"
+    with contextlib.suppress(RunMarkError):  # who goes on with the run is told
+        if operator_word.load(workdir / FOLDER).stopped:
+            told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{operator_word.NAME}"
+            return f"the run in {workdir} was stopped by its operator: {told}"
+    return None
 
 
 def _actions(security: Security) -> Actions | None:

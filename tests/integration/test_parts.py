@@ -5,11 +5,13 @@ import signal
 import pytest
 
 from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
-from tests.integration.hand import LIMIT, assert_counted_once, assert_nothing_twice
+from ddiloco.remote.wire.management import Command, ask
+from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
 from tests.integration.remote_runs import lines, summary_of
 
 CHANGES = ("--config.remote.parts=2",)
 TWO = ("--config.driver=remote", "--config.remote.parts=2")
+PATIENT = ("--config.sync.silence_timeout=60", "--config.remote.longest_backoff=50")
 WAITING = (
     "--config=configs/dense.py:streaming",
     "--config.sync.max_run_ahead=0",
@@ -89,6 +91,22 @@ def test_any_process_dies_and_nothing_is_lost_or_merged_twice(programs, job):
     done = programs.run("replay", f"--workdir={job.workdir}")
     assert (done.returncode, f"{versions} versions merged again" in done.stdout) == (0, True), done
     assert done.stdout.endswith("the same as the run's\n")
+
+
+def test_a_run_that_its_operator_stopped_is_over_for_whoever_an_engine_starts_then(job):
+    def all_roles(*more):
+        others = [role(number, *more) for role in (job.part, job.learner) for number in (0, 1)]
+        return [job.syncer("--resume=auto", *more), *others]
+
+    roles = all_roles()
+    job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", roles)
+    assert ask(job.address, SECURITY, Command("stop"), LIMIT).done
+    assert [job.left(role)[0] for role in roles] == [0] * 5
+    before = job.rounds()
+    again = [job.left(role) for role in all_roles(*PATIENT)]
+    assert [code for code, *_ in again] == [0] * 5, again
+    assert f"the run in {job.workdir} was stopped by its operator: --resume goes on with it" in again[0][2]
+    assert job.rounds() == before
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """What an operator may ask of a running syncer, and who may."""
 
+import shutil
 import threading
 
 import grpc
 import pytest
 
+from ddiloco.disk import operator_word
+from ddiloco.disk.operator_word import OperatorWord
+from ddiloco.disk.run_mark import RunMarkError
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.wire.agreement import WireError
@@ -122,6 +126,29 @@ def test_the_run_ends_at_the_word_and_says_who_asked(managed):
     assert asked(syncer, "stop").done and syncer.stopped.is_set()
     (line,) = syncer.told
     assert line.endswith("asked to stop: the run ends, with everything saved")
+
+
+def test_what_was_asked_outlasts_the_syncer_unless_the_disk_refuses(tmp_path):
+    def made():
+        return Management(Security(), TERMS.num_learners, folder=tmp_path)
+
+    first = made()
+    for learner in (0, 1):
+        first.do(Command("drain", learner), "here")
+    first.do(Command("add", 0), "here")
+    first.do(Command("stop"), "here")
+    assert operator_word.load(tmp_path) == OperatorWord(stopped=True, drained=(1,))
+    second = made()
+    assert (second.drained(0), second.drained(1)) == (False, True)
+    assert operator_word.load(tmp_path) == OperatorWord(stopped=False, drained=(1,)), "it goes on"
+    for damaged in ("", "[]", '{"stopped": 1}', '{"stopped": true, "drained": [[]]}', "[" * 100_000):
+        (tmp_path / operator_word.NAME).write_text(damaged)
+        with pytest.raises(RunMarkError, match=r"^.*operator.json: cannot be used: [A-Za-z]+$"):
+            made()
+    shutil.rmtree(tmp_path)
+    answer = second.do(Command("drain", 0), "here")
+    assert answer.done and "ends after its step, but a restarted syncer will not know it: " in answer.line
+    assert second.drained(0)
 
 
 def test_only_the_operator_manages_learners_with_tokens_of_their_own(managed):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
 
+from ddiloco.disk import operator_word
+from ddiloco.disk.operator_word import OperatorWord
+from ddiloco.observe.records import reason
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.management import Answer, Command
@@ -19,7 +23,7 @@ class Management:
     """Answers commands, each in a thread of gRPC's.
 
     A learner that is drained is told that the run is over, and told again whenever it comes back: its process
-    ends with exit code 0. A restarted syncer has forgotten which it drained.
+    ends with exit code 0. A run that is stopped stays so for engines, which start the syncer again.
     """
 
     def __init__(
@@ -30,15 +34,23 @@ class Management:
         take_snapshot: Callable[[], bool] = lambda: False,
         stop: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda line: None,
+        folder: pathlib.Path | None = None,
     ) -> None:
         """`tell` takes a line on each command; learners are numbered below `most_learners`.
 
-        `step`: the global one. `take_snapshot`: has one taken soon; False if none are taken at all.
+        `step`: the global one. `take_snapshot`: has one taken soon; False if none are taken at all. `folder`:
+        the syncer's, with what was asked of earlier ones; one that goes on with a stopped run undoes that.
+
+        Raises:
+          OSError, RunMarkError: what was asked before cannot be read.
         """
         self._security, self._most_learners = security, most_learners
         self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
         self._lock = threading.Lock()
-        self._drained: set[int] = set()
+        self._folder = folder
+        self._word = OperatorWord() if folder is None else operator_word.load(folder)
+        if self._word.stopped:
+            self._keep(self._word._replace(stopped=False))
         self._sessions: Callable[[], Sequence[Session]] = tuple
         self._end: Callable[[Session, str], None] = lambda session, reason: None
 
@@ -49,7 +61,7 @@ class Management:
     def drained(self, learner: int) -> bool:
         """Whether the learner was retired, and has not been added again."""
         with self._lock:
-            return learner in self._drained
+            return learner in self._word.drained
 
     def answer(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """What the call gives."""
@@ -75,8 +87,10 @@ class Management:
             case Command("status"):
                 return self._status()
             case Command("stop"):
+                with self._lock:
+                    kept = self._keep(self._word._replace(stopped=True))
                 self._stop()
-                return Answer(True, "the run ends, with everything saved")
+                return Answer(True, f"the run ends, with everything saved{kept}")
             case Command("snapshot"):
                 done = self._take_snapshot()
                 return Answer(
@@ -84,11 +98,11 @@ class Management:
                 )
             case Command("drain", int(learner)) if learner < self._most_learners:
                 with self._lock:
-                    self._drained.add(learner)
+                    kept = self._keep(self._word._replace(drained=(*self._others(learner), learner)))
                 for session in self._sessions():
                     if session.learner == learner:
                         session.deliver(Leave())
-                return Answer(True, f"learner {learner} ends after its step", {"learner": learner})
+                return Answer(True, f"learner {learner} ends after its step{kept}", {"learner": learner})
             case Command("evict", int(learner)) if learner < self._most_learners:
                 return self._evict(learner)
             case Command("add", learner) if learner is None or learner < self._most_learners:
@@ -96,6 +110,21 @@ class Management:
         return Answer(
             False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
         )
+
+    def _others(self, learner: int) -> tuple[int, ...]:
+        """Who is drained beside the learner."""
+        return tuple(m for m in self._word.drained if m != learner)
+
+    def _keep(self, word: OperatorWord) -> str:
+        """Has it outlast this process; what an answer says where the disk refuses."""
+        changed, self._word = word != self._word, word
+        if self._folder is None or not changed:
+            return ""
+        try:
+            word.save(self._folder)
+        except OSError as error:
+            return f", but a restarted syncer will not know it: {reason(error)}"
+        return ""
 
     def _evict(self, learner: int) -> Answer:
         """Drops the connection of a learner that may not react; whatever process comes next is another."""
@@ -117,13 +146,13 @@ class Management:
             if number is None:
                 most = f"all {self._most_learners} learners of config.remote.max_learners"
                 return Answer(False, f"{most} are there")
-            self._drained.discard(number)
-        return Answer(True, f"learner {number} may come", {"learner": number})
+            kept = self._keep(self._word._replace(drained=self._others(number)))
+        return Answer(True, f"learner {number} may come{kept}", {"learner": number})
 
     def _status(self) -> Answer:
         present = sorted(session.learner for session in self._sessions())
         with self._lock:
-            drained = sorted(self._drained)
+            drained = sorted(self._word.drained)
         facts: dict[str, Any] = {"step": self._step(), "present": present, "drained": drained}
         facts["num_learners"] = self._most_learners
         named = ", ".join(map(str, present)) or "none"

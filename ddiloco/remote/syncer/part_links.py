@@ -190,9 +190,7 @@ class PartLinks:
                 present.close()
             self._links[hello.part] = link
             begin = pb.ToPart.Begin(run=self._mark.run, start=self._mark.start, epoch=self._epoch())
-            link.say(pb.ToPart(begin=begin))
-            if self._leaving:
-                link.say(pb.ToPart(leave=True))
+            link.say(pb.ToPart(leave=True) if self._leaving else pb.ToPart(begin=begin))
             for session in self._sessions.values():
                 link.say(_session_message(session))
             self._addresses[hello.part] = _reached(hello.address, context.peer())

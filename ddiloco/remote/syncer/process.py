@@ -133,6 +133,7 @@ class SyncerRun:
             (lambda: False) if taker is None else taker.take_one_soon,
             stop.set,
             lambda line: record(records.Alarm(line, time.time())),
+            durable.folder,
         )
         self._server = SyncerServer(
             terms_of(e, assembly.layout),
@@ -321,15 +322,13 @@ def tell_of_the_end(
         if isinstance(record, records.Flush):
             record.done()
 
+    terms, ignore = terms_of(e, assembly.layout), lambda *told: None
+    parts = None
+    if e.has_parts:
+        parts = PartLinks(e.remote.parts, terms, security, mark, ignore, confirm, lambda: 0)
+        parts.leave(0.0)
     server = SyncerServer(
-        terms_of(e, assembly.layout),
-        security,
-        listening,
-        lambda learner, incarnation, link: None,
-        lambda event: None,
-        lambda event, arrays, epoch: None,
-        confirm,
-        run=mark.run,
+        terms, security, listening, ignore, ignore, ignore, confirm, run=mark.run, parts=parts
     )
     server.away |= set(range(e.most_learners))
     server.start()

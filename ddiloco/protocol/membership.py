@@ -175,7 +175,7 @@ class Membership:
         """Puts a new incarnation, not live yet, in the place of the learner's older one; returns it."""
         old = self._members.get(member.learner)
         if old is not None:
-            member.welcome_seconds = old.welcome_seconds
+            member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
             if old.state is State.LIVE:
                 self.move(old, State.GONE)
         self._members[member.learner] = member

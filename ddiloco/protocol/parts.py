@@ -144,11 +144,12 @@ class Part:
         """Takes what concerns its rounds, and the news of the authority."""
         match event:
             case news.RollCall():
-                known = self._rounds.committed()
-                out: Said = []
-                for m in self._members.present():  # a round that waited for it may go on
-                    out += self.handle(news.Left(m.learner, m.incarnation, gone=True), now)
-                return [*known, *out, *self._rounds.advance(now)]
+                known: Said = [*self._rounds.committed()]
+                for m in self._members.present():  # no round goes on without them before the roll is over
+                    left = news.Left(m.learner, m.incarnation, gone=True)
+                    self._follow(left, now)
+                    known += self._rounds.hear(left, now)
+                return [*known, *self._rounds.advance(now)]
             case events.Timeout():
                 return self._rounds.advance(now)
             case events.FragmentArrived() | events.OfferFailed() | events.MergeFinished():
@@ -174,7 +175,8 @@ class Part:
                 m = self._member(report.learner)
                 if report.step > m.step:
                     m.reported_at = now
-                m.step_time.value = step_time
+                if step_time is not None:  # else of an authority that has yet to measure it
+                    m.step_time.value = step_time
                 members.take(m, report)
             case news.Left(learner, _, gone):
                 m = self._member(learner)

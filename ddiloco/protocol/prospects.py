@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ddiloco.protocol.membership import Member, Membership
+from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Phase, Round
 
@@ -15,15 +16,36 @@ class Prospects:
     """Whether a round has its quorum, who may still give to it, and whether it can be given up.
 
     Attributes:
-      awaits_learners: not all are there, or back: no round is given up, nor merged if it takes all of them.
+      awaits_learners: not all are there, or back: no round is given up, nor merged if it takes all of them,
+        and who has left counts for nothing.
+      waits_until: when to go on though no learner is there at all; None: one is.
     """
 
     def __init__(self, policy: SyncPolicy, total_steps: int | None, members: Membership) -> None:
         self.awaits_learners = False
-        self._quorum, self._fewest = policy.quorum, policy.fewest
+        self.waits_until: float | None = None
+        self._patience = policy.silence_timeout
+        self._quorum, self._fewest, self._interval = policy.quorum, policy.fewest, policy.interval
         self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = total_steps
         self._members = members
+
+    def somebody_came(self) -> None:
+        """The first one is not to merge alone; until the authority has said that all are there."""
+        self.awaits_learners |= self._members.count == 1
+        self.waits_until = None
+
+    def somebody_left(self, now: float) -> None:
+        """Where all break off together, as of a network that fails, they may soon be back with their work."""
+        if not self._members.count:
+            self.awaits_learners, self.waits_until = True, now + self._patience
+
+    def waited_enough(self, now: float) -> bool:
+        """Whether rounds go on from now on without any learner."""
+        if self.waits_until is None or now < self.waits_until:
+            return False
+        self.awaits_learners, self.waits_until = False, None
+        return True
 
     def done(self, m: Member) -> bool:
         """Whether a learner has reached the last step."""
@@ -44,10 +66,16 @@ class Prospects:
         if self._quorum is not None:
             if r.counted < self._quorum or self._awaits_others(r):
                 return False
-            return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum
+            departed = 0 if self.awaits_learners else len(r.departed)
+            return self._members.come_to(r.id.step) + departed >= self._quorum
         if self.awaits_learners or not r.arrived or front < r.id.step:
             return False
         return self._nobody_owes(r)
+
+    def too_late(self, due: RoundId, front: int) -> bool:
+        """Whether a whole quorum is at the next turn; never where one that was away may wait for this one."""
+        enough = self._members.count >= self._fewest
+        return enough and front >= due.step + self._interval and self._nobody_waits
 
     def is_stuck(self, rounds: Collection[Round]) -> bool:
         """Whether learners that are done have nothing for any open round."""

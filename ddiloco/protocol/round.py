@@ -33,6 +33,9 @@ class Round:
     began: float | None = None  # when the first learner had reached the step
     quorum_seconds: float = 0.0
     grace_began: float = 0.0
+    missed: set[int] = dataclasses.field(
+        default_factory=set
+    )  # who left owing in the window: may be back in it
     grace_seconds: float = 0.0
     merging_since: float = 0.0
     committed: bool = False  # durable; the authority may not know yet
@@ -97,6 +100,7 @@ class Round:
         self.departed.clear()
         self.old.clear()
         self.left_out = ()
+        self.missed.clear()
         self.began = None
         self.phase = Phase.GATHERING
 

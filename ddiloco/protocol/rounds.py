@@ -94,7 +94,7 @@ class Rounds:
                 m.admitted_at = now if m.admitted_at is None else m.admitted_at
                 return [self._updates.welcome(learner, incarnation)]
             case news.Begun(learner, versions=held):
-                self._goes(learner)  # an older incarnation of it, which this one replaces
+                self._goes(learner, now)  # an older incarnation of it, which this one replaces
                 m = self._comes(learner)
                 if m.admitted_at is not None:
                     m.welcome_seconds = now - m.admitted_at
@@ -102,7 +102,7 @@ class Rounds:
             case news.Returned(learner):
                 self._comes(learner)
             case news.Left(learner):
-                self._goes(learner)
+                self._goes(learner, now)
             case news.Heard():
                 return self._hear_report(message.report.learner, now)
             case news.AllPresent():
@@ -136,6 +136,7 @@ class Rounds:
     def advance(self, now: float) -> Said:
         """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
         out = self._expire(now)
+        self._moved |= self._prospects.waited_enough(now)
         self._touched |= {p for p, closes in self._windows.items() if now >= closes}
         touched = [self._open[p] for p in sorted(self._touched & self._open.keys())]
         if touched and not self._moved:
@@ -166,7 +167,7 @@ class Rounds:
 
     def next_deadline(self) -> float | None:
         """When to call `advance` again, in the seconds of `now`; None: after an event only."""
-        times = (*self._windows.values(), self._overdue.next(self._open))
+        times = (*self._windows.values(), self._overdue.next(self._open), self._prospects.waits_until)
         return min((time for time in times if time is not None), default=None)
 
     # Learners.
@@ -174,21 +175,24 @@ class Rounds:
     def _comes(self, learner: int) -> Member:
         for r in self._open.values():
             r.departed.discard(learner)
+            r.missed.discard(learner)
             if learner not in r.arrived:
                 r.unasked.add(learner)
         self._heard.add(learner)
         self._moved = True
-        self._prospects.awaits_learners |= self.members.count == 1  # the first; until the authority has said
+        self._prospects.somebody_came()
         return self._member(learner)
 
-    def _goes(self, learner: int) -> None:
+    def _goes(self, learner: int, now: float) -> None:
         for r in self._open.values():
             r.unasked.discard(learner)
-            r.owed.pop(learner, None)
+            if r.owed.pop(learner, None) is not None and r.phase is Phase.GRACE:
+                r.missed.add(learner)
             if learner in r.arrived:
                 r.departed.add(learner)
                 r.old.discard(learner)  # no newer one will come
         self._moved = True
+        self._prospects.somebody_left(now)
 
     def _hear_report(self, learner: int, now: float) -> Said:
         """Sends again what a learner still lacks, and waits for what it says it has made."""
@@ -226,7 +230,7 @@ class Rounds:
         while (due := self._next) is not None and self.members.count and due.step <= furthest:
             if due.fragment in self._open:
                 break
-            if self._too_late(due):
+            if self._prospects.too_late(due, self._asking.front.step):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
             elif sum(r.phase is not Phase.GATHERING for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
@@ -246,8 +250,10 @@ class Rounds:
                 r.began = now
             if r.phase is Phase.GATHERING and self._prospects.has_quorum(r, self._asking.front.step):
                 out += self._start_grace(r, now)
-            if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):
+            waits = r.owed or r.missed or self._prospects.awaits_learners
+            if r.phase is Phase.GRACE and (not waits or now >= self._windows[r.id.fragment]):
                 r.phase = Phase.READY
+                r.missed.clear()
                 del self._windows[r.id.fragment]
             if r.phase is Phase.READY:
                 out += self._merge(r, now)
@@ -375,12 +381,6 @@ class Rounds:
             step_time = min(max(known), max(step_time, sync_time))
             spare = slack(self.policy.overlap, step_time, 0.0, 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
-
-    def _too_late(self, due: RoundId) -> bool:
-        """Whether a whole quorum is at the next turn; never where one that was away may wait for this one."""
-        enough = self.members.count >= self.policy.fewest
-        passed = self._asking.front.step >= due.step + self.policy.interval
-        return enough and passed and self.policy.max_run_ahead is None
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that is its own and has not been merged."""

@@ -106,8 +106,20 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: where all must give, the first that is back after all were lost merges alone",
-        "self._prospects.awaits_learners |= self.members.count == 1",
-        "self._prospects.awaits_learners |= False",
+        "self.awaits_learners |= self._members.count == 1",
+        "self.awaits_learners |= False",
+        PROTOCOL,
+    ),
+    Mutant(
+        "rounds: where all break off together, what is here is merged alone",
+        "self.awaits_learners, self.waits_until = True,",
+        "self.awaits_learners, self.waits_until = False,",
+        PROTOCOL,
+    ),
+    Mutant(
+        "rounds: a window ends early though one that owed an offer may be back in it",
+        "waits = r.owed or r.missed or",
+        "waits = r.owed or",
         PROTOCOL,
     ),
     Mutant(
@@ -124,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: offers alone make a quorum, before learners have come to the step",
-        "return self._members.come_to(r.id.step) + len(r.departed) >= self._quorum",
+        "return self._members.come_to(r.id.step) + departed >= self._quorum",
         "return True",
         PROTOCOL,
     ),
@@ -191,13 +203,13 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: the grace window does not end when all are in",
-        "if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):",
+        "if r.phase is Phase.GRACE and (not waits or now >= self._windows[r.id.fragment]):",
         "if r.phase is Phase.GRACE and now >= self._windows[r.id.fragment]:",
         PROTOCOL,
     ),
     Mutant(
         "rounds: the grace window never ends while an offer is owed",
-        "if r.phase is Phase.GRACE and (not r.owed or now >= self._windows[r.id.fragment]):",
+        "if r.phase is Phase.GRACE and (not waits or now >= self._windows[r.id.fragment]):",
         "if r.phase is Phase.GRACE and not r.owed:",
         PROTOCOL,
     ),
@@ -209,8 +221,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: a fragment's next turn comes one step early",
-        "self._asking.front.step >= due.step + self.policy.interval",
-        "self._asking.front.step + 1 >= due.step + self.policy.interval",
+        "enough and front >= due.step + self._interval",
+        "enough and front + 1 >= due.step + self._interval",
         PROTOCOL,
     ),
     Mutant(

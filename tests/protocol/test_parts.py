@@ -186,3 +186,77 @@ def test_a_part_that_waits_for_all_does_not_merge_without_a_learner_that_takes_i
     has(0, 2, 2, now + 3.0)
     gives(0, 2, now + 3.0)
     assert [c.learner for m in said if isinstance(m, actions.Merge) for c in m.contributions] == [0, 1]
+
+
+@pytest.mark.parametrize("authority_is_new", [False, True])
+@pytest.mark.parametrize(("quorum", "last"), [(1, 15), (1, 16), (2, 15), (2, 16)])
+def test_no_round_goes_without_learners_that_a_roll_call_is_yet_to_name(authority_is_new, quorum, last):
+    """Before its step and in its window; else each flap of the connection would cost them an interval."""
+    policy = SyncPolicy(
+        num_learners=3, num_fragments=1, interval=8, overlap=4, quorum=quorum, rebase=True, max_grace=4.0
+    )
+    syncer = Halves(policy)
+    syncer.enter(0, 1, 2)
+    for step in range(1, 9):
+        syncer.report(0, step, step)
+    for learner in (0, 1, 2):
+        syncer.offer(learner, 0, 8, 8, RoundId(8, 0))
+    syncer.part(events.MergeFinished(RoundId(8, 0)), 8.1)
+    for step in range(9, last + 1):
+        syncer.report(1, step, step - 8)
+    early, late = ([2], [0, 1]) if quorum == 1 else ([1, 2], [0])
+    for learner in early:
+        syncer.offer(learner, 1, last, last - 8, RoundId(16, 0))
+    assert syncer.merged == [[0, 1, 2]]
+    if authority_is_new:
+        syncer.core = AuthorityCore(policy, 100, syncer.core.state(), 1)
+    syncer.authority(PartConnected(0), last + 0.1)
+    assert syncer.merged == [[0, 1, 2]]
+    if authority_is_new:
+        syncer.enter(0, 1, 2, incarnation=2, step=last, versions=(1,))
+    syncer.report(1, last + 1, last - 7, 2 if authority_is_new else 1)
+    for learner in late:
+        syncer.offer(learner, 1, last + 1, last - 7, RoundId(16, 0), 2 if authority_is_new else 1)
+    if len(syncer.merged) == 1:  # what is owed anew is waited for
+        syncer.part(events.Timeout(), syncer.half.next_deadline())
+    assert syncer.merged == [[0, 1, 2]] * 2
+
+
+class Halves:
+    """An authority and its one part, and the learners that each merge had."""
+
+    def __init__(self, policy):
+        self.core = AuthorityCore(policy, 100, SyncerState.initial(1), 1)
+        self.half = Part(policy, 100, SyncerState.initial(1), [0], lineage=7)
+        self.merged = []
+        self.authority(PartConnected(0), 0.0)
+
+    def authority(self, event, now):
+        for one in self.core.handle(event, now):
+            if isinstance(one, ToPart):
+                self.part(one.news, now)
+
+    def part(self, event, now):
+        for one in self.half.handle(event, now):
+            if isinstance(one, news.Word):
+                self.authority(FromPart(0, one), now)
+            elif isinstance(one, actions.Merge):
+                self.merged.append([c.learner for c in one.contributions])
+
+    def enter(self, *learners, incarnation=1, step=None, versions=None):
+        now = 0.0 if step is None else step + 0.2
+        for learner in learners:
+            self.authority(events.LearnerJoined(learner, incarnation, step, versions), now)
+            if step is None:
+                self.authority(events.LearnerReady(learner, incarnation, 0, (0,)), now)
+
+    def report(self, version, step, steps, incarnation=1):
+        for learner in (0, 1, 2):
+            counters = (FragmentCounters(version, steps, 10 * steps),)
+            said = events.StepReported(Report(learner, incarnation, step, counters))
+            self.authority(said, float(step))
+
+    def offer(self, learner, version, step, steps, due, incarnation=1):
+        lineage = 7 if version else 0
+        given = Contribution(learner, incarnation, 0, version, step, steps, 10 * steps, lineage)
+        self.part(events.FragmentArrived(due, given), step + 0.05)

@@ -197,15 +197,38 @@ def test_learners_hear_where_parts_are_and_of_each_that_comes(stack):
     assert not any(thread.is_alive() for thread in threads), "they would abort a process that ends"
 
 
-def test_calls_in_sessions_that_there_are_not_leave_room_for_those_that_there_are(stack):
+def listening_part(stack):
+    """A PartServer that answers learners, and the connection of one."""
     worker = types.SimpleNamespace(connect=lambda *link: None, send=None, take_offer=None)
     listening = Listening("127.0.0.1:0", TOKENS, CONFIG, 2)
     stack.callback(listening.stop, None)
     server = PartServer(TERMS, TOKENS, listening, worker, types.SimpleNamespace(record=None), PATIENCE)
     server.start()
-    channels = [TOKENS.of(1).channel(listening.address, []) for _ in range(9)]
-    for channel in channels:
-        stack.enter_context(channel)
+    return server, stack.enter_context(TOKENS.of(0).channel(listening.address, []))
+
+
+def test_a_broken_connection_to_the_authority_ends_no_call_of_a_session_that_is_named_again(stack):
+    server, channel = listening_part(stack)
+    sessions = [pb.ToPart.Session(name=name, learner=0, process=100) for name in ("stays", "ends")]
+    calls = []
+    for session in sessions:
+        server.open(session)
+        metadata = (*TOKENS.of(0).metadata, (wire.SESSION_KEY, session.name))
+        calls.append(channel.stream_stream(wire.CONTROL)(iter(()), metadata=metadata))
+        server._find(session.name).say(told := pb.ToLearner(leave=True))
+        assert pb.ToLearner.FromString(next(calls[-1])) == told
+    server.roll_begins()
+    server.open(sessions[0])
+    server.roll_ends()
+    assert next(calls[1], None) is None
+    server._find("stays").say(told)
+    assert pb.ToLearner.FromString(next(calls[0])) == told
+
+
+def test_calls_in_sessions_that_there_are_not_leave_room_for_those_that_there_are(stack):
+    server, _ = listening_part(stack)
+    address = server._listening.address
+    channels = [stack.enter_context(TOKENS.of(1).channel(address, [])) for _ in range(9)]
 
     def call(name, learner=1, channel=channels[0]):
         metadata = (*TOKENS.of(learner).metadata, (wire.SESSION_KEY, name))

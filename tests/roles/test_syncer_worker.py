@@ -304,6 +304,7 @@ def test_who_joined_while_the_disk_was_full_is_noted_with_the_next_join(desk):
         it.worker.send(events.LearnerJoined(1, 1))
         if not disk.room:
             peer.next(events.Welcomed)
+    until(lambda: len(disk.asked) == 2, "the next join to be noted")
     assert it.worker.stop(PATIENCE)
     assert disk.asked == [((0, 1), (1, 1))] * 2
 

@@ -65,6 +65,7 @@ class PartServer:
         self._most_early = EARLY * (hosts + 4)
         self._change = threading.Condition()
         self._sessions: dict[str, Session] = {}
+        self._unnamed: set[str] = set()  # those that a new connection to the authority has yet to name
         self._attached: set[str] = set()  # sessions to which a learner has come
         self._newest = NewestFragments()
         self._calls = FragmentCalls(
@@ -79,6 +80,10 @@ class PartServer:
     def open(self, opened: pb.ToPart.Session) -> None:
         """A learner may come in this session; what is for it waits there until it does."""
         name, learner = opened.name, opened.learner
+        with self._change:
+            self._unnamed.discard(name)
+            if name in self._sessions:
+                return
 
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
@@ -90,10 +95,19 @@ class PartServer:
             self._change.notify_all()
         self._worker.connect(learner, WHICHEVER, session)
 
-    def close(self, name: str | None = None) -> None:
-        """It may not any longer; None: no learner may, until the authority opens sessions again."""
+    def roll_begins(self) -> None:
+        """The authority is connected again: it names all sessions that there are."""
         with self._change:
-            names = list(self._sessions) if name is None else [name]
+            self._unnamed = set(self._sessions)
+
+    def roll_ends(self) -> None:
+        """It has named them; what is on its way in one of those goes on as if nothing had been."""
+        self.close(*self._unnamed)
+
+    def close(self, *names: str) -> None:
+        """In these sessions learners may not come any longer."""
+        with self._change:
+            self._unnamed.difference_update(names)
             ended = [session for n in names if (session := self._sessions.pop(n, None)) is not None]
             self._attached.difference_update(names)
         for session in ended:
@@ -222,7 +236,8 @@ class PartRun:
             case "cut_begun":
                 cut = message.cut_begun
                 worker.send(CutBegun(cut.snapshot, tuple(cut.learners)))
-            case "cut_over":
+            case "cut_over":  # the first word of a roll call
+                server.roll_ends()
                 worker.send(CutOver(message.cut_over))
             case "offer_failed":
                 worker.send(codec.told_by(message.offer_failed))
@@ -230,7 +245,7 @@ class PartRun:
     def _begin(self, begin: pb.ToPart.Begin) -> None:
         mark = run_mark.RunMark(begin.run, begin.start)
         if self._server is not None:
-            self._server.close()  # the authority tells of all that are there
+            self._server.roll_begins()
             return
         try:
             self._load(mark, begin.epoch)

@@ -18,6 +18,14 @@ class OperatorWord(NamedTuple):
     stopped: bool = False  # the run; whatever an engine starts then does not go on with it
     drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
 
+    def drain(self, learner: int) -> OperatorWord:
+        """With the learner drained."""
+        return self._replace(drained=(*self.add(learner).drained, learner))
+
+    def add(self, learner: int) -> OperatorWord:
+        """With the learner drained no longer."""
+        return self._replace(drained=tuple(m for m in self.drained if m != learner))
+
     def save(self, folder: pathlib.Path) -> None:
         """Makes it durable in the syncer's folder; raises OSError."""
         array_file.replace(folder / NAME, [json.dumps(self._asdict()).encode()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 from ddiloco.protocol import events
@@ -26,13 +27,15 @@ class Links:
 
     def __init__(self) -> None:
         self._links: dict[tuple[int, int], LearnerLink] = {}
+        self._setting = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._links)
 
     def set(self, learner: int, incarnation: int, link: LearnerLink) -> None:
         """Sets how to reach an incarnation."""
-        self._links[learner, incarnation] = link
+        with self._setting:
+            self._links[learner, incarnation] = link
 
     def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> None:
         """Delivers to (learner, incarnation), if there is a link, as once it has asked to join."""
@@ -56,6 +59,7 @@ class Links:
 
     def lost(self, learner: int, incarnation: int) -> None:
         """Forgets one that is gone if its connection is over; it may have reconnected meanwhile."""
-        link = self._links.get((learner, incarnation))
-        if getattr(link, "over", False):  # links without connections lead to the learner as long as it lives
-            self._links.pop((learner, incarnation), None)
+        with self._setting:
+            link = self._links.get((learner, incarnation))
+            if getattr(link, "over", False):  # links without connections lead to who is there while it lives
+                del self._links[learner, incarnation]

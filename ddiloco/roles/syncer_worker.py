@@ -132,6 +132,11 @@ class SyncerWorker:
         """
         self._merging.take_offer(event, arrays, epoch)
 
+    @property
+    def waiting(self) -> int:
+        """How many messages the thread has yet to take."""
+        return self._inbox.qsize()
+
     def last_snapshot_seconds(self) -> float:
         """How long a snapshot that is under way after the last step may still take; 0: none is."""
         if self._snapshots is None or not self.core.finished:
@@ -158,6 +163,7 @@ class SyncerWorker:
             self._finish_snapshot()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            self.ended.set()  # before the wait for merges that a full disk may hold
         finally:
             self._tape.end([] if self._merging is None else self._merging.end())
             self.ended.set()
@@ -389,7 +395,7 @@ class SyncerWorker:
             self._merging.arrivals.forget(action)
             if action.name == "round":
                 values |= self._merging.told(values["fragment"])
-                values |= {"inbox": self._inbox.qsize(), "merging": self._merging.under_way}
+                values |= {"inbox": self.waiting, "merging": self._merging.under_way}
         if action.name == "learner_ready":
             self._links.begun(values["learner"], values["incarnation"])
         if action.name == "learner_silent" and self._snapshots is not None:

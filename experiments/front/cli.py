@@ -9,10 +9,12 @@ import functools
 import importlib.util
 import inspect
 import math
+import os
 import pathlib
 import re
 import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ from ddiloco.observe import terminal
 
 if TYPE_CHECKING:
     from ddiloco.settings.experiment import Experiment
+
+LAST_SECONDS = 30.0  # for threads to end once a program is done
 
 _default: list[str] = []  # the config file of the program that runs, when none is given
 _given: list[tuple[str, str]] = []  # the overrides of its config
@@ -127,7 +131,7 @@ def run(
             _check_folders()
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
-            sys.exit(main(argv) or 0)
+            _leave(main(argv) or 0)
         except KeyboardInterrupt:  # before the program had anything to save
             sys.exit(128 + signal.SIGINT)
         except (UsageError, ConfigError, DataError) as error:
@@ -263,6 +267,16 @@ def _meant(flag: str) -> str | None:
     if "config" in flags.FLAGS and flag.partition(".")[0] in Experiment.__dataclass_fields__:
         return f"{flag}: no such flag; did you mean --config.{flag}?"
     return None
+
+
+def _leave(code: int) -> None:
+    """Exits, also where a disk or a device holds threads for which Python would wait without end."""
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        sys.stdout.flush()
+    hung = threading.Timer(LAST_SECONDS, os._exit, (code,))
+    hung.daemon = True
+    hung.start()
+    sys.exit(code)
 
 
 def _fail(message: str, code: int = REFUSED) -> None:

@@ -1,10 +1,13 @@
 """What the command line makes of a config file and of its settings."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from experiments.front import cli
+from tests.integration.programs import ROOT
 
 FILE = """
 from __future__ import annotations
@@ -81,3 +84,23 @@ def test_a_loop_is_given_any_setting_and_others_none():
         cli.resolve("configs/loop.py", [("model.setting.width", "64")])
     with pytest.raises(cli.UsageError, match=r"config\.model\.settings: no such setting"):
         cli.resolve("configs/dense.py", [("model.settings.width", "64")])
+
+
+HANGS = """
+import concurrent.futures, threading
+from experiments.front import cli
+
+cli.LAST_SECONDS = 0.1
+
+def main(_):
+    concurrent.futures.ThreadPoolExecutor(1).submit(threading.Event().wait)
+    print("saved")
+    return 3
+
+cli.run(main)
+"""
+
+
+def test_a_disk_that_hangs_does_not_keep_a_program_that_is_done():
+    done = subprocess.run([sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "saved\n")

@@ -162,6 +162,36 @@ def test_a_process_that_comes_back_while_its_session_still_ends_is_let_in_and_no
         assert syncer.drops() == ["wire: malformed message"]
 
 
+def test_a_session_that_ends_as_a_learner_joins_leaves_no_learner_that_nobody_hears_is_lost():
+    syncer = SyncerEnd()
+    connect, ends = syncer.server._connect, []
+
+    def as_it_ends(learner, incarnation, link):
+        ends.append(threading.Thread(target=syncer.server._end, args=(link, "connection lost")))
+        ends[0].start()
+        ends[0].join(0.5)  # it may end only once the learner has joined
+        connect(learner, incarnation, link)
+
+    syncer.server._connect = as_it_ends
+    with ended(syncer, learner := LearnerEnd(syncer.address)):
+        learner.send(events.LearnerJoined(0, 100))
+        assert syncer.next(events.LearnerJoined).incarnation == 100
+        assert syncer.next(events.LearnerLost).incarnation == 100
+
+
+def test_what_learners_say_is_not_read_while_too_much_of_it_waits():
+    crowd = threading.Event()
+    crowd.set()
+    syncer = SyncerEnd(crowded=crowd.is_set)
+    with ended(syncer, learner := LearnerEnd(syncer.address)):
+        learner.send(events.LearnerJoined(0, 100))
+        assert learner.client.accepted.wait(PATIENCE)
+        with pytest.raises(queue.Empty):
+            syncer.heard.get(timeout=0.3)
+        crowd.clear()
+        assert syncer.next(events.LearnerJoined).incarnation == 100
+
+
 def test_with_tokens_of_their_own_learners_speak_for_no_other():
     syncer = SyncerEnd(security=OWN)
     with ended(syncer, honest := LearnerEnd(syncer.address, 1, security=OWN.of(1))):

@@ -151,6 +151,27 @@ def test_what_was_asked_outlasts_the_syncer_unless_the_disk_refuses(tmp_path):
     assert second.drained(0)
 
 
+def test_a_disk_that_hangs_keeps_nobody_from_hearing_who_is_drained(tmp_path, monkeypatch):
+    free, writes = threading.Event(), threading.Event()
+
+    def hang(word, folder):
+        writes.set()
+        assert free.wait(PATIENCE)
+
+    monkeypatch.setattr(OperatorWord, "save", hang)
+    management = Management(Security(), TERMS.num_learners, folder=tmp_path)
+    command = threading.Thread(target=management.do, args=(Command("drain", 1), "here"), daemon=True)
+    command.start()
+    assert writes.wait(PATIENCE)
+    asked = threading.Thread(target=management.drained, args=(0,), daemon=True)
+    asked.start()
+    asked.join(PATIENCE / 2)
+    assert not asked.is_alive()
+    free.set()
+    command.join(PATIENCE)
+    assert management.drained(1)
+
+
 def test_only_the_operator_manages_learners_with_tokens_of_their_own(managed):
     syncer = managed(OWN)
     assert refusal(syncer, OWN.of(0))[0] is grpc.StatusCode.PERMISSION_DENIED

@@ -271,3 +271,24 @@ def test_what_cannot_be_is_told_in_an_alarm_and_ends_only_the_connection(stack, 
     assert authority.next() == PartConnected(0)  # again
     [alarm] = [record for record in authority.records if isinstance(record, records.Alarm)]
     assert alarm.sentence.startswith("part 0 of the syncer: what it sent cannot be read: ")
+
+
+def test_a_look_at_the_disk_that_takes_long_keeps_no_learner_from_coming(stack):
+    looks, free = threading.Event(), threading.Event()
+
+    def epoch():
+        looks.set()
+        assert free.wait(PATIENCE)
+        return 3
+
+    links = PartLinks(2, TERMS, TOKENS, MARK, lambda one: None, lambda record: None, epoch)
+    told = threading.Thread(target=links.pass_on, args=(PartConnected(0),), daemon=True)
+    told.start()
+    assert looks.wait(PATIENCE)
+    session = types.SimpleNamespace(name="x", learner=0, process=1, hosts=1)
+    coming = threading.Thread(target=links.opened, args=(session,), daemon=True)
+    coming.start()
+    coming.join(PATIENCE / 2)
+    assert not coming.is_alive()
+    free.set()
+    told.join(PATIENCE)

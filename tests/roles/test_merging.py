@@ -1,6 +1,7 @@
 """What a syncer hands out of its fragments is of the version that it names."""
 
 import queue
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from ddiloco.outer.global_model import GlobalModel, NextVersion
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.merging import Merged, Merging
+from ddiloco.roles.syncer_worker import SyncerWorker
 
 
 @pytest.fixture
@@ -81,3 +85,17 @@ def test_a_commit_for_which_there_is_no_thread_ends_the_syncer_and_not_its_merge
     merging.merge(actions.Merge(round_id, 1, (given,)))
     assert str(inbox.get(timeout=30.0)) == "can't start new thread"
     merging.end()
+
+
+def test_that_a_merge_failed_is_known_though_the_disk_holds_another():
+    free = threading.Event()
+    model = GlobalModel(fragment({"a": (2,)}, 1), {"a": np.zeros(2, np.float32)}, OuterConfig(), 1)
+    core = SyncerCore(SyncPolicy(num_learners=1, num_fragments=1, interval=4))
+    worker = SyncerWorker(core, model, lambda record: None)
+    worker._merging._committer.submit(free.wait, 60.0)
+    worker.start()
+    worker.send(MemoryError("no room for a merge"))
+    assert worker.ended.wait(30.0)
+    assert worker.failure.startswith("MemoryError: no room for a merge") and not worker.stop(0.0)
+    free.set()
+    assert worker.stop(30.0)

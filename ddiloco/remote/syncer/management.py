@@ -46,11 +46,12 @@ class Management:
         """
         self._security, self._most_learners = security, most_learners
         self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the word
+        self._keeping = threading.Lock()  # while it is written; who is drained must not wait for a disk
         self._folder = folder
         self._word = OperatorWord() if folder is None else operator_word.load(folder)
         if self._word.stopped:
-            self._keep(self._word._replace(stopped=False))
+            self._keep(lambda word: word._replace(stopped=False))
         self._sessions: Callable[[], Sequence[Session]] = tuple
         self._end: Callable[[Session, str], None] = lambda session, reason: None
 
@@ -87,8 +88,7 @@ class Management:
             case Command("status"):
                 return self._status()
             case Command("stop"):
-                with self._lock:
-                    kept = self._keep(self._word._replace(stopped=True))
+                kept = self._keep(lambda word: word._replace(stopped=True))
                 self._stop()
                 return Answer(True, f"the run ends, with everything saved{kept}")
             case Command("snapshot"):
@@ -97,8 +97,7 @@ class Management:
                     done, "a snapshot is taken" if done else "config.snapshot.every is 0: there are none"
                 )
             case Command("drain", int(learner)) if learner < self._most_learners:
-                with self._lock:
-                    kept = self._keep(self._word._replace(drained=(*self._others(learner), learner)))
+                kept = self._keep(lambda word: word.drain(learner))
                 for session in self._sessions():
                     if session.learner == learner:
                         session.deliver(Leave())
@@ -111,19 +110,16 @@ class Management:
             False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
         )
 
-    def _others(self, learner: int) -> tuple[int, ...]:
-        """Who is drained beside the learner."""
-        return tuple(m for m in self._word.drained if m != learner)
-
-    def _keep(self, word: OperatorWord) -> str:
-        """Has it outlast this process; what an answer says where the disk refuses."""
-        changed, self._word = word != self._word, word
-        if self._folder is None or not changed:
-            return ""
-        try:
-            word.save(self._folder)
-        except OSError as error:
-            return f", but a restarted syncer will not know it: {reason(error)}"
+    def _keep(self, change: Callable[[OperatorWord], OperatorWord]) -> str:
+        """Changes the word for good; what an answer says where the disk refuses."""
+        with self._keeping:
+            with self._lock:
+                before, self._word = self._word, change(self._word)
+            if self._folder is not None and self._word != before:
+                try:
+                    self._word.save(self._folder)
+                except OSError as error:
+                    return f", but a restarted syncer will not know it: {reason(error)}"
         return ""
 
     def _evict(self, learner: int) -> Answer:
@@ -139,14 +135,13 @@ class Management:
         return Answer(bool(present), told, {"learner": learner})
 
     def _add(self, learner: int | None) -> Answer:
-        with self._lock:
-            taken = {session.learner for session in self._sessions()}
-            free = (m for m in range(self._most_learners) if m not in taken)
-            number = learner if learner is not None else next(free, None)
-            if number is None:
-                most = f"all {self._most_learners} learners of config.remote.max_learners"
-                return Answer(False, f"{most} are there")
-            kept = self._keep(self._word._replace(drained=self._others(number)))
+        taken = {session.learner for session in self._sessions()}
+        free = (m for m in range(self._most_learners) if m not in taken)
+        number = learner if learner is not None else next(free, None)
+        if number is None:
+            most = f"all {self._most_learners} learners of config.remote.max_learners"
+            return Answer(False, f"{most} are there")
+        kept = self._keep(lambda word: word.add(number))
         return Answer(True, f"learner {number} may come{kept}", {"learner": number})
 
     def _status(self) -> Answer:

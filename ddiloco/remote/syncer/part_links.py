@@ -88,12 +88,13 @@ class PartLinks:
 
     def pass_on(self, one: ToPart | PartConnected | CutBegun) -> None:
         """Tells one part or all of them; a part is told nothing before its roll call."""
+        epoch = self._epoch() if isinstance(one, PartConnected) else 0  # a look at the disk
         with self._change:
             match one:
                 case PartConnected(part):
                     if part in self._links:
                         self._links[part].listens = True
-                        self._links[part].say(pb.ToPart(cut_over=self._epoch()))
+                        self._links[part].say(pb.ToPart(cut_over=epoch))
                 case ToPart(part, message):
                     self._say(pb.ToPart(news=codec.message_of(message)), part)
                 case CutBegun(number, learners):
@@ -182,6 +183,7 @@ class PartLinks:
 
     def _connected(self, hello: pb.FromPart.Hello, context: grpc.ServicerContext) -> _Link:
         link = _Link(hello.part, hello.process, context.cancel)
+        begin = pb.ToPart.Begin(run=self._mark.run, start=self._mark.start, epoch=self._epoch())
         with self._change:
             present = self._links.get(hello.part)
             if present is not None and present.process != hello.process:
@@ -189,7 +191,6 @@ class PartLinks:
             if present is not None:
                 present.close()
             self._links[hello.part] = link
-            begin = pb.ToPart.Begin(run=self._mark.run, start=self._mark.start, epoch=self._epoch())
             link.say(pb.ToPart(leave=True) if self._leaving else pb.ToPart(begin=begin))
             for session in self._sessions.values():
                 link.say(_session_message(session))

@@ -48,6 +48,7 @@ from ddiloco.settings.experiment import step_tokens
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+_MOST_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
 _SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
 
@@ -149,6 +150,7 @@ class SyncerRun:
             management,
             links,
             lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
+            lambda: self._syncer.waiting > _MOST_WAITING,
         )
         if actions is not None:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))

@@ -58,13 +58,16 @@ class SyncerServer:
         management: Management | None = None,
         parts: PartLinks | None = None,
         boundary_seconds: Callable[[int], float] = lambda learner: 0.0,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
         `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
         an operator. `parts`: the processes that merge, where this one does not. `boundary_seconds`: that a
-        learner takes for the steps that its devices have at a time; 0.0: not known.
+        learner takes for the steps that its devices have at a time; 0.0: not known. `crowded`: whether so
+        much of what learners said waits that no more of it is read.
         """
+        self._crowded = crowded
         self._boundary_seconds = boundary_seconds
         self._parts = parts
         self.intake = RecordIntake(record)
@@ -303,8 +306,11 @@ class SyncerServer:
 
     def _wait_for_turn(self, session: Session, cost: int) -> None:
         """Reads on no sooner than others are served too; the transport holds back who says more."""
-        while not self._messages.take(session.learner, time.monotonic(), cost) and not session.over:
+        while not session.over and not self._over and not self._has_turn(session, cost):
             time.sleep(0.05)
+
+    def _has_turn(self, session: Session, cost: int) -> bool:
+        return not self._crowded() and self._messages.take(session.learner, time.monotonic(), cost)
 
     def _hear_message(self, session: Session, message: pb.FromLearner) -> bool:
         """Passes on a learner's message; returns whether it was the last one."""
@@ -341,12 +347,19 @@ class SyncerServer:
         if report.incarnation != session.incarnation:
             if not self._rejoins.take(session.learner, time.monotonic()):
                 raise WireError("too many incarnations", f"more than {REJOINS} at once")
-            self._connect(session.learner, report.incarnation, session)
-            session.incarnation = report.incarnation
-            session.newest_incarnation = max(session.newest_incarnation, report.incarnation)
-            with self._lock:
-                self._hear(session.learner, report.incarnation)
+            with self._coming_and_going:
+                if not session.over:  # else nobody would hear that this incarnation is lost
+                    self._begins(session, report.incarnation)
+                    self._send(event)
+            return
         self._send(event)
+
+    def _begins(self, session: Session, incarnation: int) -> None:
+        self._connect(session.learner, incarnation, session)
+        session.incarnation = incarnation
+        session.newest_incarnation = max(session.newest_incarnation, incarnation)
+        with self._lock:
+            self._hear(session.learner, incarnation)
 
     def _hear(self, learner: int, incarnation: int) -> None:
         known = self._newest_incarnation.get(learner, 0)

@@ -65,6 +65,8 @@ class FragmentsRecording:
           state: what was merged of them.
           fragments: those gathered; (): they could not be copied.
         """
+        if self._recorded >= self._begun:
+            return  # it is over, or what was gathered for one that was given up has served for it
         number, self._recorded = self._begun, self._begun
         versions = []
         arrays = {}

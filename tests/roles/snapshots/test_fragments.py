@@ -84,3 +84,16 @@ def test_a_part_waits_for_no_other_that_is_still_being_written():
         (2, "the part before this one is still being written"),
         (1, ""),
     ]
+
+
+def test_what_was_gathered_for_a_snapshot_that_was_given_up_is_not_written_twice():
+    writer = SlowWriter()
+    one = FragmentsRecording(0, (0,), 4, writer, lambda written: None, patience=60.0)
+    state = SyncerCore(SyncPolicy(num_learners=1, num_fragments=1, interval=4)).state()
+    one.begun(5)  # gathers behind a slow commit, and is given up
+    one.begun(6)
+    for version in (2, 3):
+        one.record(state, [FragmentState(version, (np.ones(2, np.float32),), ())])
+        for future in writer.given:
+            future.done() or future.set_result(PartFiles({"host_000": (2, "0" * 64)}))
+    assert len(writer.given) == 1

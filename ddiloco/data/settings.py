@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddiloco.config import setting
+from ddiloco.data.splits import overlap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +32,9 @@ class RecordsConfig:
     )
 
     def __post_init__(self) -> None:
-        train, held_out = self.train_split, self.eval_split
-        whole = train.partition("[")[0]
-        if held_out == train or (held_out.partition("[")[0] == whole and whole in (train, held_out)):
-            raise ValueError(f"eval_split: is {held_out}, but must have nothing of train_split, {train}")
+        if overlap(self.train_split, self.eval_split):
+            told = f"is {self.eval_split}, but must have nothing of train_split, {self.train_split}"
+            raise ValueError(f"eval_split: {told}")
 
     def setting_of(self, split: str) -> str:
         """The setting that names the split."""

@@ -33,7 +33,7 @@ def profile(leaves: Sequence[np.ndarray | jax.Array | Blocks]) -> list[Profile]:
         whole = all(np.issubdtype(array.dtype, np.integer) for array in arrays)
         count = sum(array.size for array in arrays)
         squares = sum(np.square(array, dtype=np.float32).sum(dtype=np.float64) for array in arrays)
-        size = float(np.sqrt(squares / count)) if count else 0.0
+        size = whole + (float(np.sqrt(squares / count)) if count else 0.0)  # a count may well be 0
         negative = any(bool((array < 0).any()) for array in arrays) or (count < _FEW and not whole)
         found.append(Profile(size, negative, _COUNT_FACTOR if whole else _FACTOR))
     return found
@@ -42,6 +42,8 @@ def profile(leaves: Sequence[np.ndarray | jax.Array | Blocks]) -> list[Profile]:
 def alike(ours: Sequence[Profile], theirs: Sequence[Profile]) -> bool:
     """Whether no leaf of theirs is far longer or shorter than ours, or below 0 where ours is not."""
     for own, other in zip(ours, theirs, strict=True):
+        if not own.size:  # it says nothing of others, as a sum of gradients that has just been used
+            continue
         if other.negative and not own.negative:
             return False
         if max(own.size, other.size) > own.factor * min(own.size, other.size):

@@ -71,7 +71,7 @@ POINTS = {
         _point(4, 0.012, 0.5),
         _point(8, 0.024, 0.35),
         _point(4, 0.012),
-        _point(4, 0.024),  # tried once the others had been decided between
+        _point(4, 0.024),  # run once the others had been decided between
     ),
 }
 CHOOSING_SEEDS = {"adamw": (100,), "muon": (100, 101, 102)}

@@ -12,7 +12,7 @@ WHAT
 And data-parallel. The first two have the micro dense model (configs/micro.py) at 20 tokens a parameter. Muon
 inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
 
-The rows of `tiny` at 20 tokens a parameter, not tuned there; half an hour to an hour and a half a run on a core:
+The rows of `tiny` at 20 tokens a parameter, not tuned there; 30 to 90 minutes a run on a core:
 
   python -m experiments.compare --config=configs/methods.py:long --output=runs/compare-methods-long
 """

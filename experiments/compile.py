@@ -19,7 +19,7 @@ _TOPOLOGY = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the figures to this JSON file.")
 _SAVE = flags.DEFINE_string("save", None, "Keep the compiled step in this file, for train.executable.")
 _TABLE = flags.DEFINE_string(
-    "table", None, "Compile presets of all sizes for slices of each kind, and write the table to this Markdown file."
+    "table", None, "Compile presets of all sizes for slices of each kind, and write their table to this file."
 )
 
 

@@ -10,7 +10,7 @@ from experiments.front import cli, ending, roles
 from experiments.front.workdirs import runs_in
 
 _WORKDIRS = flags.DEFINE_multi_string(
-    "workdir", [], "Folder of a run, or of several, such as a sweep's: they are shown side by side, 16 at most."
+    "workdir", [], "Folder of a run, or of several, such as a sweep's: shown side by side, 16 at most."
 )
 _LISTEN = flags.DEFINE_string(
     "listen", "127.0.0.1:7071", "HOST:PORT. Other hosts than this one's loopback need --token_file or --tls."

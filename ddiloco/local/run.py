@@ -14,7 +14,6 @@ from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
-from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -31,7 +30,6 @@ from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.roles.transfer import Offer
-from ddiloco.settings.experiment import step_tokens
 
 _LEAVE_SECONDS = 60.0  # for threads to end after Leave; a hung device must not hold up the others
 
@@ -78,7 +76,7 @@ class LocalRun:
         self._run = run_of(snapshot)
         self._tapes = Tapes(workdir, e, assembly.layout, record, run=self._run)
         initial = assembly.initial_parameters()
-        self._model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
+        self._model = assembly.global_model(initial)
         self._model.compile()
         core = SyncerCore(e.sync, e.train.steps, None if origin is None else origin.start.state)
         if origin is not None:

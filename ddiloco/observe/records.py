@@ -109,7 +109,7 @@ class Flush:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
-    """The last record: the monitor writes everything and ends."""
+    """The last one of a queue: its thread ends, the monitor's once everything is written."""
 
 
 Record = (

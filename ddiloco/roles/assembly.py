@@ -14,11 +14,13 @@ from jax.sharding import Mesh, Sharding
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.blocks import placed
+from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.outer.fragments import FragmentLayout, fragment
+from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.stacks import array_of, array_shape
 from ddiloco.roles.learner_arrays import Batches, Equipment, Program
 from ddiloco.roles.transfer import FragmentTransfer
-from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.settings.experiment import BASELINES, Experiment, step_tokens
 from ddiloco.training import chips
 from ddiloco.training.mesh import MeshConfig, carve
 
@@ -126,6 +128,18 @@ class Assembly:
     def num_params(self) -> int:
         """Parameters of the model."""
         return sum(map(math.prod, self.recipe.shapes.values()))
+
+    def global_model(
+        self, parameters: Mapping[str, np.ndarray], fragments: Sequence[int] | None = None
+    ) -> GlobalModel:
+        """What the syncer merges, from these parameters; `fragments`: those of a part, None: all."""
+        e = self.experiment
+        return GlobalModel(self.layout, parameters, e.outer, e.most_learners, step_tokens(e), fragments)
+
+    def decoder(self) -> FragmentDecoder | None:
+        """What makes fragments of updates that travel as differences; None: they travel whole."""
+        codec = self.experiment.outer.update_codec
+        return None if codec == "f32" else FragmentDecoder(self.layout, codec)
 
     def learner_meshes(self) -> list[Mesh]:
         """One mesh for each learner; raises ConfigError if evaluation leaves them no device."""

@@ -39,11 +39,6 @@ MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
 _NOTED_SECONDS = 10.0  # for the authority to note a part's last merges
 
-
-class Stop:
-    """Wakes the thread up, to end."""
-
-
 Decided = Sequence[actions.SyncerAction | news.Word | ToPart]
 FromOthers = FromPart | PartConnected | news.News | CutBegun | CutOver | FragmentsWritten
 """What the authority and the parts of a syncer tell each other."""
@@ -57,7 +52,7 @@ Message = (
     | Gathered
     | SnapshotMessage
     | Completed
-    | Stop
+    | records.Stop
 )
 
 
@@ -150,7 +145,7 @@ class SyncerWorker:
         """
         left = self.last_snapshot_seconds()
         self._stopping.set()
-        self._inbox.put(Stop())
+        self._inbox.put(records.Stop())
         if self._thread.ident is not None:
             self._thread.join(timeout + left)
         return not self._thread.is_alive()
@@ -201,7 +196,7 @@ class SyncerWorker:
                 self._record_state(fragments)
             case StateRecorded() | PartWritten() | Completed():
                 self._take_of_snapshot(message)
-            case Stop():
+            case records.Stop():
                 pass
             case events.LearnerJoined():
                 self._take_joins(message)

@@ -29,7 +29,7 @@ from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
 from ddiloco.roles.outcome import Outcome
 from ddiloco.roles.taping import Tapes
 from ddiloco.roles.transfer import Offer, host_arrays
-from ddiloco.settings.experiment import Experiment, step_tokens, task_of
+from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, make_fleet, patience_for_merges
 from ddiloco.virtual.learner_process import VirtualLearner
@@ -208,8 +208,7 @@ class VirtualRun:
         """`workdir`: where tapes go; None: there are no tapes."""
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop
-        initial = assembly.initial_parameters()
-        model = GlobalModel(assembly.layout, initial, e.outer, e.sync.num_learners, step_tokens(e))
+        model = assembly.global_model(assembly.initial_parameters())
         model.compile()
         self._arrays = GlobalArrays(model, e.outer)
         self._equipment = assembly.equipment()

@@ -22,7 +22,6 @@ from ddiloco.disk.snapshots.store import FOLDER, SnapshotError, SnapshotStore
 from ddiloco.observe.pace import Pace
 from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks
-from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.donor import Donor
@@ -112,8 +111,7 @@ class Follower:
         self._arrays = HostArrays(self._equipment, self._erred)
         fragments = range(assembly.layout.num_fragments)
         self._host = Host(place.number, [equipment.transfer.needs(p) for p in fragments])
-        codec_down = e.outer.update_codec
-        self._decode = None if codec_down == "f32" else FragmentDecoder(assembly.layout, codec_down)
+        self._decode = assembly.decoder()
         if self._decode is not None:
             self._decode.compile()
         self._inner = inner_of(equipment)

@@ -118,8 +118,7 @@ class LearnerProcess:
             def accepted(message: pb.Accepted) -> None:
                 donor.admit(security.among_peers(message.peers_token))
 
-            codec = e.outer.update_codec
-            decode = None if codec == "f32" else FragmentDecoder(self._assembly.layout, codec)
+            decode = self._assembly.decoder()
             parts = address, learner, process, terms, security, config, note, port, accepted, decode
 
             def make_client(*of_hosts: Any) -> SyncerClient:

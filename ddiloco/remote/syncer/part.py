@@ -18,7 +18,6 @@ from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
 from ddiloco.observe import records
 from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import zeros
-from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.remote.syncer.downlink import NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
@@ -36,7 +35,6 @@ from ddiloco.roles.snapshots.messages import CutBegun, CutOver
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.schema import codec
-from ddiloco.settings.experiment import step_tokens
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for threads to end
@@ -170,8 +168,8 @@ class PartRun:
         self._place, self._folder = place, folder
         self._terms = terms_of(e, assembly.layout)
         self._own = fragments_of(place.part, place.parts, assembly.layout.num_fragments)
-        empty, most = zeros(assembly.layout), e.most_learners  # what was committed takes their place
-        self._model = GlobalModel(assembly.layout, empty, e.outer, most, step_tokens(e), self._own)
+        empty = zeros(assembly.layout)  # what was committed takes their place
+        self._model = assembly.global_model(empty, self._own)
         self._locks = contextlib.ExitStack()
         self._uplink = Uplink(authority, place, self._terms, security, e.remote, self._take)
         self._worker: SyncerWorker | None = None

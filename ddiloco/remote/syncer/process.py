@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,6 @@ from ddiloco.roles.resuming import run_of
 from ddiloco.roles.snapshots.taking import SnapshotTaker
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
-from ddiloco.settings.experiment import step_tokens
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
@@ -208,7 +207,7 @@ class SyncerRun:
             if not resumed and snapshot is None:
                 initial, every = assembly.initial_parameters(), range(layout.num_fragments)
                 for held in [every] if parts == 1 else [[p] for p in every]:  # others merge: one at a time
-                    self._model = self._new_model(initial, held)
+                    self._model = assembly.global_model(initial, held)
                     durable.begin(self._model)
                 durable.complete()
             if parts == 1:
@@ -219,7 +218,7 @@ class SyncerRun:
         elif self._model is not None:
             return None
         else:
-            self._model = self._new_model(zeros(layout))
+            self._model = assembly.global_model(zeros(layout))
             state = durable.restore(self._model)
         if resumed or snapshot is not None:
             self._record(records.Resumed(state.versions, time.time()))
@@ -230,12 +229,6 @@ class SyncerRun:
         copies = SYNCER_COPIES + learners * LEARNER_COPIES
         size = copies * sum(self._assembly.layout.bytes)
         return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
-
-    def _new_model(
-        self, parameters: Mapping[str, np.ndarray], fragments: Sequence[int] | None = None
-    ) -> GlobalModel:
-        e, layout = self._assembly.experiment, self._assembly.layout
-        return GlobalModel(layout, parameters, e.outer, e.most_learners, step_tokens(e), fragments)
 
     def _parameters(self) -> dict[str, np.ndarray]:
         if self._model is not None:

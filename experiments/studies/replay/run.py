@@ -16,14 +16,14 @@ from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotStore
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.disk.tape.file import TapeError
 from ddiloco.disk.tape.header import Machine
-from ddiloco.outer.global_model import GlobalModel, parameters_sha256, pieces_sha256
+from ddiloco.outer.global_model import parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
 from ddiloco.roles.resuming import Origin
 from ddiloco.roles.taping import fingerprint, machine_of
 from ddiloco.roles.transfer import host_arrays
-from ddiloco.settings.experiment import BASELINES, Experiment, parse, step_tokens
+from ddiloco.settings.experiment import BASELINES, Experiment, parse
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import works
 from experiments.studies.replay.order import Uses, perform_all
@@ -122,9 +122,7 @@ class Replay:
         e, plan = assembly.experiment, plans.without_needless(plan)
         self._assembly, self._plan, self._progress = assembly, plan, progress
         self._uses = Uses(plan.actors)
-        self._model = GlobalModel(
-            assembly.layout, assembly.initial_parameters(), e.outer, e.most_learners, step_tokens(e)
-        )
+        self._model = assembly.global_model(assembly.initial_parameters())
         self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         if self._origin is not None:
             self._origin.start.restore(self._model)

@@ -40,6 +40,10 @@ class Prospects:
         if not self._members.count:
             self.awaits_learners, self.waits_until = True, now + self._patience
 
+    def all_present(self) -> None:
+        """The authority has said so; where nobody is there meanwhile, that wait goes on."""
+        self.awaits_learners = self.waits_until is not None
+
     def waited_enough(self, now: float) -> bool:
         """Whether rounds go on from now on without any learner."""
         if self.waits_until is None or now < self.waits_until:

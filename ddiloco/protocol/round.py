@@ -33,9 +33,6 @@ class Round:
     began: float | None = None  # when the first learner had reached the step
     quorum_seconds: float = 0.0
     grace_began: float = 0.0
-    missed: set[int] = dataclasses.field(
-        default_factory=set
-    )  # who left owing in the window: may be back in it
     grace_seconds: float = 0.0
     merging_since: float = 0.0
     committed: bool = False  # durable; the authority may not know yet
@@ -45,6 +42,7 @@ class Round:
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     known: dict[int, int] = dataclasses.field(default_factory=dict)  # steps known of when the offer came
     old: set[int] = dataclasses.field(default_factory=set)  # whose offer is here until a newer one is
+    left_owing: set[int] = dataclasses.field(default_factory=set)  # in the window, and may be back in it
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
     tries: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # that failed
@@ -100,7 +98,7 @@ class Round:
         self.departed.clear()
         self.old.clear()
         self.left_out = ()
-        self.missed.clear()
+        self.left_owing.clear()
         self.began = None
         self.phase = Phase.GATHERING
 

@@ -106,7 +106,8 @@ class Rounds:
             case news.Heard():
                 return self._hear_report(message.report.learner, now)
             case news.AllPresent():
-                self._prospects.awaits_learners, self._moved = False, True
+                self._prospects.all_present()
+                self._moved = True
             case news.Noted():
                 return self._broadcast(message.round, now)
         return []
@@ -175,7 +176,7 @@ class Rounds:
     def _comes(self, learner: int) -> Member:
         for r in self._open.values():
             r.departed.discard(learner)
-            r.missed.discard(learner)
+            r.left_owing.discard(learner)
             if learner not in r.arrived:
                 r.unasked.add(learner)
         self._heard.add(learner)
@@ -187,7 +188,7 @@ class Rounds:
         for r in self._open.values():
             r.unasked.discard(learner)
             if r.owed.pop(learner, None) is not None and r.phase is Phase.GRACE:
-                r.missed.add(learner)
+                r.left_owing.add(learner)
             if learner in r.arrived:
                 r.departed.add(learner)
                 r.old.discard(learner)  # no newer one will come
@@ -250,10 +251,9 @@ class Rounds:
                 r.began = now
             if r.phase is Phase.GATHERING and self._prospects.has_quorum(r, self._asking.front.step):
                 out += self._start_grace(r, now)
-            waits = r.owed or r.missed or self._prospects.awaits_learners
+            waits = r.owed or r.left_owing or self._prospects.awaits_learners
             if r.phase is Phase.GRACE and (not waits or now >= self._windows[r.id.fragment]):
                 r.phase = Phase.READY
-                r.missed.clear()
                 del self._windows[r.id.fragment]
             if r.phase is Phase.READY:
                 out += self._merge(r, now)

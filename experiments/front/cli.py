@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import difflib
 import functools
@@ -276,6 +277,7 @@ def _leave(code: int) -> None:
     hung = threading.Timer(LAST_SECONDS, os._exit, (code,))
     hung.daemon = True
     hung.start()
+    atexit.register(hung.cancel)  # threads have ended by then; hosts of a learner wait for each other as long
     sys.exit(code)
 
 

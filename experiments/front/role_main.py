@@ -281,7 +281,7 @@ class _Process:
 
 def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     """Why a syncer that an engine starts does not go on with the run there; None: it does."""
-    from ddiloco.disk import operator_word
+    from ddiloco.disk import standing_orders
     from ddiloco.disk.durable import FOLDER
     from ddiloco.disk.run_mark import RunMarkError
     from ddiloco.observe.earlier import is_over
@@ -289,8 +289,8 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     if is_over(workdir, steps):
         return f"the run in {workdir} is over"
     with contextlib.suppress(RunMarkError):  # who goes on with the run is told
-        if operator_word.load(workdir / FOLDER).stopped:
-            told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{operator_word.NAME}"
+        if standing_orders.load(workdir / FOLDER).stopped:
+            told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{standing_orders.NAME}"
             return f"the run in {workdir} was stopped by its operator: {told}"
     return None
 

@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: a window ends early though one that owed an offer may be back in it",
-        "waits = r.owed or r.missed or",
+        "waits = r.owed or r.left_owing or",
         "waits = r.owed or",
         PROTOCOL,
     ),

@@ -6,9 +6,9 @@ import threading
 import grpc
 import pytest
 
-from ddiloco.disk import operator_word
-from ddiloco.disk.operator_word import OperatorWord
+from ddiloco.disk import standing_orders
 from ddiloco.disk.run_mark import RunMarkError
+from ddiloco.disk.standing_orders import StandingOrders
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.wire.agreement import WireError
@@ -137,12 +137,12 @@ def test_what_was_asked_outlasts_the_syncer_unless_the_disk_refuses(tmp_path):
         first.do(Command("drain", learner), "here")
     first.do(Command("add", 0), "here")
     first.do(Command("stop"), "here")
-    assert operator_word.load(tmp_path) == OperatorWord(stopped=True, drained=(1,))
+    assert standing_orders.load(tmp_path) == StandingOrders(stopped=True, drained=(1,))
     second = made()
     assert (second.drained(0), second.drained(1)) == (False, True)
-    assert operator_word.load(tmp_path) == OperatorWord(stopped=False, drained=(1,)), "it goes on"
+    assert standing_orders.load(tmp_path) == StandingOrders(stopped=False, drained=(1,)), "it goes on"
     for damaged in ("", "[]", '{"stopped": 1}', '{"stopped": true, "drained": [[]]}', "[" * 100_000):
-        (tmp_path / operator_word.NAME).write_text(damaged)
+        (tmp_path / standing_orders.NAME).write_text(damaged)
         with pytest.raises(RunMarkError, match=r"^.*operator.json: cannot be used: [A-Za-z]+$"):
             made()
     shutil.rmtree(tmp_path)
@@ -158,7 +158,7 @@ def test_a_disk_that_hangs_keeps_nobody_from_hearing_who_is_drained(tmp_path, mo
         writes.set()
         assert free.wait(PATIENCE)
 
-    monkeypatch.setattr(OperatorWord, "save", hang)
+    monkeypatch.setattr(StandingOrders, "save", hang)
     management = Management(Security(), TERMS.num_learners, folder=tmp_path)
     command = threading.Thread(target=management.do, args=(Command("drain", 1), "here"), daemon=True)
     command.start()

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from ddiloco.disk import operator_word
-from ddiloco.disk.operator_word import OperatorWord
+from ddiloco.disk import standing_orders
+from ddiloco.disk.standing_orders import StandingOrders
 from ddiloco.observe.records import reason
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire.agreement import WireError
@@ -42,16 +42,16 @@ class Management:
         the syncer's, with what was asked of earlier ones; one that goes on with a stopped run undoes that.
 
         Raises:
-          OSError, RunMarkError: what was asked before cannot be read.
+          RunMarkError: what was asked before cannot be read.
         """
         self._security, self._most_learners = security, most_learners
         self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
-        self._lock = threading.Lock()  # of the word
+        self._lock = threading.Lock()  # of the orders
         self._keeping = threading.Lock()  # while it is written; who is drained must not wait for a disk
         self._folder = folder
-        self._word = OperatorWord() if folder is None else operator_word.load(folder)
-        if self._word.stopped:
-            self._keep(lambda word: word._replace(stopped=False))
+        self._orders = StandingOrders() if folder is None else standing_orders.load(folder)
+        if kept := self._keep(lambda orders: orders._replace(stopped=False)):
+            tell(f"the run goes on that was stopped{kept}")
         self._sessions: Callable[[], Sequence[Session]] = tuple
         self._end: Callable[[Session, str], None] = lambda session, reason: None
 
@@ -62,7 +62,7 @@ class Management:
     def drained(self, learner: int) -> bool:
         """Whether the learner was retired, and has not been added again."""
         with self._lock:
-            return learner in self._word.drained
+            return learner in self._orders.drained
 
     def answer(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """What the call gives."""
@@ -88,7 +88,7 @@ class Management:
             case Command("status"):
                 return self._status()
             case Command("stop"):
-                kept = self._keep(lambda word: word._replace(stopped=True))
+                kept = self._keep(lambda orders: orders._replace(stopped=True))
                 self._stop()
                 return Answer(True, f"the run ends, with everything saved{kept}")
             case Command("snapshot"):
@@ -97,7 +97,7 @@ class Management:
                     done, "a snapshot is taken" if done else "config.snapshot.every is 0: there are none"
                 )
             case Command("drain", int(learner)) if learner < self._most_learners:
-                kept = self._keep(lambda word: word.drain(learner))
+                kept = self._keep(lambda orders: orders.drain(learner))
                 for session in self._sessions():
                     if session.learner == learner:
                         session.deliver(Leave())
@@ -110,14 +110,14 @@ class Management:
             False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
         )
 
-    def _keep(self, change: Callable[[OperatorWord], OperatorWord]) -> str:
-        """Changes the word for good; what an answer says where the disk refuses."""
+    def _keep(self, change: Callable[[StandingOrders], StandingOrders]) -> str:
+        """Changes the orders for good; what an answer says where the disk refuses."""
         with self._keeping:
             with self._lock:
-                before, self._word = self._word, change(self._word)
-            if self._folder is not None and self._word != before:
+                before, self._orders = self._orders, change(self._orders)
+            if self._folder is not None and self._orders != before:
                 try:
-                    self._word.save(self._folder)
+                    self._orders.save(self._folder)
                 except OSError as error:
                     return f", but a restarted syncer will not know it: {reason(error)}"
         return ""
@@ -141,13 +141,13 @@ class Management:
         if number is None:
             most = f"all {self._most_learners} learners of config.remote.max_learners"
             return Answer(False, f"{most} are there")
-        kept = self._keep(lambda word: word.add(number))
+        kept = self._keep(lambda orders: orders.add(number))
         return Answer(True, f"learner {number} may come{kept}", {"learner": number})
 
     def _status(self) -> Answer:
         present = sorted(session.learner for session in self._sessions())
         with self._lock:
-            drained = sorted(self._word.drained)
+            drained = sorted(self._orders.drained)
         facts: dict[str, Any] = {"step": self._step(), "present": present, "drained": drained}
         facts["num_learners"] = self._most_learners
         named = ", ".join(map(str, present)) or "none"

@@ -321,7 +321,7 @@ def tell_of_the_end(
     parts = None
     if e.has_parts:
         parts = PartLinks(e.remote.parts, terms, security, mark, ignore, confirm, lambda: 0)
-        parts.leave(0.0)
+        parts.leave(0.0)  # whoever comes
     server = SyncerServer(
         terms, security, listening, ignore, ignore, ignore, confirm, run=mark.run, parts=parts
     )

@@ -12,17 +12,17 @@ from ddiloco.disk.run_mark import RunMarkError
 NAME = "operator.json"
 
 
-class OperatorWord(NamedTuple):
+class StandingOrders(NamedTuple):
     """As the last command left it."""
 
     stopped: bool = False  # the run; whatever an engine starts then does not go on with it
     drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
 
-    def drain(self, learner: int) -> OperatorWord:
+    def drain(self, learner: int) -> StandingOrders:
         """With the learner drained."""
         return self._replace(drained=(*self.add(learner).drained, learner))
 
-    def add(self, learner: int) -> OperatorWord:
+    def add(self, learner: int) -> StandingOrders:
         """With the learner drained no longer."""
         return self._replace(drained=tuple(m for m in self.drained if m != learner))
 
@@ -31,13 +31,13 @@ class OperatorWord(NamedTuple):
         array_file.replace(folder / NAME, [json.dumps(self._asdict()).encode()])
 
 
-def load(folder: pathlib.Path) -> OperatorWord:
+def load(folder: pathlib.Path) -> StandingOrders:
     """What was said, nothing at first; raises RunMarkError: the file cannot be used."""
     path = folder / NAME
     try:
         values = json.loads(path.read_text())
-        return OperatorWord(bool(values["stopped"]), tuple(map(int, values["drained"])))
+        return StandingOrders(bool(values["stopped"]), tuple(map(int, values["drained"])))
     except FileNotFoundError:
-        return OperatorWord()
+        return StandingOrders()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None

@@ -32,7 +32,7 @@ def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
     folder = pathlib.Path(builder.data_dir)
     if is_prepared(folder):
         return
-    with _sole_preparer(folder.parent, wait_seconds):
+    with sole_preparer(folder.parent, wait_seconds):
         if is_prepared(folder):
             return
         for remains in [*folder.parent.glob(f"incomplete.*_{folder.name}"), folder]:
@@ -45,8 +45,13 @@ def prepare(builder: Any, *, wait_seconds: float, progress: bool) -> None:
 
 
 @contextlib.contextmanager
-def _sole_preparer(folder: pathlib.Path, wait_seconds: float) -> Iterator[None]:
-    """Holds the lock of `folder`, which the system releases if the process dies: it never gets stale."""
+def sole_preparer(folder: pathlib.Path, wait_seconds: float) -> Iterator[None]:
+    """Holds the lock of `folder`, which the system releases if the process dies: it never gets stale.
+
+    Raises:
+      DataError: another process held it for longer than `wait_seconds`.
+      OSError: the folder cannot be written to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".prepare.lock"
     deadline = time.monotonic() + wait_seconds

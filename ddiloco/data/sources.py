@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddiloco.data.errors import DataError
+from ddiloco.data.file_paths import is_path
 from ddiloco.data.settings import ImagesConfig
 
 EMBEDDED = {"stdlib_text": "StdlibText", "digits": "Digits"}  # built here: module and class of the builder
@@ -195,6 +196,8 @@ def _open(
                     f"its {kind} features: {', '.join(having) or 'none'}"
                 )
         _ensure_prepared(builder, name, root)
+        if is_path(name):
+            builder.remember_prepared()
         records = _records(builder.data_dir, name, split, features.get("image"), setting)
         return Split(records, builder.info.features, builder.info.full_name, split)
 
@@ -231,14 +234,14 @@ def _unreadable(name: str, folder: str, error: Exception) -> str:
     return f"{name} at {folder} cannot be read ({_one_line(error)}); remove that folder to prepare it again"
 
 
-def _of_files(name: str) -> bool:
+def of_files(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~"))
 
 
 def _find_builder(name: str, root: str, features: Mapping[str, str]) -> Any:
     import tensorflow_datasets as tfds
 
-    if _of_files(name):
+    if is_path(name):
         from ddiloco.data.text_files import TextFiles
 
         if "text" not in features:
@@ -288,7 +291,7 @@ def _ensure_prepared(builder: Any, name: str, root: str) -> None:
     if preparation.is_prepared(builder.data_dir):
         return
     embedded = name in EMBEDDED
-    if not embedded and not _of_files(name) and not _network_answers():
+    if not embedded and not is_path(name) and not _network_answers():
         images = any(map(_IS_KIND["image"], builder.info.features.values()))
         call = f"open_text('{name}', 'train', '{root}')"
         if images:

@@ -21,8 +21,10 @@ import numpy as np
 
 from ddiloco.config import build
 from ddiloco.data.errors import DataError
+from ddiloco.data.file_digests import file_digests
+from ddiloco.data.file_paths import is_path, text_files
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.sources import open_text
+from ddiloco.data.sources import data_root, open_text
 from ddiloco.data.tokenizers import Tokenizer
 
 _INDEX = "tokens.json"
@@ -84,6 +86,7 @@ class TokenizedSource(Sequence[np.ndarray]):
                 raise DataError(
                     f"config.data.tokenized: {folder}: holds tokens of {what} {found}, but wanted is {value}"
                 )
+        _check_files(config, folder, index.full_name)
         if split not in index.splits:
             having = ", ".join(sorted(index.splits))
             raise DataError(
@@ -199,6 +202,20 @@ def _identity(config: DataConfig, tokenizer: Tokenizer) -> dict[str, str]:
         "text_feature": config.text_feature,
         "tokenizer": tokenizer.fingerprint,
     }
+
+
+def _check_files(config: DataConfig, folder: pathlib.Path, full_name: str) -> None:
+    """Raises DataError where the files that were tokenized are on this machine, and are others now."""
+    if not is_path(config.name):
+        return
+    try:
+        files, root = text_files(config.name), data_root(config.data_dir)
+    except DataError:  # only their tokens are here
+        return
+    now = file_digests(config.name, config.text_feature, root, files).digest
+    if now not in full_name.split("/"):
+        told = f"holds tokens of {config.name} as it was: its files have changed since; tokenize them again"
+        raise DataError(f"config.data.tokenized: {folder}: {told}")
 
 
 def _index(folder: pathlib.Path) -> _Index:

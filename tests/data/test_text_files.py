@@ -118,7 +118,7 @@ def test_a_run_reads_its_tokens(tmp_path):
             json_lines(["x"], "body"),
             "a.jsonl, line 1: has no 'text', but id, body (data.text_feature",
         ),
-        ("a.jsonl.gz", gzip.compress(json_lines(TEXTS))[:-20], "a.jsonl.gz: cannot be read: "),
+        ("a.jsonl.gz", gzip.compress(json_lines(TEXTS), mtime=0)[:-20], "a.jsonl.gz: cannot be read: "),
         ("a.jsonl.gz", b"not compressed", "a.jsonl.gz, line 1: is no JSON: Expecting value at column 1"),
         ("a.parquet", b"PAR1 no table", "a.parquet: cannot be read: ArrowInvalid"),
         ("a.txt", b"a line\n\xff", "a.txt, line 2: byte 1 of the line (0xff) is not UTF-8"),

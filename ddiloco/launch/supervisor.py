@@ -28,6 +28,7 @@ STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forg
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
+ASKED = tuple(SIGNALLED + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -130,8 +131,8 @@ class Supervisor:
             self._stop_syncer()
         self._wait_for_learners()
         code = self._syncer.process.exitcode
-        if code == -signal.SIGTERM:  # before it could take that for the word to save and leave
-            return SIGNALLED + signal.SIGTERM
+        if code in (-signal.SIGTERM, -signal.SIGHUP):  # before it could take that for the word to save
+            return SIGNALLED - code
         return code if code is not None and code >= 0 else 1  # killed, or too slow to leave
 
     def _run_is_over(self) -> bool:
@@ -139,8 +140,7 @@ class Supervisor:
         code = self._syncer.process.exitcode
         if code is None or self._syncer.due_at is not None:
             return False
-        asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)
-        return code in (0, REFUSED, *asked) or (0 < code < LOST and self._is_trained())
+        return code in (0, REFUSED, *ASKED) or (0 < code < LOST and self._is_trained())
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""

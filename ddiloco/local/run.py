@@ -94,6 +94,7 @@ class LocalRun:
         self._taker = self._snapshots(workdir, core.step)
         self._senders = concurrent.futures.ThreadPoolExecutor(len(equipment), thread_name_prefix="offers")
         self._learners = self._make_learners(equipment, origin)
+        self._syncer.leave_out(lambda learner: learner >= len(self._learners))  # of the snapshot
         self._tokens_before = 0  # by learners of the snapshot that this run does not have
         if origin is None:
             self._evaluator.evaluate(0, initial)  # also compiles it, before the learners need the CPU

@@ -154,6 +154,7 @@ class SyncerRun:
         if actions is not None:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
         self._server.know(core.state().incarnations)
+        self._syncer.leave_out(lambda learner: learner >= e.most_learners or management.drained(learner))
         self._server.start()  # learners compile while this process does
         self._scoring = Scoring(assembly, workdir, durable.run, record, stop)
         if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself

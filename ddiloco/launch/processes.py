@@ -51,8 +51,8 @@ def warm_up() -> None:
     if not _FORKS:
         return
     _context.set_forkserver_preload(PRELOADED)
-    # A Ctrl-C is for the caller alone. A SIGTERM may be for all processes of a job, and a terminal that closes
-    # sends SIGHUP to all in its foreground: each program takes them once it can, and the server, with which
+    # A Ctrl-C is for the caller alone. A SIGTERM may be for all processes of a job, a SIGHUP for all in the
+    # foreground of a terminal that closes: each program takes them once it can, and the server, with which
     # they would end, outlives them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from ddiloco.config import REFUSED
+from ddiloco.goodput.waits import waiting
 from ddiloco.launch import chips, processes
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.observe.records import reason
@@ -254,16 +255,15 @@ class Supervisor:
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()
-            process.join(LEAVE_SECONDS)
-            if process.exitcode is None:
-                self._note("the syncer is still saving")
-            process.join()
+            with waiting("the syncer to save and leave"):
+                process.join()
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
         for role in (*self._learners, *self._parts):
-            for process in (role.process, *role.others):
-                process.join(max(0.0, deadline - time.monotonic()))
+            with waiting(f"{role.name} to leave"):
+                for process in (role.process, *role.others):
+                    process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:
         for role in (self._syncer, *self._parts, *self._learners, *self._spares, *self._beside):

@@ -104,12 +104,6 @@ class SyncerWorker:
         """Starts the thread."""
         self._thread.start()
 
-    def leave_out(self, absent: Callable[[int], bool]) -> None:
-        """Has the core wait for no learner that it knows of and that cannot join; call it before `start`."""
-        for learner, incarnation in self.core.state().incarnations:
-            if absent(learner):
-                self.send(events.LearnerLost(learner, incarnation, "is no learner of the run any more"))
-
     def take_snapshots(self, taker: SnapshotTaker) -> None:
         """Has snapshots taken; call it before `start`."""
         self._snapshots = taker

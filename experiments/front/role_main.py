@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence

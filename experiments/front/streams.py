@@ -9,7 +9,6 @@ import select
 import sys
 import threading
 
-
 READER_SECONDS = 5.0  # that a program which trains waits for a reader of its output that takes nothing
 _names = {1: "stdout", 2: "stderr"}  # of sys, by descriptor
 _best_effort = threading.Event()

@@ -1,4 +1,4 @@
-"""Programs whose output nobody reads: closed, full, a reader that has had enough, or one that takes nothing."""
+"""Programs whose output nobody reads: closed, full, or with a reader that has gone or takes nothing."""
 
 import os
 import pty

@@ -26,10 +26,10 @@ def in_terminal(programs):
     """Starts a program as the leader of a terminal's session; gives its process and the other end."""
     started = []
 
-    def start(*command):
+    def start(*command, output=None):
         shown, terminal = pty.openpty()
         line = ["setsid", "--ctty", *command]
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        streams = {"stdin": terminal} | dict.fromkeys(("stdout", "stderr"), output or terminal)
         started.append(subprocess.Popen(line, cwd=ROOT, env=programs.environment, **streams))
         os.close(terminal)
         return started[-1], shown
@@ -71,7 +71,9 @@ def test_a_run_whose_terminal_closes_saves_all_and_leaves(driver, in_terminal, p
 @pytest.mark.parametrize("driver", ["remote", pytest.param("local", marks=SLOW)])
 def test_with_nohup_a_run_outlives_its_terminal(driver, in_terminal, programs, tmp_path):
     settings = [*programs.training(tmp_path), *DRIVERS[driver]]
-    process, shown = in_terminal("nohup", sys.executable, "-m", "experiments.train", *settings)
+    command = ["nohup", sys.executable, "-m", "experiments.train", *settings]
+    with open(tmp_path / "nohup.out", "w") as output:
+        process, shown = in_terminal(*command, output=output)
     begun(tmp_path, process)
     close(process, shown)
     rounds = tmp_path / "rounds.jsonl"

@@ -61,7 +61,8 @@ def test_a_restarted_syncer_ends_without_learners_that_cannot_join():
     policy = SyncPolicy(3, num_fragments=1, interval=2, overlap=1, quorum=None, silence_timeout=10 * PATIENCE)
     core = SyncerCore(policy, 2, SyncerState((1,), (2,), ((0, 1), (1, 4), (2, 1))))
     worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 3), lambda record: None)
-    worker.leave_out(lambda learner: learner > 0)
+    for lost in core.lost_for_good(lambda learner: learner > 0):
+        worker.send(lost)
     worker.start()
     peer = Peer(0, worker)
     worker.connect(0, 2, peer)

@@ -67,6 +67,16 @@ def interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Processes that are started within it take no SIGHUP."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _ignored(number: int) -> bool:
     """Whether it is SIGHUP and was ignored when the program started, as `nohup` has it."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN

@@ -123,7 +123,8 @@ def _ray(experiment) -> int:
 
     workdir = pathlib.Path(_OUTPUT.value or ending.new_workdir())
     stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
-    ray.init(address=_ADDRESS.value)
+    with ending.shielded():  # Ray's own processes outlive a terminal that closes, until the run is saved
+        ray.init(address=_ADDRESS.value)
     resources = Resources(
         cpus=_CPUS.value,
         gpus=_GPUS.value,

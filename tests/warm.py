@@ -119,7 +119,9 @@ def _keep_a_fork_server() -> None:
     copy = os.fork()
     if not copy:
         ours.close()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # as `warm_up` does
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        )  # as `warm_up` does
         command, descriptors, _, _ = socket.recv_fds(theirs, 1 << 16, 2)
         if command:
             exec(re.sub(r"main\(\d+, \d+", "main({}, {}".format(*descriptors), command.decode()))

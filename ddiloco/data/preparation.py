@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddiloco.data.errors import DataError
+from ddiloco.goodput.waits import waiting
 
 _POLL_SECONDS = 0.05
 
@@ -55,7 +56,7 @@ def sole_preparer(folder: pathlib.Path, wait_seconds: float) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".prepare.lock"
     deadline = time.monotonic() + wait_seconds
-    with open(path, "a") as lock:
+    with open(path, "a") as lock, waiting(f"the process that prepares {folder} (it holds {path})"):
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import itertools
@@ -160,6 +161,10 @@ class Timelines:
                 for state, seconds in track.totals(*window)[0].items():
                     total[state] += seconds
         return total
+
+    def states(self) -> collections.Counter[State]:
+        """How many learners are in each state, of those that have entered any."""
+        return collections.Counter(track.state for track in self._tracks.values() if track.state is not None)
 
     def alive(self, first: int) -> tuple[int, int]:
         """How many learners are neither FAILED nor away, and of how many.

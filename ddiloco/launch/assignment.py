@@ -11,7 +11,7 @@ The exit code says what an engine should do:
     0    the run is over, or the learner was retired: do not restart it
     2    a setting is wrong, or the syncer refuses it: do not restart it. Not of a process that was restarted
          before: its settings have done, and what is in its way now may pass
-    130, 143  a signal asked it to end, such as a notice of preemption: restart it where there is room
+    129, 130, 143  a signal asked it to end, such as a notice of preemption: restart it where there is room
     else, or killed by a signal: restart it
 """
 

@@ -51,11 +51,13 @@ def warm_up() -> None:
     if not _FORKS:
         return
     _context.set_forkserver_preload(PRELOADED)
-    resource_tracker.ensure_running()  # else the server would start it, which unblocks the signals below
-    # A Ctrl-C is for the caller alone. A SIGTERM may be for all processes of a job: each program takes it
-    # once it can, and the server, with which they would end, outlives them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    # A Ctrl-C is for the caller alone. A SIGTERM may be for all processes of a job, a SIGHUP for all in the
+    # foreground of a terminal that closes: each program takes them once it can, and the server, with which
+    # they would end, outlives them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        resource_tracker.ensure_running()  # else the server would start it, which unblocks the other signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -71,7 +73,7 @@ def start(
 ) -> BaseProcess:
     """Runs a module as `python -m` would, in a session of its own; it ends when the caller does.
 
-    A SIGTERM waits until the module unblocks it (`experiments/front/ending.py`).
+    A SIGTERM or SIGHUP waits until the module unblocks it (`experiments/front/ending.py`).
 
     Only one thread may start processes and ask for exit codes: `multiprocessing` can read each code once.
 

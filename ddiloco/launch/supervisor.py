@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from ddiloco.config import REFUSED
+from ddiloco.goodput.waits import waiting
 from ddiloco.launch import chips, processes
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.observe.records import reason
@@ -28,6 +29,7 @@ STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forg
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
+ASKED = tuple(SIGNALLED + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -130,8 +132,8 @@ class Supervisor:
             self._stop_syncer()
         self._wait_for_learners()
         code = self._syncer.process.exitcode
-        if code == -signal.SIGTERM:  # before it could take that for the word to save and leave
-            return SIGNALLED + signal.SIGTERM
+        if code in (-signal.SIGTERM, -signal.SIGHUP):  # before it could take that for the word to save
+            return SIGNALLED - code
         return code if code is not None and code >= 0 else 1  # killed, or too slow to leave
 
     def _run_is_over(self) -> bool:
@@ -139,8 +141,7 @@ class Supervisor:
         code = self._syncer.process.exitcode
         if code is None or self._syncer.due_at is not None:
             return False
-        asked = (SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGTERM)
-        return code in (0, REFUSED, *asked) or (0 < code < LOST and self._is_trained())
+        return code in (0, REFUSED, *ASKED) or (0 < code < LOST and self._is_trained())
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""
@@ -254,16 +255,15 @@ class Supervisor:
         process = self._syncer.process
         if process.exitcode is None:
             process.terminate()
-            process.join(LEAVE_SECONDS)
-            if process.exitcode is None:
-                self._note("the syncer is still saving")
-            process.join()
+            with waiting("the syncer to save and leave"):
+                process.join()
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
         for role in (*self._learners, *self._parts):
-            for process in (role.process, *role.others):
-                process.join(max(0.0, deadline - time.monotonic()))
+            with waiting(f"{role.name} to leave"):
+                for process in (role.process, *role.others):
+                    process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:
         for role in (self._syncer, *self._parts, *self._learners, *self._spares, *self._beside):

@@ -12,6 +12,7 @@ from typing import Any
 from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.goodput.accounting import State
+from ddiloco.goodput.waits import waiting
 from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.protocol import events
@@ -77,7 +78,8 @@ class LocalRun:
         self._tapes = Tapes(workdir, e, assembly.layout, record, run=self._run)
         initial = assembly.initial_parameters()
         self._model = assembly.global_model(initial)
-        self._model.compile()
+        with waiting("the merge to compile"):
+            self._model.compile()
         core = SyncerCore(e.sync, e.train.steps, None if origin is None else origin.start.state)
         if origin is not None:
             origin.start.restore(self._model)
@@ -94,9 +96,12 @@ class LocalRun:
         self._taker = self._snapshots(workdir, core.step)
         self._senders = concurrent.futures.ThreadPoolExecutor(len(equipment), thread_name_prefix="offers")
         self._learners = self._make_learners(equipment, origin)
+        for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of the snapshot
+            self._syncer.send(event)
         self._tokens_before = 0  # by learners of the snapshot that this run does not have
         if origin is None:
-            self._evaluator.evaluate(0, initial)  # also compiles it, before the learners need the CPU
+            with waiting("the first evaluation"):
+                self._evaluator.evaluate(0, initial)  # also compiles it, before the learners need the CPU
         else:
             self._tokens_before = sum(origin.tokens.values()) - sum(lr.tokens for lr in self._learners)
 
@@ -114,21 +119,26 @@ class LocalRun:
         finally:  # also when the caller is interrupted, who may go on: a notebook's cell
             self._end()
         params, step = self._model.parameters(), self._syncer.core.step
-        loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
+        with waiting("the last evaluation"):
+            loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
         return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
 
     def _end(self) -> None:
         for learner in self._learners:
             learner.inbox.put(Leave())
         for learner in self._learners:
-            if not learner.join(_LEAVE_SECONDS):
+            with waiting(f"learner {learner.core.learner} to leave"):
+                left = learner.join(_LEAVE_SECONDS)
+            if not left:
                 reason = f"it did not leave within {_LEAVE_SECONDS:.0f} s"
                 number, now = learner.core.learner, time.time()
                 self._record(records.StateChanged(number, State.FAILED, now))
                 self._record(records.LearnerDied(number, now, reason))
-        self._syncer.stop(_LEAVE_SECONDS)
+        with waiting("the last merges and snapshot"):
+            self._syncer.stop(_LEAVE_SECONDS)
         self._senders.shutdown(wait=False, cancel_futures=True)
-        self._evaluator.stop(_LEAVE_SECONDS)
+        with waiting("an evaluation"):
+            self._evaluator.stop(_LEAVE_SECONDS)
 
     def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:
         """Makes what takes the run's snapshots, if they are wanted."""
@@ -208,9 +218,10 @@ class LocalRun:
 
     def _gather(self) -> None:
         """Waits until all learners have resumed: a round without one would overwrite its unmerged work."""
-        while not all(learner.joining.wait(0.2) or learner.failure is not None for learner in self._learners):
-            if self._stop.is_set():
-                return
+        with waiting("learners to resume"):
+            while not all(lr.joining.wait(0.2) or lr.failure is not None for lr in self._learners):
+                if self._stop.is_set():
+                    return
 
     def _between_steps(self, call: Callable[[], Any]) -> Any:
         """The result of an evaluation's call for its devices: between a learner's steps, if it uses those."""

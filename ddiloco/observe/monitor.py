@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.goodput.waits import PROCESS
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.earlier import Key, key_of, recall
 from ddiloco.observe.files import GrowingFiles, read_json, write_json
@@ -23,7 +24,7 @@ from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.performance import together
 from ddiloco.observe.plots import plot_loss
-from ddiloco.observe.progress import PLAIN_EVERY, Progress, RecentSpeed, glance
+from ddiloco.observe.progress import PLAIN_EVERY, Progress, RecentSpeed, Stall, glance
 from ddiloco.observe.records import (
     Alarm,
     Evaluated,
@@ -93,13 +94,13 @@ class Monitor:
         self._resume = resume
         self._recalled = threading.Event()
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
-        self._speed = RecentSpeed()
+        self._speed, self._stall = RecentSpeed(), Stall()
         self._flushes: dict[Hashable, Flush] = {}  # asked for since the last: the newest of each asker
         self._told: set[Key] = set()  # of earlier processes' last records, of which some come again
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread = threading.Thread(target=self._draw, name="monitor", daemon=True)
         self._every = {
             self._flush: FLUSH_EVERY,
             self._write_summary: SUMMARY_EVERY,
@@ -136,6 +137,10 @@ class Monitor:
             return {**self._summary, "alarms": [*self._summary.get("alarms", []), late]}
         return self._summary
 
+    def _draw(self) -> None:
+        with PROCESS.on_progress_line():
+            self._run()
+
     def _run(self) -> None:
         if self._resume:
             with self._alarms.guard("what earlier processes have left", Exception):
@@ -158,7 +163,7 @@ class Monitor:
                 with guard, about(learner=_learner(record), round=self._tally.rounds.count):
                     self._take(record)
             for action, moment in due.items():
-                if time.monotonic() >= moment:
+                if time.monotonic() >= moment or (action == self._show and PROCESS.untold()):
                     due[action] = time.monotonic() + self._every[action]
                     self._do(action)
         self._end()
@@ -310,8 +315,10 @@ class Monitor:
     def _show(self) -> None:
         now, tally = self._now(), self._tally
         self._speed.add(now, tally.step, tally.tokens)
+        step, *others = glance(tally, self._speed, now, self._clock_of)
+        reason = PROCESS.reason() or (self._stall.reason(tally, now) if self._clock else None)
         with self._terminal():
-            self._progress.show(glance(tally, self._speed, now, self._clock_of))
+            self._progress.show([step, *([reason] if reason else []), *others])
 
     def _say(self, line: str, *, news: bool = False) -> None:
         with self._terminal():

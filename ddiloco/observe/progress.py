@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from ddiloco.goodput.accounting import State
+from ddiloco.goodput.waits import SHOWN_AFTER
 from ddiloco.observe.performance import together
 from ddiloco.observe.tally import Tally
 from ddiloco.observe.terminal import LONGEST_LINE, has_room, printable
@@ -51,6 +53,28 @@ def glance(tally: Tally, speed: RecentSpeed, now: float, clock_of: str = "") -> 
         f"quorum {number(rounds.last_quorum, 'd')}",
         f"grace {number(None if grace is None else 1e3 * grace, '.0f')} ms",
     ]
+
+
+class Stall:
+    """Why a run gets no further, from the states of its learners."""
+
+    def __init__(self) -> None:
+        self._tokens, self._since = -1, 0.0
+
+    def reason(self, tally: Tally, now: float) -> str | None:
+        """None while any learner steps, or until SHOWN_AFTER seconds after the last step."""
+        if tally.tokens != self._tokens:
+            self._tokens, self._since = tally.tokens, now
+        states = tally.timelines.states()
+        if tally.step >= tally.info.total_steps and (late := tally.unfinished()):
+            return f"waiting for learner{'s' * (len(late) > 1)} {', '.join(map(str, late))} to end"
+        if states[State.STEPPING] or now < self._since + SHOWN_AFTER:
+            return None
+        others = [state for state in states if state is not State.FINISHED]
+        named = ", ".join(f"{states[state]} {state.value.replace('_', ' ')}" for state in others)
+        if not others:
+            return None if states else f"waiting {now - self._since:.0f} s for learners to join"
+        return f"no step for {now - self._since:.0f} s (learners: {named})"
 
 
 def fitted(parts: Sequence[str], columns: int) -> str:

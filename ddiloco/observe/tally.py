@@ -224,6 +224,10 @@ class Tally:
         del self.failures[:-MOST_FAILURES]
         self._mark(record.learner, record.time, rejoined=False)
 
+    def unfinished(self) -> list[int]:
+        """Learners that take part and have not ended."""
+        return sorted(self.steps_by_learner.keys() - self.finished - self.away)
+
     def train_loss(self) -> float | None:
         """The mean over learners of the mean loss of the last 5% of their steps; None if there is none.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.authority import Authority
@@ -38,6 +38,11 @@ class Knowing:
     def state(self) -> SyncerState:
         """What must survive a crash, as of now; `state().after(round, lineage)` is what a merge leaves."""
         return self._authority.state()
+
+    def lost_for_good(self, absent: Callable[[int], bool]) -> list[events.LearnerLost]:
+        """What to tell it first, so that it waits for no learner of before that cannot join any more."""
+        known, why = self._members.incarnations(), "is no learner of the run any more"
+        return [events.LearnerLost(*one, why) for one in known if absent(one[0])]
 
     @property
     def finished(self) -> bool:

@@ -24,6 +24,7 @@ from ddiloco.disk.ownership import owned
 from ddiloco.disk.scores import FOLDER as SCORES
 from ddiloco.disk.snapshots.resuming import check_resumable, newest_snapshot, trim_records
 from ddiloco.disk.snapshots.store import Snapshot
+from ddiloco.goodput.waits import waiting
 from ddiloco.observe.files import read_json, replacing
 from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.owner import Owner
@@ -104,12 +105,14 @@ def run_job(
         if runner is None:
             raise ConfigError("config.driver: is remote, which only experiments.train can start")
         if resume is False:  # where an engine starts the syncer, data are its evaluator's concern alone
-            assembly.check_syncer()
+            with waiting("data to be prepared"):
+                assembly.check_syncer()
         # A restarted syncer does not let learners wait for checks that passed before.
         if resume is False or not _has_begun(workdir, resume):
             needs.check(needs.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
-        assembly.check()
+        with waiting("data to be prepared"):
+            assembly.check()
     with owned(workdir):
         claim()
         going_on = resume is not False and _has_begun(workdir, resume)
@@ -220,12 +223,14 @@ def _run_owned(
             folder = workdir / "checkpoints"
             _check(owner, workdir)
             try:
-                checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
+                with waiting(f"the checkpoint to be written in {folder}"):
+                    checkpoints.save(folder, outcome.step, experiment, outcome.params, outcome.eval_loss)
                 extra["finished"] = outcome.finished
             except checkpoints.CheckpointError as error:
                 failure = failure or str(error)
             remote = experiment.driver == "remote"
-            sample = outcome.sample if remote else assembly.sample(outcome.params)
+            with waiting("the sample"):
+                sample = outcome.sample if remote else assembly.sample(outcome.params)
     finally:
         if profile is not None:
             profile.close()

@@ -6,6 +6,7 @@ import ast
 import atexit
 import contextlib
 import difflib
+import errno
 import functools
 import importlib.util
 import inspect
@@ -26,6 +27,7 @@ from ml_collections import ConfigDict
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.observe import terminal
+from experiments.front import streams
 
 if TYPE_CHECKING:
     from ddiloco.settings.experiment import Experiment
@@ -39,6 +41,14 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 class UsageError(Exception):
     """The command line asks for something impossible; the message is one line."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Another signal than that of Ctrl-C, with the same meaning."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 class Config:
@@ -67,6 +77,7 @@ class Config:
 
 def define_config(default: str) -> Config:
     """The flag `--config=FILE.py[:PRESET]`, whose fields `--config.any.field=value` overrides."""
+    streams.open_closed()
     _default.append(default)
     try:
         sys.argv[:] = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
@@ -133,11 +144,18 @@ def run(
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
             _leave(main(argv) or 0)
+        except Interrupted as error:
+            sys.exit(128 + error.number)
         except KeyboardInterrupt:  # before the program had anything to save
             sys.exit(128 + signal.SIGINT)
         except (UsageError, ConfigError, DataError) as error:
             _fail(str(error), refused())
+        except Exception as error:
+            if (missing := _missing_devices(error)) is None:
+                raise
+            _fail(str(missing), refused() if isinstance(missing, ConfigError) else 1)
 
+    streams.protect()
     app.run(guarded, flags_parser=parse)
 
 
@@ -272,13 +290,27 @@ def _meant(flag: str) -> str | None:
 
 def _leave(code: int) -> None:
     """Exits, also where a disk or a device holds threads for which Python would wait without end."""
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        sys.stdout.flush()
+    sys.stdout.flush()
+    if code == 0 and (lost := streams.failure()) is not None:
+        code = 1
+        if lost.errno == errno.EPIPE:  # as of a program that is killed by it: its reader has had enough
+            code = 128 + signal.SIGPIPE
+        else:
+            print(f"error: standard output: {lost.strerror}", file=sys.stderr)
     hung = threading.Timer(LAST_SECONDS, os._exit, (code,))
     hung.daemon = True
     hung.start()
     atexit.register(hung.cancel)  # threads have ended by then; hosts of a learner wait for each other as long
     sys.exit(code)
+
+
+def _missing_devices(error: Exception) -> Exception | None:
+    """What to tell in place of an error of JAX's, where that has not the devices that it is to use."""
+    if "jax" not in sys.modules:
+        return None
+    from experiments.front import devices
+
+    return devices.cause(error)
 
 
 def _fail(message: str, code: int = REFUSED) -> None:

@@ -9,17 +9,21 @@ import pathlib
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ddiloco.observe import terminal
-from experiments.front import cli
+from experiments.front import cli, streams
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OF_OTHERS = {signal.SIGTERM, signal.SIGHUP}  # an engine's, a terminal's that closes
 MADE = ("summary.json", "loss.png", "checkpoints")
 
 
 def stop_on_signals(grace: float = 0.0, saving: str = "") -> tuple[threading.Event, list[int]]:
-    """An event that SIGINT and SIGTERM set, and a list that they are put in; a second Ctrl-C ends at once.
+    """An event that SIGINT, SIGTERM and SIGHUP set, and a list that they are put in.
+
+    A second Ctrl-C ends the process at once. SIGHUP stays ignored where `nohup` has it ignored. From now on
+    nothing depends on who reads the output.
 
     `saving`: what follows the first Ctrl-C, to be told at once; empty: nothing that takes long.
 
@@ -27,16 +31,55 @@ def stop_on_signals(grace: float = 0.0, saving: str = "") -> tuple[threading.Eve
     kills counts as failed, what ends before counts as preempted. A second SIGTERM changes nothing: engines
     send it to a job's processes from more than one place, and the launcher passes it on.
     """
+    streams.best_effort()
     stop, received = threading.Event(), []
     numbers, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
     for number in _SIGNALS:
-        signal.signal(number, lambda *_: None)  # the pipe has its number by then
+        if not _ignored(number):
+            signal.signal(number, lambda *_: None)  # the pipe has its number by then
     arguments = numbers, stop, received, grace, saving
     threading.Thread(target=_listen, args=arguments, name="signals", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # one may have come before
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_OTHERS)  # one may have come before
     return stop, received
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP raise Interrupted in the main thread, and only the first of them does.
+
+    From then on nothing depends on who reads the output.
+    """
+    streams.best_effort()
+    numbers = [number for number in OF_OTHERS if not _ignored(number)]
+
+    def interrupt(number: int, _) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise cli.Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Processes that are started within it take no SIGHUP."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ignored(number: int) -> bool:
+    """Whether it is SIGHUP and was ignored when the program started, as `nohup` has it."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _listen(numbers: int, stop: threading.Event, received: list[int], grace: float, saving: str) -> None:
@@ -59,8 +102,7 @@ def _listen(numbers: int, stop: threading.Event, received: list[int], grace: flo
         if number == signal.SIGINT and saving:
             line = terminal.printable(f"{saving}; a second Ctrl-C ends this at once, unsaved")
             below = "\n" if sys.stderr.isatty() else ""  # a live line, and what the terminal makes of Ctrl-C
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it
-                terminal.tell(below + line, sys.stderr)
+            terminal.tell(below + line, sys.stderr)
 
 
 def _end_late(grace: float, number: int) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -84,6 +83,13 @@ def exit_code(
     except (ConfigError, DataError, cli.UsageError) as error:
         cli.tell(f"error: {assignment.name}: {error}")
         return REFUSED
+    except Exception as error:
+        from experiments.front import devices
+
+        if (missing := devices.cause(error)) is None:
+            raise
+        cli.tell(f"error: {assignment.name}: {missing}")
+        return REFUSED if isinstance(missing, ConfigError) else FAILED
 
 
 @dataclasses.dataclass
@@ -128,7 +134,7 @@ class _Process:
             alone=finish,
             actions=actions,
             # Who asks for "auto" starts another; an operator's word, and a Ctrl-C, are for the run.
-            comes_back=lambda: resume is None and signal.SIGTERM in self.received,
+            comes_back=lambda: resume is None and bool(ending.OF_OTHERS & {*self.received}),
         )
         try:
             result = run_job(

@@ -11,6 +11,7 @@ from typing import Any
 from absl import command_name, flags
 
 from ddiloco.config import REFUSED
+from ddiloco.goodput.waits import PROCESS
 from ddiloco.launch.assignment import FAILED, LEARNER, PREFIX, SYNCER, Assignment
 from experiments.front import cli
 
@@ -135,4 +136,5 @@ def name_process(name: str) -> None:
     Without spaces, over which programs stumble that read /proc/PID/stat: Slurm's linuxproc signals no such
     process.
     """
+    PROCESS.name = name
     command_name.set_kernel_process_name(name.replace(" ", "-"))

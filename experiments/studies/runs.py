@@ -16,7 +16,7 @@ from typing import Any
 
 from ddiloco.config import REFUSED, ConfigError, flat
 from ddiloco.observe.files import read_json
-from experiments.front import cli
+from experiments.front import cli, ending
 
 PROGRAM = "experiments.train"
 _LONGEST_NAME = 200  # file systems allow 255 bytes
@@ -137,13 +137,15 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     return seeds
 
 
+@ending.interrupts()
 def train(planned: Sequence[Run], jobs: int, ended: Callable[[Run], Sequence[Run] | None]) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
     Processes are forked from one that has imported everything, where that can be, divide the cores among
     them, and end with this one. Calls `ended` after each, and runs what that returns, if anything, after the
-    others. Returns the names of those that failed, with why. What `ended` raises, like Ctrl-C, ends the
-    processes under way by SIGTERM; the exception goes on when they are gone. A second Ctrl-C kills them.
+    others. Returns the names of those that failed, with why. What `ended` raises, like Ctrl-C, SIGTERM and
+    SIGHUP, ends the processes under way by SIGTERM; the exception goes on when they are gone. A second Ctrl-C
+    kills them.
 
     Raises:
       UsageError: the first run to end had one, as all others might; those are ended too.

@@ -115,6 +115,17 @@ def test_a_learner_of_two_hosts_joins_anew_where_one_s_blocks_are_damaged(progra
     assert f"host 1: {damaged.parent.name}/host_001 is damaged: the learner joins again" in resumed.stderr
 
 
+def test_a_run_that_goes_on_with_fewer_learners_waits_for_none_of_the_others(programs, tmp_path):
+    start = killed_whole("remote", programs, tmp_path)
+    steps = 100 + max(manifest["header"]["step"] for manifest in manifests(tmp_path).values())
+    seconds = (f"--config.sync.silence_timeout={10 * LIMIT}", f"--config.snapshot.timeout={11 * LIMIT}")
+    fewer = ("--config.sync.num_learners=1", "--config.train.min_step_seconds=0.02", *seconds)
+    resumed = programs.finish(start(f"--config.train.steps={steps}", "--config.resume=true", *fewer))
+    assert resumed.returncode == 0, resumed.stderr
+    summary = summary_of(tmp_path)
+    assert (summary["finished"], summary["step"]) == (True, steps)
+
+
 def test_without_a_snapshot_there_is_nothing_to_resume(programs, tmp_path):
     result = programs.train(tmp_path, "--config.resume=true")
     assert result.returncode == 2

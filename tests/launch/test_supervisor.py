@@ -9,6 +9,7 @@ from multiprocessing import forkserver
 
 import pytest
 
+from ddiloco.goodput.waits import PROCESS
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.supervisor import learner_environment
 from ddiloco.settings.remote import backoff
@@ -103,18 +104,18 @@ signal.pause()
 
 
 def test_a_syncer_has_as_long_as_it_takes_to_save_all(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(PROCESS, "_shown_after", 0.0)
     told, saved = tmp_path / "told.txt", tmp_path / "saved.txt"
     it = run(SAVES.format(told=str(told), saved=str(saved)), "sys.exit(0)")
     try:
         until(lambda: it.starts("syncer") and it.ends, "the learner's end")
         it.stop.set()
         until(told.exists, "the word")
-        until(lambda: it.told, "a line on why it takes so long")
+        until(lambda: "for the syncer to save and leave" in str(PROCESS.reason()), "why it takes so long")
     finally:
         saved.touch()
     assert it.end() == 143
-    assert it.told == ["the syncer is still saving"]
+    assert it.told == []
 
 
 @pytest.mark.parametrize("code", [0, 2, 143])

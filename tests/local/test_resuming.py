@@ -101,13 +101,15 @@ def test_a_resumed_run_leaves_snapshots_from_which_it_can_be_resumed_in_turn(res
 
 
 @pytest.mark.parametrize(
-    ("learners", "mesh"), [(3, {}), pytest.param(1, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow)]
+    ("learners", "mesh"), [(3, {}), (1, {}), pytest.param(1, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow)]
 )
 def test_another_number_of_learners_with_another_codec_and_mesh_goes_on(learners, mesh, folder, data_dir):
+    """Nor does it wait for those that the run has no longer."""
     snapshot = newest(folder)
     e = settings(
         data_dir,
         learners,
+        sync={"silence_timeout": 10 * LIMIT},
         train={"steps": snapshot.header["step"] + 24},
         outer={"codec": "int4", "error_feedback": True},
         mesh=mesh,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from ddiloco.goodput.accounting import State
+from ddiloco.goodput.waits import PROCESS
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.monitor import FLUSH_EVERY, POLL
 from ddiloco.observe.records import Alarm, Evaluated, Flush, Noted, StateChanged, Transferred, write_out
@@ -279,3 +280,18 @@ def test_what_the_run_knows_better_replaces_the_monitors_own_figures(make):
     better = {"finished": True, "interrupted": True, "params_sha256": "abc"}
     assert monitor.stop(better) == {**SUMMARY, **better}
     assert monitor.stop()["interrupted"] is True
+
+
+def test_a_long_wait_is_on_the_progress_line_as_soon_as_it_is_long(make, monkeypatch, capfd):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(PROCESS, "_shown_after", 0.0)
+    monitor, shown = make(clock=time.time), []
+    monitor.start()
+
+    def told():
+        shown.append(capfd.readouterr().out)
+        return "waiting 0 s for the disk" in "".join(shown)
+
+    with PROCESS.waiting("the disk"):
+        until(told)
+    monitor.stop()

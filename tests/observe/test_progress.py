@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe.progress import LIVE_EVERY, PLAIN_EVERY, Progress, RecentSpeed, fitted, glance
+from ddiloco.observe.progress import LIVE_EVERY, PLAIN_EVERY, Progress, RecentSpeed, Stall, fitted, glance
 from ddiloco.observe.records import Noted, StateChanged
 from ddiloco.observe.tally import Tally
 from tests.observe.monitor_script import step
@@ -133,3 +133,30 @@ def test_without_a_terminal_every_line_is_plain(monkeypatch):
     progress.say("an evaluation")
     progress.end()
     assert out.getvalue() == f"{fitted(KNOWN, 120)}\na return\nan evaluation\n"
+
+
+def test_a_run_that_gets_no_further_says_where_its_learners_are(tally):
+    stall = Stall()
+    assert stall.reason(tally, 725.0) is None
+    for learner, state in ((0, State.WAITING_FOR_PEERS), (1, State.RECONFIGURING), (2, State.STEPPING)):
+        tally.state_changed(StateChanged(learner, state, 726.0))
+    assert stall.reason(tally, 900.0) is None, "a step may take long"
+    tally.state_changed(StateChanged(2, State.WAITING_FOR_PEERS, 901.0))
+    told = "no step for 200 s (learners: 2 waiting for peers, 1 reconfiguring, 1 failed)"
+    assert stall.reason(tally, 925.0) == told
+    tally.step_done(step(2, 401, 930.0, tokens=100))
+    assert stall.reason(tally, 931.0) is None
+    assert stall.reason(tally, 936.0).startswith("no step for 5 s")
+
+
+def test_learners_that_others_wait_for_after_the_last_step_are_named(tally):
+    tally.step_done(step(0, 500, 726.0, tokens=100))
+    tally.state_changed(StateChanged(0, State.FINISHED, 727.0))
+    assert Stall().reason(tally, 728.0) == "waiting for learners 1, 2 to end", "the other one is away"
+    tally.state_changed(StateChanged(1, State.FINISHED, 729.0))
+    assert Stall().reason(tally, 730.0) == "waiting for learner 2 to end"
+
+
+def test_a_run_that_nobody_has_joined_says_so(run_info):
+    tally, stall = Tally(run_info(2, num_fragments=1, total_steps=5), 0.0), Stall()
+    assert [stall.reason(tally, now) for now in (0.0, 7.0)] == [None, "waiting 7 s for learners to join"]

@@ -56,6 +56,22 @@ class PartDesk:
         return [r.values["learner"] for r in self.taken if getattr(r, "name", "") == "drop"]
 
 
+def test_a_restarted_syncer_ends_without_learners_that_cannot_join():
+    layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
+    policy = SyncPolicy(3, num_fragments=1, interval=2, overlap=1, quorum=None, silence_timeout=10 * PATIENCE)
+    core = SyncerCore(policy, 2, SyncerState((1,), (2,), ((0, 1), (1, 4), (2, 1))))
+    worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 3), lambda record: None)
+    for lost in core.lost_for_good(lambda learner: learner > 0):
+        worker.send(lost)
+    worker.start()
+    peer = Peer(0, worker)
+    worker.connect(0, 2, peer)
+    worker.send(events.LearnerJoined(0, 2, 2, (1,)))
+    assert worker.ended.wait(PATIENCE)
+    assert worker.core.finished
+    assert worker.stop(PATIENCE)
+
+
 def test_a_part_takes_an_offer_that_overtook_a_snapshot_once_that_is_over():
     part = PartDesk()
     part.offer(0, epoch=1)

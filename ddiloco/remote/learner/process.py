@@ -15,6 +15,7 @@ from ddiloco.config import ConfigError
 from ddiloco.disk.bounded_reads import bounded
 from ddiloco.disk.snapshots.parts import LEARNER_COPIES, parts_folder
 from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.goodput.waits import waiting
 from ddiloco.observe import records
 from ddiloco.observe.profile import Watch
 from ddiloco.outer.encoding import FragmentDecoder
@@ -169,11 +170,12 @@ class LearnerProcess:
             client.start()
         if decode is not None:
             decode.compile()
-        while not client.accepted.wait(0.2):
-            if stop.is_set():
-                if self._lead is not None:
-                    self._lead.leave()
-                return None
+        with waiting("the syncer"):
+            while not client.accepted.wait(0.2):
+                if stop.is_set():
+                    if self._lead is not None:
+                        self._lead.leave()
+                    return None
         return client, equipment
 
     def _equipped(self, learner: int) -> Equipment:

@@ -18,6 +18,7 @@ from ddiloco.disk.ownership import owned_fragments
 from ddiloco.disk.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
 from ddiloco.disk.snapshots.resuming import snapshot_header
 from ddiloco.disk.snapshots.store import FOLDER, Snapshot
+from ddiloco.goodput.waits import waiting
 from ddiloco.observe import records
 from ddiloco.observe.files import read_json
 from ddiloco.outer.fragments import assemble, zeros
@@ -154,10 +155,13 @@ class SyncerRun:
         if actions is not None:
             actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
         self._server.know(core.state().incarnations)
+        for lost in core.lost_for_good(lambda m: m >= e.most_learners or management.drained(m)):
+            self._syncer.send(lost)
         self._server.start()  # learners compile while this process does
         self._scoring = Scoring(assembly, workdir, durable.run, record, stop)
         if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself
-            self._model.compile()
+            with waiting("the merge to compile"):
+                self._model.compile()
         memory.return_freed()
 
     def run(self) -> Outcome:
@@ -170,15 +174,18 @@ class SyncerRun:
         over = self._syncer.core.finished or not (self._syncer.failure or self._comes_back())
         if over:
             patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
-            self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), patience)
-        self._syncer.stop(_LEAVE_SECONDS)
+            with waiting("learners to leave"):
+                self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), patience)
+        with waiting("the last merges and snapshot"):
+            self._syncer.stop(_LEAVE_SECONDS)
         if not over:  # only now: the syncer would take its learners for lost, and complete a snapshot without
             self._server.close()
         params, core = self._parameters(), self._syncer.core
         finished = core.finished or (alone and self._is_trained())
         last = LastScore(None, None, None)  # another goes on, and this may not have the time
         if over or finished:
-            last = self._scoring.last(core.step, core.versions, params)
+            with waiting("the last evaluation"):
+                last = self._scoring.last(core.step, core.versions, params)
         failure = self._failure(last.problem)
         return Outcome(params, core.step, last.loss, finished, failure, last.sample)
 
@@ -244,7 +251,8 @@ class SyncerRun:
                 told = f"the model has version {state.version} of fragment {p}: the disk shows no later one"
                 self._record(records.Alarm(told, time.time()))
                 break
-            time.sleep(1.0)
+            with waiting(f"the disk to show the last version of fragment {p}"):
+                time.sleep(1.0)
         return state.pieces
 
     def _serve(self) -> bool:
@@ -252,7 +260,8 @@ class SyncerRun:
         e = self._assembly.experiment
         merged = self._syncer.core.step >= e.train.steps
         self._server.open()
-        self._server.gather(e.remote.gather, self._stop)
+        with waiting("learners to join"):
+            self._server.gather(e.remote.gather, self._stop)
         self._syncer.start()
         patience = time.monotonic() + e.remote.gather + e.remote.longest_backoff
         while not (self._syncer.ended.is_set() or self._stop.is_set()):

@@ -129,6 +129,7 @@ class SyncerServer:
         deadline = None
         known = () if self._resumed_from is None else self._resumed_from.incarnations
         awaited = max(self._terms.num_learners, sum(m < self._terms.most_learners for m in known))
+        awaited -= sum(map(self._management.drained, range(self._terms.most_learners)))
         with self._lock:
             while (here := self._joined()) < awaited and not stop.is_set():
                 now = time.monotonic()

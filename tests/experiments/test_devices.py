@@ -1,0 +1,62 @@
+"""A platform that JAX does not find here is named in one line, wherever a program first asks for devices."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.programs import ROOT
+
+PROGRAM = """
+from experiments.front import cli
+
+def main(_):
+    import jax
+    {does}
+
+cli.run(main)
+"""
+ASKS = "jax.numpy.zeros(2)"
+NO_GPU = not pathlib.Path("/proc/driver/nvidia").exists()
+
+
+def run(does, **environment):
+    command = [sys.executable, "-c", PROGRAM.format(does=does)]
+    told = {name: value for name, value in os.environ.items() if not name.startswith("JAX_PLATFORM")}
+    return subprocess.run(
+        command, cwd=ROOT, env=told | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("JAX_PLATFORMS", "cdua"),
+        ("JAX_PLATFORMS", " cpu"),
+        ("JAX_PLATFORM_NAME", "cdua"),
+        pytest.param("JAX_PLATFORMS", "cuda", marks=pytest.mark.skipif(not NO_GPU, reason="has a GPU")),
+    ],
+)
+@pytest.mark.parametrize("does", [ASKS, "jax.devices()"])
+def test_a_platform_that_is_not_there_is_refused_by_the_name_of_its_variable(variable, value, does):
+    done = run(does, **{variable: value})
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: {variable}: is {value!r}, but the platforms that JAX finds here are: ")
+    assert "cpu" in line.partition("here are: ")[2]
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("environment", [{}, {"JAX_PLATFORMS": "cdua"}])
+def test_another_error_stays_what_it_is(environment):
+    done = run('raise RuntimeError("not about devices")', **environment)
+    assert done.stderr.endswith("RuntimeError: not about devices\n")
+    assert done.returncode == 1
+
+
+def test_a_platform_that_a_program_names_itself_is_no_error_of_its_settings():
+    lookup = "jax.config.update('jax_platforms', 'cpu'); jax.devices('cdua')"
+    done = run(lookup)
+    assert done.returncode == 1, "another platform than the CPU is nobody's setting"
+    assert "Unknown backend cdua" in done.stderr

@@ -7,7 +7,8 @@ import pytest
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.work import FragmentWork
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState

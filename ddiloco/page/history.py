@@ -26,6 +26,7 @@ ALIVE = 30.0  # seconds for which a run that does not refresh its summary is sti
 
 KIND = {
     "stepping": "stepping",
+    "skipping": "stepping",
     "waiting_for_peers": "waiting",
     "waiting_for_network": "waiting",
     "starting": "recovering",

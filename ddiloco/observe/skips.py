@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.observe.records import Alarm, LearnerDied, Noted, RunInfo, StepDone
-from ddiloco.observe.tally import LOST
+from ddiloco.observe.tally import LOST, READY
 
 MANY = 0.1
 """Share of an interval's steps of a learner; more that are skipped are an alarm."""
@@ -30,7 +30,7 @@ class SkipWatch:
     """
 
     def __init__(self, info: RunInfo, interval: int, end: Callable[[str], None]) -> None:
-        """`interval`: a learner's steps between two merges of a fragment. `end` is called once, with `failure`."""
+        """`interval`: a learner's steps between two merges of a fragment. `end` is called once."""
         self.failure: str | None = None
         self._end = end
         self._interval = max(1, min(interval, info.total_steps))
@@ -54,11 +54,16 @@ class SkipWatch:
                         self._last.pop(learner, None)
                     case Noted(name=name, values=values) if name in LOST:
                         self._last.pop(values.get("learner", -1), None)
+                    case Noted(name=name, values=values) if name in READY:
+                        self._of(values["learner"])  # it is there, and may learn
 
         return watch
 
+    def _of(self, learner: int) -> collections.deque[tuple[int, bool]]:
+        return self._last.setdefault(learner, collections.deque(maxlen=self._judged))
+
     def _step_done(self, step: StepDone, record: Callable[[Any], None]) -> None:
-        last = self._last.setdefault(step.learner, collections.deque(maxlen=self._judged))
+        last = self._of(step.learner)
         last.append((step.step, step.skipped))
         if not step.skipped:
             return

@@ -299,7 +299,7 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     with contextlib.suppress(RunMarkError):  # who goes on with the run is told
         if (over := standing_orders.load(workdir / FOLDER).over) is not None:
             told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{standing_orders.NAME}"
-            return f"the run in {workdir} {over}; {told}"
+            return f"the run in {workdir} {over}: {told}"
     return None
 
 

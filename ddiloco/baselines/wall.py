@@ -40,23 +40,25 @@ class JobArrays(TrainingArrays):
         program = assembly.program(mesh, self._shards)
         super().__init__(Equipment(program, None, assembly.batches(self._shards), e.train.steps_in_flight))
         self._state = program.state_from(assembly.initial_parameters())
-        self.tokens = 0  # trained on so far
+        self.tokens = 0  # of the steps that are complete
         self.score = assembly.scorer(mesh)
         flops = assembly.recipe.step_flops(assembly.recipe.kind(self._shards))
         self.meter = StepMeter(mesh.devices.flat, flops, assembly.peak_flops(mesh))
 
-    def step(self, clock: int) -> tuple[int, dict[str, jax.Array]]:
-        tokens, metrics = super().step(clock)
-        self.tokens += tokens
-        return tokens, metrics
-
     def part(self) -> SnapshotPart:
-        """A copy of all that the next steps depend on, after the last step handed out, for `resume`."""
+        """A copy of all that the next steps depend on, after the last step handed out, for `resume`.
+
+        What is missing are its `tokens`, which are known once that step is complete.
+        """
         arrays, values = self.state()
-        return SnapshotPart(arrays, {"position": values["position"], "tokens": self.tokens})
+        return SnapshotPart(arrays, {"position": values["position"]})
 
     def resume(self, part: SnapshotPart) -> None:
-        """Loads what `part` gave, of any number of shards; raises DataError if its stream was another."""
+        """Loads what `part` gave, with its tokens, of any number of shards.
+
+        Raises:
+          DataError: its stream was another.
+        """
         [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
         self.restore(part.arrays, {"position": position, "steps": 0})
         self.tokens = part.state["tokens"]
@@ -190,9 +192,12 @@ class BaselineRun:
         jax.block_until_ready(metrics)
         now = time.time()
         measured = self._arrays.meter.finished(data_wait)
-        self._record(records.StepDone(0, step, now, tokens, {**metrics, **measured}))
+        done = records.StepDone(0, step, now, tokens, {**metrics, **measured})
+        self._arrays.tokens += done.tokens
+        self._record(done)
         if part is not None:  # its time is just after this step's, so that a resumed run keeps this record
-            self._snapshots.take(part, {"step": step, "time": math.nextafter(now, math.inf)})
+            whole = SnapshotPart(part.arrays, {**part.state, "tokens": self._arrays.tokens})
+            self._snapshots.take(whole, {"step": step, "time": math.nextafter(now, math.inf)})
 
     def _evaluate(self, step: int) -> float:
         self._arrays.meter.interrupted()

@@ -1,7 +1,8 @@
-"""What an operator has asked for that outlasts the syncer: who is drained, whether the run is over."""
+"""What outlasts the syncer: whom an operator has drained, and whether the run was stopped or has failed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from typing import NamedTuple
@@ -17,6 +18,14 @@ class StandingOrders(NamedTuple):
 
     stopped: bool = False  # the run; whatever an engine starts then does not go on with it
     drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
+    failure: str | None = None  # why the run was stopped, if not by its operator
+
+    @property
+    def over(self) -> str | None:
+        """How the run came to be stopped; None: it is not."""
+        if not self.stopped:
+            return None
+        return f"has failed: {self.failure}" if self.failure else "was stopped by its operator"
 
     def drain(self, learner: int) -> StandingOrders:
         """With the learner drained."""
@@ -36,8 +45,23 @@ def load(folder: pathlib.Path) -> StandingOrders:
     path = folder / NAME
     try:
         values = json.loads(path.read_text())
-        return StandingOrders(bool(values["stopped"]), tuple(map(int, values["drained"])))
+        stopped, failure = bool(values["stopped"]), values.get("failure")
+        return StandingOrders(stopped, tuple(map(int, values["drained"])), failure and str(failure))
     except FileNotFoundError:
         return StandingOrders()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None
+
+
+def fail(folder: pathlib.Path, why: str) -> None:
+    """Stops the run for good, for a reason: another process of it would fail likewise. Raises OSError."""
+    with contextlib.suppress(RunMarkError):
+        load(folder)._replace(stopped=True, failure=why).save(folder)
+
+
+def has_failed(folder: pathlib.Path) -> bool:
+    """Whether the run was stopped so."""
+    with contextlib.suppress(RunMarkError):
+        orders = load(folder)
+        return orders.stopped and orders.failure is not None
+    return False

@@ -19,6 +19,7 @@ class State(enum.Enum):
 
     STARTING = "starting"  # before the first step: compiles, loads; not allocated yet
     STEPPING = "stepping"  # useful work
+    SKIPPING = "skipping"  # steps that change nothing, as loss or gradient is not finite; known at their end
     WAITING_FOR_PEERS = "waiting_for_peers"  # at its run-ahead bound, or for the slowest of its own chips
     WAITING_FOR_NETWORK = "waiting_for_network"  # for bytes that training cannot go on without
     DETECTING = "detecting"  # stands still because of a failure whose cause is not known yet
@@ -120,6 +121,20 @@ class Timelines:
         track = self._tracks.get(learner)
         return now if track is None else min(now, track.away_since)
 
+    def step_ended(self, learner: int, now: float, skipped: bool) -> None:
+        """A step of the learner has ended; the time in STEPPING since the one before is of this one.
+
+        If it was skipped, that counts as SKIPPING; for `uptime` the learner was stepping.
+        """
+        track = self._tracks.get(learner)
+        if track is not None:
+            track.step_ended(now, skipped)
+
+    def job_step_ended(self, now: float, skipped: bool) -> None:
+        """The same of a job that all learners take part in."""
+        for track in self._tracks.values():
+            track.step_ended(now, skipped)
+
     def window(self, now: float) -> tuple[float, float] | None:
         """The window (a, b) as of `now`, in seconds; None while no learner has stepped."""
         if self._opened is None:
@@ -212,9 +227,12 @@ class _Track:
     stepped: float | None = None  # when it first stepped
     settled: dict[State, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
     waited: float = 0.0
+    step_began: float = -math.inf  # when the last step ended
+    worked: float = 0.0  # chip-seconds in STEPPING since then, without those since the last change
     uncut: list[_Span] = dataclasses.field(default_factory=list)
 
     def enter(self, state: State, now: float, present: int) -> None:
+        self.worked += self._working(now)
         if self.allocated and self.state is not None:
             self.uncut.append(self._current(now))
             del self.uncut[:-MOST_UNCUT]
@@ -224,6 +242,18 @@ class _Track:
         if state is State.STEPPING and self.stepped is None:
             self.stepped = now
         self.allocated = state is not State.FINISHED and (self.allocated or state in _ALLOCATING)
+
+    def step_ended(self, now: float, skipped: bool) -> None:
+        if skipped:
+            worked = self.worked + self._working(now)
+            self.settled[State.STEPPING] -= worked  # of which the last may be settled only later
+            self.settled[State.SKIPPING] += worked
+        self.step_began, self.worked = now, 0.0
+
+    def _working(self, now: float) -> float:
+        """Chip-seconds of the present state that are of the step under way."""
+        began = max(self.since, self.step_began)
+        return self.present * max(0.0, now - began) if self.state is State.STEPPING else 0.0
 
     def totals(self, opened: float, closed: float) -> tuple[dict[State, float], float]:
         """Allocated chip-seconds by state, and seconds waited, inside the window [opened, closed]."""

@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ddiloco.disk import run_mark
+from ddiloco.disk import run_mark, standing_orders
 from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.assignment import PREFIX
@@ -154,5 +154,6 @@ def run_all(
             evaluator=evaluator if scored else None,
             parts=parts,
             progress=lambda: read_json(workdir / "summary.json").get("rounds") or 0,
+            has_failed=lambda: standing_orders.has_failed(workdir / FOLDER),
         )
         return watched.run(stop)

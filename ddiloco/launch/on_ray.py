@@ -27,6 +27,8 @@ from ray.util import placement_group, remove_placement_group, tpu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ddiloco.config import REFUSED
+from ddiloco.disk import standing_orders
+from ddiloco.disk.durable import FOLDER
 from ddiloco.launch.assignment import (
     EVALUATOR,
     FAILED,
@@ -219,7 +221,7 @@ class RayRun:
                 if refused and time.monotonic() < settled_at:
                     return code
                 again = refused or code == FAILED
-                if name == SYNCER and (stop.is_set() or not again):
+                if name == SYNCER and (stop.is_set() or not again or self._has_failed()):
                     while self._running and self._ended(LATE_SECONDS):
                         pass
                     return PREEMPTED if stop.is_set() and not code else code
@@ -234,6 +236,10 @@ class RayRun:
                 self._note(f"{failing} fails again and again, and nothing is merged meanwhile")
                 return FAILED
             self._leave_draining_nodes()
+
+    def _has_failed(self) -> bool:
+        """Whether the run failed for good, so that another syncer would not go on with it."""
+        return standing_orders.has_failed(self._workdir / FOLDER)
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
         """Which actor has ended, and with which exit code; waits for one so long at most."""

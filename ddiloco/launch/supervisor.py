@@ -83,10 +83,12 @@ class Supervisor:
         evaluator: Role | None = None,
         parts: Sequence[Role] = (),
         progress: Callable[[], object] = lambda: None,
+        has_failed: Callable[[], bool] = lambda: False,
     ) -> None:
         """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
-        `progress` gives what changes as the run gets on: else no failure is forgotten.
+        `progress` gives what changes as the run gets on: else no failure is forgotten. `has_failed`: whether
+        the run failed for good, so that another syncer would not go on with it.
 
         `parts`: the syncer's other processes, where it is several.
 
@@ -97,6 +99,7 @@ class Supervisor:
         self._late_seconds, self._observe = late_seconds, observe
         self._syncer, self._learners, self._parts = syncer, learners, parts
         self._config, self._note, self._progress = config, note, progress
+        self._has_failed = has_failed
 
     def run(self, stop: threading.Event) -> int:
         """Runs until the syncer's process has ended, as `stop` asks it to; returns the run's exit code."""
@@ -141,7 +144,8 @@ class Supervisor:
         code = self._syncer.process.exitcode
         if code is None or self._syncer.due_at is not None:
             return False
-        return code in (0, REFUSED, *ASKED) or (0 < code < LOST and self._is_trained())
+        by_itself = 0 < code < LOST
+        return code in (0, REFUSED, *ASKED) or (by_itself and (self._is_trained() or self._has_failed()))
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""

@@ -1,7 +1,8 @@
 """What a run leaves about its learners and rounds: a line for each step and merge, tracebacks of deaths.
 
 Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
-that step, "loss": in nats per token, null if it is not finite, "skipped": 1 if the step changed nothing,
+that step, "loss": in nats per token, null if it is not finite, "skipped": 1 if the step changed nothing (its
+tokens are 0),
 "own_time": that of the learner's clock where this is wrong}, at most a second behind. `rounds.jsonl` has a
 line for each merge: {"time", "step", "fragment", "version", "learners" (in the merge), "tokens", ...};
 `states.jsonl` one for each change of a learner's state; `recoveries.jsonl` one for each process of a learner
@@ -39,7 +40,7 @@ class LineFiles:
         line: dict[str, Any] = {"step": int(record.step), "tokens": int(record.tokens)}
         if "loss" in record.metrics:
             line["loss"] = as_float(record.metrics["loss"])
-        if as_float(record.metrics.get("skipped", 0)):
+        if record.skipped:
             line["skipped"] = 1
         if own_time != record.time:
             line["own_time"] = own_time  # by which the step is known if it is sent again

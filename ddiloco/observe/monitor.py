@@ -267,6 +267,9 @@ class Monitor:
         taken = f"{record.time - (self._tally.started or 0.0):.0f} {self._clock_of}s"
         shown = f"  accuracy {statistics['accuracy']:.1%}" if "accuracy" in statistics else ""
         self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({taken})")
+        if not math.isfinite(record.loss):
+            found = f"held-out loss is {record.loss} from step {record.step} on: the global model is spoilt"
+            self._alarms.raise_once("held-out loss", f"{found}, or its data are")
 
     def _died(self, record: LearnerDied) -> None:
         self._lines.died(record)

@@ -12,6 +12,7 @@ from typing import TextIO
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.waits import SHOWN_AFTER
 from ddiloco.observe.performance import together
+from ddiloco.observe.skips import MANY
 from ddiloco.observe.tally import Tally
 from ddiloco.observe.terminal import LONGEST_LINE, has_room, printable
 from ddiloco.observe.words import amount, clock, number, seconds
@@ -41,9 +42,11 @@ def glance(tally: Tally, speed: RecentSpeed, now: float, clock_of: str = "") -> 
     grace = rounds.last_grace_seconds
     goodput = lines.goodput(now) if lines.window(now) else None
     elapsed = clock(0.0 if tally.started is None else now - tally.started)
+    skipped = tally.skipped_share
     return [
         f"step {tally.step}/{tally.info.total_steps}",
         f"loss {number(tally.recent_loss, '.3f')}",
+        *([f"skipped {skipped:.0%}"] if skipped > MANY else []),
         f"{amount(speed.tokens_per_second())} tok/s",
         "alive {}/{}".format(*lines.alive(tally.info.num_learners)),
         f"{clock_of}{elapsed}<{clock(speed.seconds_for(tally.info.total_steps - tally.step))}",

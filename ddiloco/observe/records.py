@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.scalars import was_skipped
 from ddiloco.observe.terminal import printable
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol.messages import RoundId
@@ -19,15 +20,24 @@ from ddiloco.protocol.messages import RoundId
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepDone:
-    """A learner took an inner step."""
+    """A learner took an inner step; one that was skipped has no tokens."""
 
     learner: int
     step: int  # the learner's clock after the step
     time: float
-    tokens: int  # that counted for the loss
+    tokens: int  # that counted for the loss; 0 of a skipped step, whatever is given
     # "loss" (nats per token), "grad_norm", "learning_rate", "skipped" (0 or 1), the model's statistics, and
     # what `ddiloco.training.step_meter` measured
     metrics: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.skipped:
+            object.__setattr__(self, "tokens", 0)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step changed nothing, as its loss or gradient was not finite."""
+        return was_skipped(self.metrics)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,6 +14,11 @@ def as_float(value: Any) -> float:
     return float(np.asarray(value))
 
 
+def was_skipped(metrics: Mapping[str, Any]) -> bool:
+    """Whether a step with these metrics changed nothing, as its loss or gradient was not finite."""
+    return as_float(metrics.get("skipped", 0)) > 0
+
+
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The entries that are single numbers, as floats; names, lists and arrays are left out."""
     kept = {}

@@ -40,6 +40,7 @@ SETTLED = 4
 MOST_REASONS = 200  # that are counted each by itself
 MOST_FAILURES = 50  # deaths whose tracebacks are kept
 OTHERS = "others"
+RECENT_STEPS = 32  # of a learner, of which it is said how many were skipped
 
 SKIPPED = "skipped_steps"
 COUNTS = (SKIPPED, "bytes_sent", "bytes_received", *_COUNTED.values())
@@ -121,6 +122,9 @@ class Tally:
         self.quarantined: set[int] = set()  # by the guard
         self._recent: collections.deque[float] = collections.deque(maxlen=10 * info.num_learners)
         self._clocks: dict[int, int] = {}
+        self._skips: dict[
+            int, collections.deque[bool]
+        ] = {}  # by learner, whether its last steps were skipped
         self._last_change: dict[int, float] = {}
 
     @property
@@ -163,14 +167,15 @@ class Tally:
         self.last_time = max(self.last_time, time)
 
     def step_done(self, record: StepDone) -> float | None:
-        """Counts a step and keeps its loss, which it returns; a step that was skipped has none."""
+        """Counts a step and keeps its loss, which it returns; one that was skipped has none, nor tokens."""
         learner = record.learner
         self.step = max(self.step, min(record.step, self.info.total_steps))
         self._clocks[learner] = record.step
         self.steps_by_learner[learner] = self.steps_by_learner.get(learner, 0) + 1
         self.tokens_by_learner[learner] = self.tokens_by_learner.get(learner, 0) + record.tokens
         self.performance.setdefault(learner, Performance()).add(record.metrics)
-        if as_float(record.metrics.get("skipped", 0)):
+        self._step_ended(record)
+        if record.skipped:
             self.counts[SKIPPED] += 1
             return None
         if "loss" not in record.metrics:
@@ -237,6 +242,22 @@ class Tally:
         curves = self.loss_curves.items()
         here = [curve for m, curve in curves if m not in gone or self._clocks[m] >= 0.95 * self.step]
         return statistics.fmean(curve.tail_mean(0.05) for curve in here) if here else None
+
+    def _step_ended(self, record: StepDone) -> None:
+        """The time of a skipped step is lost; a baseline is one job, of which learner 0 tells."""
+        time = max(record.time, self._last_change.get(record.learner, -math.inf))
+        if self.info.num_fragments:
+            self.timelines.step_ended(record.learner, time, record.skipped)
+        else:
+            self.timelines.job_step_ended(time, record.skipped)
+        recent = self._skips.setdefault(record.learner, collections.deque(maxlen=RECENT_STEPS))
+        recent.append(record.skipped)
+
+    @property
+    def skipped_share(self) -> float:
+        """What the learners that are there have skipped of their last steps."""
+        there = [recent for m, recent in self._skips.items() if m not in self.away]
+        return sum(map(sum, there)) / max(1, sum(map(len, there)))
 
     def _mark(self, learner: int, time: float, rejoined: bool) -> None:
         """Keeps each departure and each rejoining once, though several records may report it."""

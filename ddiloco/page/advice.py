@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ddiloco.observe.skips import MANY
 from ddiloco.observe.tally import SETTLED, trained_in_vain
 from ddiloco.observe.words import seconds, share, size
 from ddiloco.page.view import LearnerView, RunView, SyncerView
@@ -53,6 +54,21 @@ def not_finite(view: RunView) -> Iterator[Advice]:
                 "its devices (config.sdc_check_every) and the learning rate.",
                 one.learner,
             )
+
+
+def skips_steps(view: RunView) -> Iterator[Advice]:
+    """Steps are skipped, as their gradients are not finite."""
+    many = [one for one in view.learners if one.skipped_share > MANY and not one.not_finite]
+    everyone = len(many) > 1 and len(many) == sum(bool(one.clock) for one in view.learners)
+    for one in many[:1] if everyone else many:
+        whose = "All learners skip" if everyone else f"Learner {one.learner} skips"
+        yield Advice(
+            f"{whose} steps: {share(one.skipped_share)} of the last ones.",
+            "Loss or gradient was not finite: such a step changes nothing, and is no work.",
+            "Lower config.inner.learning_rate, raise config.inner.warmup_steps, or lower "
+            "config.inner.clip_norm. If it is one learner alone, look at its data and devices.",
+            None if everyone else one.learner,
+        )
 
 
 def dead(view: RunView) -> Iterator[Advice]:
@@ -292,6 +308,7 @@ def waiting(view: RunView) -> Iterator[Advice]:
 
 RULES: Sequence[Rule] = (
     not_finite,
+    skips_steps,
     dead,
     hung,
     host_missing,
@@ -310,6 +327,14 @@ RULES: Sequence[Rule] = (
 
 _REMEDIES = (
     (r"the loss is", "Restart that learner; if it comes again, look at its data, devices and learning rate."),
+    (
+        r"skips steps",
+        "Lower inner.learning_rate; if others do not skip theirs, look at its data and devices.",
+    ),
+    (
+        r"held-out loss is",
+        "Look at the held-out data; roll back to a snapshot from before (experiments.rollback).",
+    ),
     (r"of its work is merged", "Its link is thin, or it is late: see the advice at the top."),
     (r"are never merged", "Raise config.train.steps, or lower config.sync.interval."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.observe.files import read_json
+from ddiloco.observe.tally import RECENT_STEPS
 from ddiloco.page.tail import LineTail, Replaced
 from ddiloco.page.timeline import Lane, Slots
 
@@ -26,6 +27,7 @@ ALIVE = 30.0  # seconds for which a run that does not refresh its summary is sti
 
 KIND = {
     "stepping": "stepping",
+    "skipping": "stepping",
     "waiting_for_peers": "waiting",
     "waiting_for_network": "waiting",
     "starting": "recovering",
@@ -59,6 +61,9 @@ class LearnerHistory:
         default_factory=lambda: collections.deque(maxlen=RECENT)
     )
     not_finite: bool = False  # the newest loss
+    skips: collections.deque[bool] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=RECENT_STEPS)
+    )  # whether the last steps were skipped
     silent: bool = False  # the syncer has not heard of it
     hosts: dict[int, Lane] = dataclasses.field(default_factory=dict)  # of a learner of several: see HOST_KIND
 
@@ -66,6 +71,11 @@ class LearnerHistory:
     def step_seconds(self) -> float | None:
         """The median of the last steps, from end to end."""
         return statistics.median(self.gaps) if self.gaps else None
+
+    @property
+    def skipped_share(self) -> float:
+        """What was skipped of the last steps."""
+        return sum(self.skips) / max(1, len(self.skips))
 
     def standstill(self) -> float:
         """Seconds without a step after which it has hung."""
@@ -220,6 +230,7 @@ class History:
         learner.clock, learner.tokens = max(learner.clock, line.get("step", 0)), learner.tokens + tokens
         slots.add(moment, ("tokens", number), tokens)
         slots.add(moment, "tokens", tokens)
+        learner.skips.append(bool(line.get("skipped")))
         if "loss" in line:
             learner.not_finite = line["loss"] is None
         if line.get("loss") is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FEW = 8  # learners that have a colour each
 MOST_HOSTS = 8  # of a learner that have a lane each
 _CAUSES = {
+    "skipping": "skipped steps",
     "waiting_for_peers": "waiting for peers",
     "waiting_for_network": "waiting for the network",
     "detecting": "standing still, cause unknown",

@@ -50,6 +50,7 @@ class LearnerView:
     starts: int  # of its processes
     quarantined: bool
     not_finite: bool  # its newest loss
+    skipped_share: float  # of its last steps
     left_out: int  # offers
     loss: Values  # in each slot
     merged: Values  # the share of the rounds that it was in, in each slot
@@ -232,6 +233,7 @@ def _learner(history: History, slots: Slots, number: int) -> LearnerView:
         starts=of.starts,
         quarantined=number in summary.get("quarantined", ()),
         not_finite=of.not_finite,
+        skipped_share=of.skipped_share,
         left_out=_of(summary, "offers_left_out", number) or 0,
         loss=slots.means(("loss", number), ("losses", number)),
         merged=slots.means(("in", number), "rounds"),

@@ -83,7 +83,10 @@ class AdoptAll:
 
 @dataclasses.dataclass(frozen=True)
 class MakeOffer:
-    """Copy a fragment on the devices as the last started step leaves it, to be offered after that step."""
+    """Copy a fragment on the devices as the last started step leaves it, to be offered after that step.
+
+    The contribution counts steps under way as if none were skipped; that of the SendOffer is true.
+    """
 
     contribution: Contribution
 

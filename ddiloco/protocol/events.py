@@ -167,7 +167,12 @@ class StepStarted:
 
 @dataclasses.dataclass(frozen=True)
 class StepFinished:
-    """The oldest started step is complete on the devices."""
+    """The oldest started step is complete on the devices.
+
+    One that was `skipped` changed nothing, as its gradients were not finite: it is no work.
+    """
+
+    skipped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.work import FragmentWork, HeldFragment, Total
 
 JOIN_AGAIN = 1.0
 """Seconds after which a learner that has not been welcomed asks again, as its number may have become free.
@@ -25,26 +26,36 @@ KEPT_OFFERS = 4
 as long as nothing is merged the learner is asked again and again."""
 
 
-@dataclasses.dataclass
-class FragmentWork:
-    """What a learner knows of one fragment: the version it last applied and its work since then."""
+@dataclasses.dataclass(frozen=True)
+class _Offer:
+    """An offer that is sent once the steps in it are complete."""
 
-    version: int
-    merged_step: int  # global step at which `version` was merged
-    steps: int = 0
-    tokens: int = 0
-    lineage: int = 0  # which start of the syncer made `version`
-    offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """By the step after which an offer was made: the steps and tokens in it. Only offers on `version`, and
-    KEPT_OFFERS of them: an update that contains another is taken as if it contained none."""
+    asked: events.OfferAsked
+    contribution: Contribution  # with steps under way counted as if none were skipped
+    base: Total
+    made: Total
+
+    @property
+    def settled(self) -> Contribution:
+        """The contribution by what is known now."""
+        steps, tokens = self.made.since(self.base)
+        return dataclasses.replace(self.contribution, steps=steps, tokens=tokens)
 
 
 @dataclasses.dataclass(frozen=True)
 class _StartedStep:
     """A step that the devices still work on, with what becomes public once it is complete."""
 
-    report: Report | None  # None once the learner was welcomed again: the step is of its earlier state
-    offers: tuple[actions.SendOffer, ...]
+    tokens: int
+    done: Total  # after it
+    clock: int | None  # None once the learner was welcomed again: the step is of its earlier state
+    held: tuple[tuple[int, Total], ...] = ()  # by fragment, the version and from where on its work counts
+    offers: tuple[_Offer, ...] = ()
+
+    @property
+    def forgotten(self) -> _StartedStep:
+        """The step as one of an earlier state."""
+        return _StartedStep(self.tokens, self.done, clock=None)
 
 
 class LearnerCore:
@@ -53,7 +64,8 @@ class LearnerCore:
     When the syncer has lost it, the process takes the next incarnation and rejoins with what it holds.
 
     The driver may give several steps to the devices before the first completes: counters change at
-    `StepStarted`, and are reported at `StepFinished`.
+    `StepStarted`, and are reported at `StepFinished`, which also says whether the step was skipped: then it
+    is in no counter. Who has only skipped steps has no work, and offers nothing.
     """
 
     def __init__(
@@ -69,9 +81,10 @@ class LearnerCore:
         self._welcomed_as: int | None = None  # incarnation whose welcome was adopted
         self._reported_step = -1
         self._known_as: int | None = None  # incarnation under which it said what it has, or was welcomed
-        self._welcome: dict[int, FragmentWork] = {}  # by fragment, what has come of a welcome
+        self._welcome: dict[int, HeldFragment] = {}  # by fragment, what has come of a welcome
         self._welcome_step = 0
-        self._fragments: list[FragmentWork] = []
+        self._fragments: list[HeldFragment] = []
+        self._done = Total()  # after the last step that was started
         self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
         self._last: Report | None = None  # repeated as a sign of life
         self._started: collections.deque[_StartedStep] = collections.deque()
@@ -115,8 +128,8 @@ class LearnerCore:
 
     @property
     def fragments(self) -> tuple[FragmentWork, ...]:
-        """By fragment, copies of what `resume` takes."""
-        return tuple(map(dataclasses.replace, self._fragments))
+        """By fragment, what `resume` takes; steps under way count as if none were skipped."""
+        return tuple(FragmentWork.of(held, self._done) for held in self._fragments)
 
     def resume(self, clock: int, fragments: Sequence[FragmentWork]) -> list[actions.LearnerAction]:
         """Takes up the state of an earlier process of the learner, then rejoins with it.
@@ -127,7 +140,7 @@ class LearnerCore:
         if self.recovered or len(fragments) != self.policy.num_fragments:
             raise LocalProtocolError(f"a state of {len(fragments)} fragments cannot be taken up")
         self.clock = self._joined_step = self._reported_step = clock
-        self._fragments = [dataclasses.replace(f, offered={}) for f in fragments]
+        self._fragments = [work.held() for work in fragments]
         return [self._join(), self._say(self._report())]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
@@ -146,7 +159,7 @@ class LearnerCore:
             case events.StepStarted():
                 return self._step_started(event)
             case events.StepFinished():
-                return self._step_finished()
+                return self._step_finished(event)
             case events.ClockSet():
                 return self._clock_set(event)
             case events.OfferAsked():
@@ -169,7 +182,7 @@ class LearnerCore:
         for p, version, step, lineage in zip(
             fragments, event.versions, event.merged_steps, lineages, strict=True
         ):
-            self._welcome[p] = FragmentWork(version, step, lineage=lineage)
+            self._welcome[p] = HeldFragment(version, step, self._done, lineage)
         self._welcome_step = max(self._welcome_step, event.step)
         return self._adopt() if len(self._welcome) == self.policy.num_fragments else []
 
@@ -178,9 +191,10 @@ class LearnerCore:
         self._welcomed_as = self._known_as = self.incarnation
         self.clock = self._joined_step = self._welcome_step
         self._reported_step = -1
-        self._fragments = [self._welcome[p] for p in range(self.policy.num_fragments)]
+        welcome = (self._welcome[p] for p in range(self.policy.num_fragments))
+        self._fragments = [dataclasses.replace(held, base=self._done) for held in welcome]
         self._welcome, self._welcome_step = {}, 0
-        self._started = collections.deque(_StartedStep(None, ()) for _ in self._started)
+        self._started = collections.deque(step.forgotten for step in self._started)
         self._asked.clear()
         self._last = self._report()  # for the signs of life of its first step
         return [actions.AdoptAll(self.clock, self.versions)]
@@ -204,7 +218,8 @@ class LearnerCore:
         """Asks to take part under this number; what came under an earlier one no longer counts."""
         self.incarnation = incarnation
         self._welcome, self._welcome_step = {}, 0
-        self._started = collections.deque(self._renumbered(step) for step in self._started)
+        # Without offers: nobody has asked for them under the new number.
+        self._started = collections.deque(dataclasses.replace(step, offers=()) for step in self._started)
         self._asked.clear()
         if self._last is not None:
             self._last = dataclasses.replace(self._last, incarnation=self.incarnation, adopted=False)
@@ -224,33 +239,38 @@ class LearnerCore:
         held = self.versions, self.lineages
         return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation, finished, *held))
 
-    def _renumbered(self, step: _StartedStep) -> _StartedStep:
-        """The step under the new number, without offers: nobody has asked for them under it."""
-        if step.report is None:
-            return _StartedStep(None, ())
-        return _StartedStep(dataclasses.replace(step.report, incarnation=self.incarnation, adopted=False), ())
-
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
             raise LocalProtocolError(
                 "a step was started before recovery, while blocked, or past the last step"
             )
         self.clock += 1
-        for fragment in self._fragments:
-            fragment.steps += 1
-            fragment.tokens += event.tokens
+        self._done = self._done.after(event.tokens)
         copies, offers = self._offers()
-        self._started.append(_StartedStep(self._report(), offers))
+        self._started.append(_StartedStep(event.tokens, self._done, self.clock, self._held(), offers))
         return [*copies]
 
-    def _step_finished(self) -> list[actions.LearnerAction]:
+    def _step_finished(self, event: events.StepFinished) -> list[actions.LearnerAction]:
         if not self._started:
             raise LocalProtocolError("a step finished that was never started")
         step = self._started.popleft()
-        if step.report is None:
+        if event.skipped:
+            for one in (step, *self._started):
+                one.done.without(step.tokens)
+        if step.clock is None:
             return self._say_last()
-        self._reported_step = step.report.step
-        return [self._say(step.report), *step.offers, *self._say_last()]
+        self._reported_step = step.clock
+        told = self._say(self._report_at(step.clock, step.held, step.done))
+        return [told, *self._send(step.offers), *self._say_last()]
+
+    def _send(self, offers: Sequence[_Offer]) -> list[actions.LearnerAction]:
+        """Sends those with work in them; where all steps were skipped the next work is offered."""
+        out: list[actions.LearnerAction] = []
+        empty = [offer.asked for offer in offers if not offer.settled.steps]
+        out += [actions.SendOffer(o.asked.round, o.settled) for o in offers if o.settled.steps]
+        for asked in empty:
+            self._asked.setdefault(asked.round.fragment, asked)
+        return [*out, *(self._offer_now() if empty else ())]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
         """Ends with the others, with what there is."""
@@ -261,7 +281,7 @@ class LearnerCore:
         self.clock = event.step
         if self._started:
             last = self._started.pop()
-            self._started.append(_StartedStep(self._report(), last.offers))
+            self._started.append(dataclasses.replace(last, clock=self.clock, held=self._held()))
             return self._offer_now()
         return [*self._say_last(), *self._offer_now()]
 
@@ -271,16 +291,16 @@ class LearnerCore:
             return [actions.Drop(self.learner, "asked before welcome")]
         if not 0 <= event.round.fragment < len(self._fragments):
             return [actions.Drop(self.learner, "asked for an unknown fragment")]
-        if not any(offer.round == event.round for step in self._started for offer in step.offers):
+        if not any(offer.asked.round == event.round for step in self._started for offer in step.offers):
             self._asked[event.round.fragment] = event
         return self._offer_now()
 
     def _offer_now(self) -> list[actions.LearnerAction]:
         copies, offers = self._offers()
         if not self._started:
-            return [*copies, *offers]
+            return [*copies, *self._send(offers)]
         last = self._started.pop()
-        self._started.append(_StartedStep(last.report, last.offers + offers))
+        self._started.append(dataclasses.replace(last, offers=last.offers + offers))
         return [*copies]
 
     def _update_arrived(self, event: events.UpdateArrived) -> list[actions.LearnerAction]:
@@ -291,27 +311,31 @@ class LearnerCore:
         old = self._fragments[event.fragment]
         if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
-        new = self._fragments[event.fragment] = FragmentWork(event.version, event.step, lineage=event.lineage)
         merged = self._merged_offer(old, event)
         rebase = self.policy.rebase and merged is not None
-        if rebase:
-            steps, tokens = old.offered[merged]  # type: ignore[index]
-            new.steps, new.tokens = old.steps - steps, old.tokens - tokens
+        base = old.offered[merged] if rebase else self._done  # type: ignore[index]
+        self._fragments[event.fragment] = HeldFragment(event.version, event.step, base, event.lineage)
         self._started = collections.deque(_without(event.fragment, step) for step in self._started)
         if event.step - self.clock > self.policy.band:
             self.clock = event.step
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, merged, rebase)
         return [apply, *self._say_last()]
 
-    def _merged_offer(self, old: FragmentWork, event: events.UpdateArrived) -> int | None:
+    def _merged_offer(self, old: HeldFragment, event: events.UpdateArrived) -> int | None:
         """The step of this process's offer that is in the update; None if there is none."""
         step = next((given.step for given in event.merged if given.learner == self.learner), None)
         return step if event.version == old.version + 1 and step in old.offered else None
 
+    def _held(self) -> tuple[tuple[int, Total], ...]:
+        return tuple((f.version, f.base) for f in self._fragments)
+
     def _report(self) -> Report:
-        counters = tuple(FragmentCounters(f.version, f.steps, f.tokens) for f in self._fragments)
+        return self._report_at(self.clock, self._held(), self._done)
+
+    def _report_at(self, clock: int, held: Sequence[tuple[int, Total]], done: Total) -> Report:
+        counters = tuple(FragmentCounters(version, *done.since(base)) for version, base in held)
         adopted = self._welcomed_as == self.incarnation
-        return Report(self.learner, self.incarnation, self.clock, counters, adopted)
+        return Report(self.learner, self.incarnation, clock, counters, adopted)
 
     def _say_last(self) -> list[actions.LearnerAction]:
         """A report without a step: an update took the clock to the last step, so no step will follow."""
@@ -330,25 +354,28 @@ class LearnerCore:
         return [
             step
             for step, fragment in zip(due, self._fragments, strict=True)
-            if fragment.steps and step > max(fragment.merged_step, self._joined_step)
+            if self._has_work(fragment) and step > max(fragment.merged_step, self._joined_step)
         ]
 
-    def _offers(self) -> tuple[list[actions.MakeOffer], tuple[actions.SendOffer, ...]]:
+    def _has_work(self, fragment: HeldFragment) -> bool:
+        return self._done.steps > fragment.base.steps
+
+    def _offers(self) -> tuple[list[actions.MakeOffer], tuple[_Offer, ...]]:
         """What was asked for and is due now, with the copies for it; forgets what can no longer come."""
         copies, offers = [], []
         for p, asked in list(self._asked.items()):
             f = self._fragments[p]
             if f.version > asked.version:
                 del self._asked[p]
-            elif f.version == asked.version and f.steps and self.clock >= asked.clock:
+            elif f.version == asked.version and self._has_work(f) and self.clock >= asked.clock:
                 del self._asked[p]
                 contribution = self._contribution(p)
                 if self.clock not in f.offered:  # else it is asked for a second time, as when it was lost
-                    f.offered[self.clock] = (f.steps, f.tokens)
+                    f.offered[self.clock] = self._done
                     if len(f.offered) > KEPT_OFFERS:
                         self._forget(p, next(iter(f.offered)))
                     copies.append(actions.MakeOffer(contribution))
-                offers.append(actions.SendOffer(asked.round, contribution))
+                offers.append(_Offer(asked, contribution, f.base, self._done))
         return copies, tuple(offers)
 
     def _forget(self, fragment: int, step: int) -> None:
@@ -361,14 +388,13 @@ class LearnerCore:
 
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
-        return Contribution(
-            self.learner, self.incarnation, p, f.version, self.clock, f.steps, f.tokens, f.lineage
-        )
+        work = self._done.since(f.base)
+        return Contribution(self.learner, self.incarnation, p, f.version, self.clock, *work, f.lineage)
 
 
 def _without(
-    fragment: int, step: _StartedStep, which: Callable[[actions.SendOffer], bool] = lambda offer: True
+    fragment: int, step: _StartedStep, which: Callable[[_Offer], bool] = lambda offer: True
 ) -> _StartedStep:
     """The step without these offers of a fragment, which are worth nothing now."""
-    kept = tuple(o for o in step.offers if o.round.fragment != fragment or not which(o))
+    kept = tuple(o for o in step.offers if o.asked.round.fragment != fragment or not which(o))
     return step if len(kept) == len(step.offers) else dataclasses.replace(step, offers=kept)

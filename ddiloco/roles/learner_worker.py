@@ -87,7 +87,7 @@ class LearnerWorker:
         """
         self.core = core
         self.inbox = Inbox()
-        self.tokens = 0  # trained on so far; written by this thread alone
+        self.tokens = 0  # trained on so far, steps under way too; written by this thread alone
         self.failure: str | None = None
         self.joining = threading.Event()  # set once the syncer knows that the learner joins or resumes
         self._equipment = equipment
@@ -182,6 +182,8 @@ class LearnerWorker:
             self._wait()
         elif self.core.done or self.core.blocked:
             self._finish_steps(leave=0)
+            if not (self.core.done or self.core.blocked):  # all that it waited with was skipped
+                return
             self._enter(State.FINISHED if self.core.done else State.WAITING_FOR_PEERS)
             self._wait()
         else:
@@ -229,8 +231,10 @@ class LearnerWorker:
             if step.position is not None:
                 self._finished(step.position)
             metrics = {**step.metrics, **self._meter.finished(step.data_wait)}
-            self._record(records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, metrics))
-            self._handle(events.StepFinished())
+            done = records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, metrics)
+            self.tokens += done.tokens - step.tokens  # without those of a skipped step
+            self._record(done)
+            self._handle(events.StepFinished(done.skipped))
         return len(self._in_flight) < before
 
     def _patiently(self, call: Callable[[], Result]) -> Result:

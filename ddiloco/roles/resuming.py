@@ -20,8 +20,8 @@ from ddiloco.disk.tape.header import ResumedWith
 from ddiloco.outer.blocks import Blocks, Cut
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
-from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.work import FragmentWork
 from ddiloco.roles.exchange import InnerState, Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.snapshots.recording import fragments_from_json

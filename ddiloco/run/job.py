@@ -30,6 +30,7 @@ from ddiloco.observe.monitor import Monitor, RunInfo
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.profile import StepProfile
 from ddiloco.observe.records import Alarm
+from ddiloco.observe.skips import SkipWatch
 from ddiloco.observe.trimming import OF_RUNS, next_previous
 from ddiloco.observe.writers import check_writers
 from ddiloco.outer.encoding import traffic
@@ -70,6 +71,7 @@ def run_job(
     claim: Callable[[], None] = lambda: None,
     profile: StepProfile | None = None,
     visitors: Visitors = NOBODY,
+    fail: Callable[[str], None] = lambda why: None,
 ) -> Result:
     """Runs an experiment; setting `stop` ends it early, with everything saved.
 
@@ -84,6 +86,7 @@ def run_job(
       claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
       profile: takes a trace of some steps.
       visitors: who may look at its page from other machines.
+      fail: makes durable that the run has failed for good, and why, before it ends.
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
@@ -117,7 +120,7 @@ def run_job(
         claim()
         going_on = resume is not False and _has_begun(workdir, resume)
         with _page(experiment, workdir, visitors):
-            return _run_owned(experiment, assembly, workdir, stop, runner, going_on, profile)
+            return _run_owned(experiment, assembly, workdir, stop, runner, going_on, profile, fail)
 
 
 def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Experiment:
@@ -181,6 +184,7 @@ def _run_owned(
     runner: Runner | None,
     resume: bool,
     profile: StepProfile | None = None,
+    fail: Callable[[str], None] = lambda why: None,
 ) -> Result:
     """Runs an experiment that was checked, in a workdir that nobody else has."""
     snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
@@ -189,9 +193,10 @@ def _run_owned(
     if resume:
         _check_settings(workdir, experiment)
     _write_settings(workdir, experiment, resume or snapshot is not None)
+    info = _run_info(experiment, assembly)
     monitor = Monitor(
         workdir,
-        _run_info(experiment, assembly),
+        info,
         log_every=experiment.log.every,
         writers=experiment.log.writers,
         clock=None if experiment.driver == "virtual" else time.time,
@@ -205,17 +210,25 @@ def _run_owned(
     begun = time.monotonic()
     sample = None
     record = monitor.queue.put if profile is None else profile.watching(monitor.queue.put)
+
+    def end(why: str) -> None:
+        with contextlib.suppress(OSError):  # of a full disk; this process ends all the same
+            fail(why)
+        stop.set()
+
+    skips = SkipWatch(info, experiment.sync.interval, end)
+    record = skips.watching(record)
     try:
         if runner is not None:
             outcome = runner(assembly, record, stop, snapshot)
         else:
             outcome = _run(experiment, assembly, record, stop, workdir, snapshot)
         extra |= {
-            "interrupted": stop.is_set() and not outcome.finished,
+            "interrupted": stop.is_set() and not outcome.finished and skips.failure is None,
             "driver": experiment.driver,
             "real_seconds": time.monotonic() - begun,
         }
-        failure = outcome.failure
+        failure = outcome.failure or skips.failure
         if assembly is None:
             extra["finished"] = outcome.finished
         else:

@@ -33,8 +33,10 @@ class Loop:
 
     Attributes:
       init: `() -> state`, the same at every call.
-      step: `(state, batch) -> (state, metrics)`; the metrics are scalars by name, among them "loss". It may
-        donate its state. It is called once on a state that is thrown away, to be compiled and checked.
+      step: `(state, batch) -> (state, metrics)`; the metrics are scalars by name, among them "loss", and
+        "skipped", 1 or 0, if it leaves the state as it was where a gradient is not finite: such a step is no
+        work. It may donate its state. It is called once on a state that is thrown away, to be compiled and
+        checked.
       batches: `() -> iterator` of endless batches from their beginning. If the iterator has `get_state` and
         `set_state` (of JSON values), a learner that comes back goes on with them; else it draws and drops the
         batches that it has had.

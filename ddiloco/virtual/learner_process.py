@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.observe.scalars import was_skipped
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.virtual.calendar import Calendar
@@ -208,8 +209,10 @@ class VirtualLearner:
         if self._step is not step or step.ends_at != self._calendar.now:
             return  # it was put off, or lost with the process
         self._step = None
-        self._observer.stepped(self.number, step.clock, step.tokens, step.metrics, self._calendar.now)
-        self._handle(events.StepFinished())
+        skipped = was_skipped(step.metrics)
+        tokens = 0 if skipped else step.tokens
+        self._observer.stepped(self.number, step.clock, tokens, step.metrics, self._calendar.now)
+        self._handle(events.StepFinished(skipped))
         self._go_on()
 
     def _beat(self) -> None:

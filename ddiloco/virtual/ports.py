@@ -64,7 +64,7 @@ class Observer:
         """The core of a `VirtualLearner` took an event and answered with these actions."""
 
     def stepped(self, learner: int, clock: int, tokens: int, metrics: Mapping[str, Any], now: float) -> None:
-        """A learner has finished an inner step."""
+        """A learner has finished an inner step; one that was skipped has no tokens."""
 
     def entered(self, learner: int, state: State, chips: int, now: float) -> None:
         """A learner is in another state, or has another number of chips at work."""
@@ -88,13 +88,13 @@ class Observer:
 class CountingLearner(LearnerArrays):
     """A learner without arrays."""
 
-    def __init__(self, tokens: Callable[[], int]) -> None:
-        """`tokens`: of the next step."""
-        self._tokens = tokens
+    def __init__(self, tokens: Callable[[], int], skips: Callable[[], bool] = lambda: False) -> None:
+        """`tokens`: of the next step; `skips`: whether it will be skipped."""
+        self._tokens, self._skips = tokens, skips
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
-        """The tokens, and no metrics."""
-        return self._tokens(), {}
+        """The tokens, and in the metrics only whether the step is skipped."""
+        return self._tokens(), {"skipped": 1} if self._skips() else {}
 
 
 class CountingSyncer(SyncerArrays):

@@ -123,7 +123,9 @@ def tell(result, workdir: pathlib.Path, received: Sequence[int]) -> int:
         print(f"\nsample: {result.sample.rstrip()}\n")
     loss, goodput, uptime = (s.get(name) for name in ("eval_loss", "goodput", "uptime"))
     shares = f"goodput {goodput or 0:.1%}, uptime {uptime or 0:.1%}"
-    if loss is None:
+    if loss is None and s.get("eval_history"):  # JSON has no NaN
+        shares = f"held-out loss is not finite, {shares}"
+    elif loss is None:
         virtual = "virtual " if s.get("driver") == "virtual" else ""
         shares = f"{s.get('step')} steps in {s.get('wall_seconds') or 0:.0f} {virtual}s, {shares}"
     else:

@@ -104,6 +104,7 @@ class _Process:
     health: Health = dataclasses.field(default_factory=Health)
 
     def syncer(self, finish: bool) -> int:
+        from ddiloco.disk import standing_orders
         from ddiloco.disk.durable import FOLDER, DurableStateError
         from ddiloco.disk.run_mark import RunMarkError
         from ddiloco.page.visitors import Visitors, check_page
@@ -138,7 +139,14 @@ class _Process:
         )
         try:
             result = run_job(
-                experiment, workdir, self.stop, runner, resume, claim=listening.claim, visitors=visitors
+                experiment,
+                workdir,
+                self.stop,
+                runner,
+                resume,
+                claim=listening.claim,
+                visitors=visitors,
+                fail=functools.partial(standing_orders.fail, workdir / FOLDER),
             )
         except (DurableStateError, RunMarkError) as error:
             print(f"error: {error}", file=sys.stderr)
@@ -295,9 +303,9 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     if is_over(workdir, steps):
         return f"the run in {workdir} is over"
     with contextlib.suppress(RunMarkError):  # who goes on with the run is told
-        if standing_orders.load(workdir / FOLDER).stopped:
+        if (over := standing_orders.load(workdir / FOLDER).over) is not None:
             told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{standing_orders.NAME}"
-            return f"the run in {workdir} was stopped by its operator: {told}"
+            return f"the run in {workdir} {over}: {told}"
     return None
 
 

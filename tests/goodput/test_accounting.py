@@ -258,3 +258,29 @@ def test_shares_of_real_times_add_up_to_one_and_stay_between_nothing_and_all(run
         assert all(0.0 <= share <= 1.0 for share in lost.values())
         assert lines.goodput(asked) + sum(lost.values()) == pytest.approx(1.0, abs=1e-12)
         assert lines.blocked_seconds(asked) >= 0.0
+
+
+def test_the_time_of_a_skipped_step_is_lost_from_the_end_of_the_step_before():
+    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0)], {0: 4, 1: 4})
+    lines.step_ended(0, 10.0, skipped=False)
+    lines.step_ended(0, 15.0, skipped=True)
+    lines.step_ended(1, 20.0, skipped=False)
+    assert figures(lines, 20.0) == ((0.0, 20.0), 0.875, shares(skipping=0.125), 1.0, 0.0)
+
+
+def test_so_is_all_of_a_step_that_was_interrupted_and_no_more():
+    lines = timelines([(0, STEPPING, 0.0)])
+    lines.step_ended(0, 2.0, skipped=False)
+    for state, time in ((WAITING, 5.0), (STEPPING, 6.0)):
+        lines.enter(0, state, time)
+    lines.step_ended(0, 8.0, skipped=True)
+    lines.enter(0, FINISHED, 10.0)
+    lost = shares(skipping=0.5, waiting_for_peers=0.1)
+    assert figures(lines, 50.0) == ((0.0, 10.0), pytest.approx(0.4), lost, pytest.approx(0.9), 1.0)
+
+
+def test_a_step_of_a_job_is_one_of_all_its_chips_that_step():
+    lines = timelines([(0, STEPPING, 0.0), (1, STEPPING, 0.0), (2, STANDBY, 0.0)])
+    lines.job_step_ended(10.0, skipped=True)
+    assert lines.goodput(10.0) == 0.0
+    assert lines.lost(10.0) == pytest.approx(shares(skipping=2 / 3, standby=1 / 3))

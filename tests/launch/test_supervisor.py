@@ -132,6 +132,12 @@ def test_a_syncer_that_ends_with_an_error_is_started_again_up_to_the_limit(run):
     assert it.told[-1] == "the process of syncer ended with exit code 1 and is given up"
 
 
+def test_a_syncer_whose_run_has_failed_for_good_is_not_started_again(run):
+    it = run("sys.exit(1)", STANDS, has_failed=lambda: True)
+    assert it.end() == 1
+    assert len(it.starts("syncer")) == 1 and it.told == []
+
+
 @pytest.mark.parametrize("gets_on", [True, False])
 def test_failures_are_forgotten_only_where_the_run_gets_on_between_them(gets_on, run, monkeypatch):
     monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)

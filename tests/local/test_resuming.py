@@ -12,7 +12,7 @@ from ddiloco.disk.snapshots.parts import is_syncers
 from ddiloco.disk.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.observe import records
 from ddiloco.outer.blocks import Cut
-from ddiloco.protocol.learner import FragmentWork
+from ddiloco.protocol.work import FragmentWork
 from ddiloco.roles import learner_worker as learner_module
 from ddiloco.roles import resuming
 from ddiloco.roles.learner_arrays import TrainingArrays

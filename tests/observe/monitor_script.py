@@ -23,7 +23,7 @@ def put(monitor, *records):
 
 def scripted():
     """Two learners of 4 chips; 1 dies at half-time, 0 goes on to the end. Seconds 5 to 20."""
-    first = {"contributions": [[0, 1, 0, 2, 2, 200], [1, 1, 0, 2, 2, 100]]}
+    first = {"contributions": [[0, 1, 0, 2, 2, 200], [1, 1, 0, 2, 1, 50]]}
     second = {"contributions": [[0, 1, 0, 4, 4, 400]]}
     graces = {"quorum": 2, "grace_seconds": 0.5}, {"quorum": 1, "grace_seconds": 1.5}
     values = {"tokens": 1, "learners": (0, 1), "live": 2, "quorum_seconds": 0.1, "sync_seconds": 0.1}
@@ -62,8 +62,8 @@ SUMMARY = {
     "step": 4,
     "inner_steps": {"0": 4, "1": 2},
     "skipped_steps": 1,
-    "tokens": {"0": 400, "1": 100},
-    "tokens_per_second": 50.0,
+    "tokens": {"0": 400, "1": 50},  # without those of the skipped step
+    "tokens_per_second": 45.0,
     "started": 5.0,
     "wall_seconds": 15.0,
     "mfu": 0.25,
@@ -89,12 +89,12 @@ SUMMARY = {
     "mean_quorum": 1.5,
     "min_quorum": 1,
     "max_quorum": 2,
-    "merged_share": 700 / 1500,
-    "merged_shares": {"0": 600 / 1200, "1": 100 / 300},
+    "merged_share": 650 / 1350,
+    "merged_shares": {"0": 600 / 1200, "1": 50 / 150},
     "mean_grace_seconds": 1.0,
-    "goodput": 0.75,
+    "goodput": 0.625,
     "uptime": 1.0,
-    "lost": {cause.value: 0.25 if cause is State.FAILED else 0.0 for cause in CAUSES},
+    "lost": {**{cause.value: 0.0 for cause in CAUSES}, "failed": 0.25, "skipping": 0.125},
     "learner_blocked_seconds": 0.0,
     "bytes_sent": 11,
     "bytes_received": 22,

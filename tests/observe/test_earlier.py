@@ -131,7 +131,7 @@ def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path)
     skipped = StepDone(0, 4, 105.0, 10, {"loss": math.nan, "skipped": 1})
     monitor(tmp_path, *FIRST, skipped)
     told = monitor(tmp_path, resume=True)
-    assert (told["train_loss"], told["skipped_steps"]) == (1.0, 1)
+    assert (told["train_loss"], told["skipped_steps"], told["tokens"]["0"]) == (1.0, 1, 30)
     assert told["inner_steps"] == {"0": 4, "1": 2}
 
 

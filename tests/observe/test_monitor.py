@@ -31,12 +31,12 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     assert json.loads((workdir / "summary.json").read_text()) == SUMMARY
     assert steps_of(workdir, 1) == [
         {"time": 12.5, "step": 1, "tokens": 50, "loss": 5.0},
-        {"time": 15.0, "step": 2, "tokens": 50, "loss": None, "skipped": 1},
+        {"time": 15.0, "step": 2, "tokens": 0, "loss": None, "skipped": 1},
     ]
     assert (workdir / "learners/1/traceback.txt").read_text() == f"died at 15.0\n{TRACEBACK}\n"
     written = scalars(workdir / "metrics" / "global")
     assert written["eval/loss"] == [(0, 6.0), (4, 1.25)]
-    assert written["run/goodput"] == [(4, 0.75)]
+    assert written["run/goodput"] == [(4, 0.625)]
     assert written["run/mfu"] == [(4, 0.25)]
     events = lines(workdir / "events.jsonl")
     assert [(line["event"], line["time"]) for line in events] == [("died", 15.0), ("alarm", 19.0)]
@@ -166,7 +166,11 @@ def test_nan_becomes_null_and_one_alarm_for_each_learner(make, tmp_path, capsys)
     summary = monitor.stop()
     assert summary["train_loss"] is None and summary["eval_loss"] is None
     assert summary["eval_history"] == [{"step": 3, "tokens": 30, "seconds": 3.0, "loss": None}]
-    alarms = ["learner 0: the loss is nan at step 1", "learner 1: the loss is inf at step 1"]
+    alarms = [
+        "learner 0: the loss is nan at step 1",
+        "learner 1: the loss is inf at step 1",
+        "held-out loss is nan from step 3 on: the global model is spoilt, or its data are",
+    ]
     assert summary["alarms"] == alarms
     assert capsys.readouterr().err == "".join(f"ddiloco: {alarm}\n" for alarm in alarms)
     text = (tmp_path / "run/summary.json").read_text()

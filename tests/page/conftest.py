@@ -29,6 +29,7 @@ RUNS = {
 }
 OTHERS = {
     "nan": planted.with_arrays,
+    "overflow": functools.partial(planted.with_arrays, arrays=planted.Overflowing),
     "inflated": functools.partial(planted.with_arrays, arrays=planted.Inflated),
     "slow_disk": planted.with_slow_disk,
     "hang": planted.with_hang,

@@ -123,6 +123,17 @@ class Inflated(Spoilt):
     factor = 1.1
 
 
+class Overflowing(TrainingArrays):
+    """A learner whose every third step is skipped."""
+
+    def step(self, clock):
+        before = self._equipment.program.copy(self._state)
+        tokens, metrics = super().step(clock)
+        if clock % 3 == 2:
+            self._state, metrics = before, {**metrics, "skipped": jax.numpy.int32(1)}
+        return tokens, metrics
+
+
 def with_arrays(
     workdir: pathlib.Path,
     data_dir: str,

@@ -22,6 +22,7 @@ PLANTED = {
     "everybody_waits": [("slow", 3), ("waiting", None)],
     "one_job_waits": [("waiting", None)],
     "nan": [("not_finite", 1)],
+    "overflow": [("skips_steps", 1)],
     "slow_disk": [("waits_for_data", 2)],
     "hang": [("hung", 2)],
     "missing_host": [("host_missing", 2)],
@@ -85,6 +86,14 @@ def test_those_who_wait_hear_which_algorithm_has_it_so(view_of, name, algorithm)
     assert said.why.startswith(f"With algorithm {algorithm} they wait")
 
 
+def test_where_all_skip_steps_one_word_is_for_all(view_of):
+    view = changed(view_of("steady"), skipped_share=[0.5, 0.2, 0.9, 0.3])
+    [said] = advice(view)
+    assert said.learner is None and said.what.startswith("All learners skip steps")
+    view = changed(view_of("steady"), skipped_share=[0.5, 0.1, 0.0, 0.3])
+    assert [one.learner for one in advice(view)] == [0, 3]
+
+
 def test_trouble_comes_before_what_could_be_better(view_of):
     view = changed(view_of("third_speed"), starts=[1, 9, 1, 1], quarantined=[True, False, False, False])
     assert [one.trouble for one in advice(view)] == [True, False, False]
@@ -100,5 +109,7 @@ def test_every_setting_that_advice_names_exists(data_dir):
 
 def test_alarms_have_remedies():
     assert "learning rate" in remedy("learner 3: the loss is nan at step 8")
+    assert "learning_rate" in remedy("learner 3: skips steps, from step 8 on 3 of 24, as it is not finite")
+    assert "rollback" in remedy("held-out loss is nan from step 8 on: the global model is spoilt")
     assert "snapshot.timeout" in remedy("snapshots: not all parts came within snapshot.timeout (learner 1)")
     assert remedy("something that nobody foresaw") is None

@@ -7,11 +7,12 @@ import pytest
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.protocol.work import FragmentWork
 
 POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=4)
 HELD = [FragmentWork(3, 12, 2, 20), FragmentWork(2, 10, 4, 40, lineage=9, offered={12: (2, 20)})]

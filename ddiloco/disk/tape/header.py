@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.config import build
-from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.parts import fragments_of
 from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.work import FragmentWork
 
 
 @dataclasses.dataclass(frozen=True)

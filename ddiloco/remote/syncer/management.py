@@ -50,7 +50,7 @@ class Management:
         self._keeping = threading.Lock()  # while it is written; who is drained must not wait for a disk
         self._folder = folder
         self._orders = StandingOrders() if folder is None else standing_orders.load(folder)
-        if kept := self._keep(lambda orders: orders._replace(stopped=False)):
+        if kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None)):
             tell(f"the run goes on that was stopped{kept}")
         self._sessions: Callable[[], Sequence[Session]] = tuple
         self._end: Callable[[Session, str], None] = lambda session, reason: None

@@ -8,8 +8,9 @@ from typing import Any
 
 from ddiloco.disk.snapshots.parts import PartFiles, PartWriter, SnapshotPart, learner_part
 from ddiloco.observe.records import reason
-from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.snapshot import Epoch
+from ddiloco.protocol.work import FragmentWork
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 
 

@@ -68,6 +68,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
     since = h.process
     offers: dict[int, dict[int, OfferId]] = {}  # by fragment and step, since the fragment's last update
+    places: dict[OfferId, int] = {}  # of offers among the works
     for i, (now, content) in enumerate((e.now, e.content) for e in tape.entries):
         decided: Sequence[Any] = ()
         clock = core.clock
@@ -95,7 +96,11 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                         case actions.MakeOffer(contribution=c):
                             offer = OfferId(h.learner, h.process, since, c.fragment, c.step, c.version)
                             offers.setdefault(c.fragment, {})[c.step] = offer
+                            places[offer] = len(works)
                             works.append(Offer(i, offer, c))
+                        case actions.SendOffer(contribution=c):  # now it is known what was skipped
+                            place = places[offers[c.fragment][c.step]]
+                            works[place] = dataclasses.replace(works[place], contribution=c)
                         case actions.ApplyUpdate():
                             p = action.fragment
                             merged = offers.pop(p, {}).get(action.merged)

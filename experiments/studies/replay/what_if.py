@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import FragmentWork, LearnerCore
+from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.protocol.work import FragmentWork
 from ddiloco.virtual.calendar import Alarm, Calendar
 from experiments.front import cli
 from experiments.front.tables import markdown

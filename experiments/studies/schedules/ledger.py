@@ -6,7 +6,7 @@ import collections
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
 
 class Violation(AssertionError):
@@ -28,7 +28,7 @@ class ProcessLedger:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._tokens = [0]  # of all steps up to each
+        self._tokens, self._work = [0], [0]  # of all steps up to each: tokens and steps that were not skipped
         self._applied: list[dict[int, int]] = []  # by fragment: version -> steps when it was applied
         self._held: list[int] = []
         self._spans: dict[tuple[int, int, int], tuple[int, int]] = {}  # fragment, version, clock: first, last
@@ -50,9 +50,12 @@ class ProcessLedger:
             case events.StepStarted():
                 self.steps += 1
                 self._tokens.append(self._tokens[-1] + event.tokens)
+                self._work.append(self._work[-1] + 1)
                 self._in_flight.append(self.steps)
             case events.StepFinished():
                 done = self._in_flight.popleft()
+                if event.skipped:
+                    self._skipped(done)
                 self._finished = max(self._finished, done)
             case events.Heartbeat() if self._in_flight:  # the last report once more
                 done = self._finished
@@ -74,6 +77,8 @@ class ProcessLedger:
                     self._applied[p][version] = first
                 case actions.MakeOffer(contribution=c):
                     self._offered(core, c)
+                case actions.SendOffer(contribution=c):
+                    self._sent(c)
                 case actions.TellSyncer(events.StepReported(report)):
                     self._check_report(core, report, done)
         self._check_clock(core, event)
@@ -88,8 +93,7 @@ class ProcessLedger:
         key = (c.fragment, c.version, c.step, c.tokens)
         require(key in self._made, "what is merged was offered by the learner, with its tokens", c)
         first, last, _ = self._made[key]
-        require(last - first == c.steps, "a contribution's steps are those taken", c)
-        self._check_tokens(first, last, c.tokens, c)
+        self._check_work(first, last, c, c, "a contribution's steps are those taken")
         return first, last
 
     def lineage(self, c: Contribution) -> int:
@@ -99,12 +103,26 @@ class ProcessLedger:
     def _offered(self, core: LearnerCore, c: Contribution) -> None:
         first = self._applied[c.fragment][self._held[c.fragment]]
         require(c.version == self._held[c.fragment], "an offer is anchored on the version held", c)
-        require(c.steps == self.steps - first > 0, "an offer's steps are those since its version", c)
+        require(c.steps > 0, "an offer holds work", c)
         require(c.step == core.clock, "an offer bears the learner's clock", c)
-        self._check_tokens(first, self.steps, c.tokens, c)
+        # By what is known so far.
+        self._check_work(first, self.steps, c, c, "an offer's steps are those since its version")
         self._spans[c.fragment, c.version, c.step] = (first, self.steps)
-        made = (first, self.steps, self._lineages[c.fragment])
-        self._made[c.fragment, c.version, c.step, c.tokens] = made
+
+    def _sent(self, c: Contribution) -> None:
+        """Its steps are complete, so that it is known which of them were skipped."""
+        first, last = self._spans[c.fragment, c.version, c.step]
+        require(c.steps > 0, "an offer holds work", c)
+        require(last not in self._in_flight, "an offer is sent after its last step", c)
+        self._check_work(first, last, c, c, "an offer's steps are those since its version")
+        self._made[c.fragment, c.version, c.step, c.tokens] = (first, last, self._lineages[c.fragment])
+
+    def _skipped(self, step: int) -> None:
+        """It changed nothing: it counts for nothing."""
+        tokens = self._tokens[step] - self._tokens[step - 1]
+        for later in range(step, self.steps + 1):
+            self._tokens[later] -= tokens
+            self._work[later] -= 1
 
     def _check_clock(self, core: LearnerCore, event: events.LearnerEvent) -> None:
         """A clock counts steps taken, and is set forward only to what others have come to."""
@@ -129,11 +147,16 @@ class ProcessLedger:
         for p, counters in enumerate(report.counters):
             applied = self._applied[p].get(counters.version)
             require(applied is not None, "a report names versions that were applied", report)
-            last = applied + counters.steps
-            require(last == done, "a report counts the steps since each fragment's version", report)
-            self._check_tokens(applied, last, counters.tokens, report)
+            claim = "a report counts the steps since each fragment's version"
+            self._check_work(applied, done, counters, report, claim)
 
-    def _check_tokens(self, first: int, last: int, tokens: int, where: object) -> None:
-        taken = self._tokens[last] - self._tokens[first]
-        if tokens != taken:  # no `require`: its message would be formatted every time
-            raise Violation(f"tokens are those of the steps counted, {taken}: {where}")
+    def _check_work(
+        self, first: int, last: int, counted: Contribution | FragmentCounters, where: object, claim: str
+    ) -> None:
+        """Holds the counters to the steps after the first up to the last, without those that were skipped."""
+        steps, tokens = self._work[last] - self._work[first], self._tokens[last] - self._tokens[first]
+        # No `require`: its message would be formatted every time.
+        if counted.steps != steps:
+            raise Violation(f"{claim}, without those skipped, {steps}: {where}")
+        if counted.tokens != tokens:
+            raise Violation(f"tokens are those of the steps counted, {tokens}: {where}")

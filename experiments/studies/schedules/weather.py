@@ -29,6 +29,7 @@ class Weather:
     duplicates: float = 0.0  # share of messages that come twice
     unsound: float = 0.0  # share of offers that prove unsound
     refused: float = 0.0  # share of offers that are left out of their merge
+    skipped: float = 0.0  # share of steps that change nothing
     speed_spread: float = 0.3  # learners' mean step times are 1 + U(0, spread)
     jitter: float = 0.1  # a step takes up to this share longer than the mean
     merge_time: float = 0.1  # mean, exponential
@@ -83,7 +84,7 @@ class WeatheredFleet(Fleet):
             policy,
             total_steps,
             places,
-            lambda learner: CountingLearner(lambda: rng.randint(1, 100)),
+            lambda learner: CountingLearner(lambda: rng.randint(1, 100), self._skips),
             self._doubtful,
             merge_time=lambda: rng.expovariate(1 / weather.merge_time),
             observer=observer,
@@ -116,6 +117,9 @@ class WeatheredFleet(Fleet):
             for link in (place.up, place.down):
                 link.cut = False
                 link.quality = dataclasses.replace(link.quality, loss=0.0, duplicates=0.0)
+
+    def _skips(self) -> bool:
+        return bool(self.weather.skipped) and self._rng.random() < self.weather.skipped
 
     def _place(self) -> Place:
         weather, rng = self.weather, self._rng

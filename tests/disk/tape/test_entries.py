@@ -23,10 +23,10 @@ from ddiloco.disk.tape.entries import (
     record_of,
 )
 from ddiloco.protocol import events, news
-from ddiloco.protocol.learner import FragmentWork
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
 from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.work import FragmentWork
 
 number = st.integers(0, 2**53)
 small = st.integers(0, 40)

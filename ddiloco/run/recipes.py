@@ -126,6 +126,13 @@ class ModelRecipe(Recipe):
         if (weights := self._initial_weights()) is not None:
             weights.check()
 
+    def warnings(self) -> Sequence[str]:
+        """Those of the task; () where only the learners' processes have its files."""
+        try:
+            return self._task.warnings()
+        except ConfigError:
+            return ()
+
     def check_scoring(self) -> None:
         """Opens the held-out data."""
         _ = self._held_out

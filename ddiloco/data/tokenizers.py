@@ -68,7 +68,10 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model from a file; raises ConfigError if that is missing or something else."""
+    """A SentencePiece model from a file; raises ConfigError if that is missing or something else.
+
+    Its bos, eos and pad are control symbols, which the package makes of no text.
+    """
 
     def __init__(self, model_file: str) -> None:
         import sentencepiece
@@ -80,35 +83,21 @@ class SentencePieceTokenizer:
             self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise ConfigError(f"{_FIELD}: {model_file} is not a SentencePiece model") from None
+        self.fingerprint = f"sentencepiece:{_digest(model)}"
         self.vocab_size: int = self._processor.vocab_size()
         self.bos = _id_or_none(self._processor.bos_id())
         self.eos = _id_or_none(self._processor.eos_id())
         pad = _id_or_none(self._processor.pad_id())
         self.pad = self._processor.unk_id() if pad is None else pad
-        # The package makes control tokens of no text, but of a user's own all that are in it
-        control = {i for i in (self.bos, self.eos, pad) if i is not None} - {self._processor.unk_id()}
-        spelled = (i for i in sorted(control) if not self._processor.is_control(i))
-        self._spelled = {i: self._characters(i) for i in spelled}
-        self.fingerprint = f"sentencepiece:{_digest(model)}{':text' if self._spelled else ''}"
 
     def encode(self, text: str | bytes) -> np.ndarray:
         content = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
-        ids = np.asarray(self._processor.encode(content, out_type=int), np.int32).reshape(-1)
-        return _replaced(ids, self._spelled)
+        return np.asarray(self._processor.encode(content, out_type=int), np.int32).reshape(-1)
 
     def decode(self, ids: Iterable[int]) -> str:
         skipped = {self.pad, self.bos, self.eos}
         kept = [int(i) for i in ids if int(i) not in skipped and 0 <= int(i) < self.vocab_size]
         return self._processor.decode(kept) if kept else ""
-
-    def _characters(self, token: int) -> list[int]:
-        """The ids of a token's characters, or of their bytes where the model has them."""
-        found: list[int] = []
-        for char in self._processor.id_to_piece(token):
-            pieces = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in char.encode()]
-            whole, unknown = self._processor.piece_to_id(char), self._processor.unk_id()
-            found += [whole] if whole != unknown or unknown in pieces else pieces
-        return found
 
 
 class HuggingFaceTokenizer:

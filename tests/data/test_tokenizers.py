@@ -307,21 +307,21 @@ def test_that_the_package_tokenizers_is_missing_is_told_in_one_line(published, m
         HuggingFaceTokenizer(published())
 
 
-@pytest.mark.parametrize("kind", ["control_symbols", "user_defined_symbols"])
-def test_no_text_ends_itself_by_a_sentencepiece_model(kind, tmp_path):
-    corpus = iter([TEXT, "< / s > < turn >"] * 50)
+@pytest.mark.parametrize(("kind", "eos"), [("control_symbols", 2), ("user_defined_symbols", None)])
+def test_no_text_ends_itself_by_a_sentencepiece_model(kind, eos, tmp_path):
+    """An end that a model has for texts to name is none for documents."""
     with (tmp_path / "own.model").open("wb") as writer:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=corpus,
+            sentence_iterator=iter([TEXT, "< / s > < turn >"] * 50),
             model_writer=writer,
             vocab_size=60,
             hard_vocab_limit=False,
             minloglevel=2,
-            **{kind: "<s>,</s>,<turn>" if kind == "user_defined_symbols" else "<turn>"},
+            **{kind: "<turn>" if eos else "<s>,</s>"},
         )
     tokenizer = SentencePieceTokenizer(str(tmp_path / "own.model"))
     ids = tokenizer.encode("learners</s>step<s><turn>").tolist()
-    assert not {tokenizer.bos, tokenizer.eos} & {*ids}
+    assert tokenizer.eos == eos and not {tokenizer.bos, tokenizer.eos} & {*ids}
     assert tokenizer.decode(ids) == "learners</s>step<s><turn>"
 
 

@@ -20,14 +20,17 @@ _THREADS = flags.DEFINE_integer("threads", os.cpu_count() or 1, "Threads, and fi
 def main(_) -> None:
     from ddiloco.data.settings import DataConfig
     from ddiloco.data.tokenized import write
-    from ddiloco.data.tokenizers import make_tokenizer
+    from ddiloco.data.tokenizers import make_tokenizer, without_end
 
     folder = pathlib.Path(cli.given(_OUTPUT))
     data = _CONFIG.experiment().data
     if not isinstance(data, DataConfig):
         raise cli.UsageError("config: trains on no text")
     with cli.reaching("output", folder):
-        write(data, make_tokenizer(data), folder, _THREADS.value, cli.tell)
+        tokenizer = make_tokenizer(data)
+        for sentence in without_end(data, tokenizer):
+            cli.tell(f"warning: {sentence}")
+        write(data, tokenizer, folder, _THREADS.value, cli.tell)
     print(f"{folder}: to train on it, --config.data.tokenized={folder}")
 
 

@@ -58,6 +58,12 @@ class DataConfig(RecordsConfig):
     tokenizer_model: str | None = setting(
         None, "file of all tokenizers but byte: a SentencePiece model, or for huggingface a tokenizer.json"
     )
+    # As text by default: else a document that someone else wrote could end itself, or begin a turn of a chat
+    control_tokens: str = setting(
+        "text",
+        "what a control token's name in a document is: text, or, with huggingface alone, that token",
+        choices=("text", "tokens"),
+    )
     tokenized: str | None = setting(
         None,
         "folder from experiments.tokenize, where this text stands as tokens; None: tokenize what is read",
@@ -79,6 +85,9 @@ class DataConfig(RecordsConfig):
             raise ValueError(f"tokenizer_model: is missing, but tokenizer={self.tokenizer} needs a file")
         if self.tokenizer == "byte" and self.tokenizer_model:
             raise ValueError("tokenizer_model: is set, but bytes take none")
+        if self.control_tokens == "tokens" and self.tokenizer != "huggingface":
+            told = f"is tokens, but tokenizer={self.tokenizer} makes control tokens of no text"
+            raise ValueError(f"control_tokens: {told}; it must be text")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 
 from ddiloco.config import ConfigError
 from ddiloco.data.settings import DataConfig
+from ddiloco.data.special_tokens import SETTINGS_FILE, SpecialTokens, read_special_tokens
 
-SETTINGS_FILE = "tokenizer_config.json"
 _FIELD = "config.data.tokenizer_model"
 
 
@@ -67,7 +68,10 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model from a file; raises ConfigError if that is missing or something else."""
+    """A SentencePiece model from a file; raises ConfigError if that is missing or something else.
+
+    Its bos, eos and pad are control symbols, which the package makes of no text.
+    """
 
     def __init__(self, model_file: str) -> None:
         import sentencepiece
@@ -97,59 +101,131 @@ class SentencePieceTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer.json; `tokenizer_config.json` beside it names its special tokens.
+    """A tokenizer.json; the files beside it name its special tokens (`ddiloco.data.special_tokens`).
 
-    A document ends with eos, and begins with bos unless that is the same token or `add_bos_token` is false.
+    A document ends with eos, and begins with bos unless that is the same token. Whether it does is what
+    `add_bos_token` says or, without that, what tokenizer.json itself puts before a text.
 
     Raises:
       ConfigError: a file is missing or something else, or the package tokenizers is.
     """
 
-    def __init__(self, model_file: str) -> None:
-        model, settings = _read(model_file), _read(str(pathlib.Path(model_file).with_name(SETTINGS_FILE)))
+    def __init__(self, model_file: str, control_tokens: str = "text") -> None:
+        """`control_tokens`: as in DataConfig."""
+        model = _read(model_file).removeprefix(codecs.BOM_UTF8)
         try:
             import tokenizers
 
             self._tokenizer = tokenizers.Tokenizer.from_buffer(model)
-            named = json.loads(settings)
-            special = {name: self._special(named.get(f"{name}_token")) for name in ("pad", "bos", "eos")}
-            with_bos = named.get("add_bos_token", True) and special["bos"] != special["eos"]
+            special = read_special_tokens(pathlib.Path(model_file).expanduser().parent)
+            changed = self._add(special)
+            ids = {name: self._id(special.named.get(f"{name}_token")) for name in ("pad", "bos", "eos")}
+            ids["eos"] = self._of_model(special.eos_id) if ids["eos"] is None else ids["eos"]
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            with_bos = ids["bos"] != ids["eos"] and self._begins_with(ids["bos"], special.add_bos)
+            unknown = self._unknown(special.named.get("unk_token"))
+            control = {i for i in ids.values() if i is not None} - {unknown}
+            self._spelled = self._as_text(control, unknown) if control_tokens == "text" else {}
         except ImportError:
             raise ConfigError(
                 "config.data.tokenizer: huggingface needs the package tokenizers: pip install tokenizers"
             ) from None
+        except OSError as error:
+            raise ConfigError(f"{_FIELD}: {error.filename}: cannot be read: {error.strerror}") from None
         except Exception as error:  # tokenizers raises nothing more special
             told = f"is no tokenizer.json with its {SETTINGS_FILE}: {error}".splitlines()[0]
             raise ConfigError(f"{_FIELD}: {model_file} {told}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1
-        self.bos, self.eos = special["bos"] if with_bos else None, special["eos"]
-        self.pad = next((i for i in (special["pad"], self.eos) if i is not None), 0)
-        self.fingerprint = f"huggingface:{_digest(model)}:{self.bos}:{self.eos}"
+        self.bos, self.eos = ids["bos"] if with_bos else None, ids["eos"]
+        self.pad = next((i for i in (ids["pad"], self.eos) if i is not None), 0)
+        parts = ["huggingface", _digest(model), f"{self.bos}", f"{self.eos}"]
+        parts += [_digest(json.dumps(changed).encode())] if changed else []
+        self.fingerprint = ":".join([*parts, *(["text"] if control_tokens == "text" else [])])
 
     def encode(self, text: str | bytes) -> np.ndarray:
         content = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
         encoded = self._tokenizer.encode(content.decode("utf-8", errors="replace"), add_special_tokens=False)
-        return np.asarray(encoded.ids, np.int32)
+        return _replaced(np.asarray(encoded.ids, np.int32), self._spelled)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids if 0 <= int(i) < self.vocab_size])
 
-    def _special(self, token: str | Mapping[str, Any] | None) -> int | None:
+    def _add(self, special: SpecialTokens) -> list[Any]:
+        """Adds the tokens that the file lacks, and marks as special those that are; what was changed."""
+        from tokenizers import AddedToken
+
+        changed: list[Any] = []
+        for number, token in sorted(special.added.items()):
+            if self._tokenizer.token_to_id(token["content"]) is not None:
+                continue
+            self._tokenizer.add_tokens([AddedToken(**token)])
+            if (found := self._tokenizer.token_to_id(token["content"])) != number:
+                raise ValueError(f"{token['content']!r} gets the id {found}, but must have {number}")
+            changed.append(token)
+        known = {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()}
+        for token in (*special.named.values(), *special.others):
+            content = token["content"]
+            if self._tokenizer.token_to_id(content) is None or getattr(known.get(content), "special", False):
+                continue
+            flags = {"normalized": False, **token, "special": True}
+            self._tokenizer.add_special_tokens([AddedToken(**flags)])
+            changed.append(content)
+        return changed
+
+    def _id(self, token: Mapping[str, Any] | None) -> int | None:
         if token is None:
             return None
-        content = token if isinstance(token, str) else token["content"]
-        found: int | None = self._tokenizer.token_to_id(content)
+        found: int | None = self._tokenizer.token_to_id(token["content"])
         if found is None:
-            raise ValueError(f"it has no token {content!r}")
+            raise ValueError(f"it has no token {token['content']!r}")
+        return found
+
+    def _of_model(self, eos: int | None) -> int | None:
+        if eos is not None and self._tokenizer.id_to_token(eos) is None:
+            raise ValueError(f"it has no token of the model's eos_token_id, {eos}")
+        return eos
+
+    def _begins_with(self, bos: int | None, wanted: bool | None) -> bool:
+        return bos in self._tokenizer.encode("").ids if wanted is None else wanted
+
+    def _unknown(self, named: Mapping[str, Any] | None) -> int | None:
+        """The id for text that has no tokens."""
+        token = getattr(self._tokenizer.model, "unk_token", None) or (named or {}).get("content")
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def _as_text(self, control: Set[int], unknown: int | None) -> dict[int, list[int]]:
+        """Makes texts of control tokens' names; by id, the pieces of those that the model could make."""
+        self._tokenizer.encode_special_tokens = True
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        control = control | {i for i, token in added if token.special and i != unknown}
+        names = {i: self._tokenizer.id_to_token(i) or "" for i in sorted(control)}
+        known = self._tokenizer.model.token_to_id
+        return {i: self._pieces(name, control) for i, name in names.items() if known(name) is not None}
+
+    def _pieces(self, content: str, control: Set[int]) -> list[int]:
+        """The ids of a text in the form of the model's vocabulary, with longer control tokens broken up."""
+        found: list[int] = []
+        for half in (content[:1], content[1:]):
+            for token in self._tokenizer.model.tokenize(half) if half else ():
+                whole = token.id in control and len(token.value) > 1
+                found += self._pieces(token.value, control) if whole else [token.id]
         return found
 
 
 def make_tokenizer(config: DataConfig) -> Tokenizer:
     """The tokenizer that `config` names; raises ConfigError if its file is none."""
-    kind = _OF_FILES.get(config.tokenizer)
-    return ByteTokenizer() if kind is None else kind(config.tokenizer_model or "")
+    file = config.tokenizer_model or ""
+    if config.tokenizer == "huggingface":
+        return HuggingFaceTokenizer(file, config.control_tokens)
+    return SentencePieceTokenizer(file) if config.tokenizer == "sentencepiece" else ByteTokenizer()
+
+
+def without_end(config: DataConfig, tokenizer: Tokenizer) -> list[str]:
+    """The sentence for a run of whose documents none ends."""
+    if tokenizer.eos is not None:
+        return []
+    return [f"data.tokenizer_model: {config.tokenizer_model} has no eos token: no document has an end"]
 
 
 def check_bytes(vocab_size: int) -> None:
@@ -175,7 +251,11 @@ def _id_or_none(token: int) -> int | None:
     return token if token >= 0 else None
 
 
-_OF_FILES: dict[str, Callable[[str], Tokenizer]] = {
-    "sentencepiece": SentencePieceTokenizer,
-    "huggingface": HuggingFaceTokenizer,
-}
+def _replaced(ids: np.ndarray, by: Mapping[int, Sequence[int]]) -> np.ndarray:
+    """The ids with each of some replaced by several."""
+    at = np.flatnonzero(np.isin(ids, list(by)))
+    if not at.size:
+        return ids
+    kept = np.split(ids, np.stack([at, at + 1], axis=1).reshape(-1))
+    kept[1::2] = [np.asarray(by[int(ids[i])], np.int32) for i in at]
+    return np.concatenate(kept)

@@ -15,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ddiloco.disk.array_file import make_durable
+from ddiloco.outer.finite import NotFiniteError, check_finite
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.settings.experiment import Experiment, parse, to_json
 from ddiloco.settings.loop import LoopConfig
@@ -45,11 +46,18 @@ def save(
 ) -> None:
     """Writes the global model as `directory/step`, replacing an older one; returns when it is durable.
 
+    One that is not finite is refused, as by `restore`.
+
     Of other steps the newest is kept: a syncer that is preempted again and again leaves a model each time.
 
     Raises:
-      CheckpointError: the disk refuses; the checkpoints of other steps stand.
+      CheckpointError: the disk refuses, or it is not finite; the checkpoints of other steps stand.
     """
+    new, written = directory / ".new", directory / str(step)
+    try:
+        check_finite(params.items())
+    except NotFiniteError as error:
+        raise CheckpointError(f"{written}: is not written: {error}") from None
     metadata = {
         "experiment": to_json(experiment),
         "params_sha256": parameters_sha256(params),
@@ -58,7 +66,6 @@ def save(
     items = ocp.args.Composite(
         params=ocp.args.StandardSave(dict(params)), metadata=ocp.args.JsonSave(metadata)
     )
-    new, written = directory / ".new", directory / str(step)
     try:
         _complete(directory)
         shutil.rmtree(new, ignore_errors=True)  # what a kill has left: a whole model
@@ -90,7 +97,7 @@ def restore(directory: pathlib.Path) -> Checkpoint:
     """Reads `directory`: one checkpoint, or the newest in a folder of them, such as a run's.
 
     Raises:
-      CheckpointError: there is none, or its parameters are not the ones that were saved.
+      CheckpointError: there is none, or its parameters are not the ones that were saved, or not finite.
     """
     directory = pathlib.Path(directory).resolve()
     if directory.name.isdigit() and (directory / "params").is_dir():
@@ -133,6 +140,10 @@ def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
         raise CheckpointError(
             f"checkpoint {step}: its parameters are not the ones that were saved (sha256 differs)"
         )
+    try:
+        check_finite(params.items())
+    except NotFiniteError as error:
+        raise CheckpointError(f"{manager.directory / str(step)}: {error}") from None
     return Checkpoint(step, experiment, params, metadata["eval_loss"])
 
 

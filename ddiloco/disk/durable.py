@@ -21,6 +21,7 @@ from ddiloco.disk.run_mark import FRAGMENT, RunMark
 from ddiloco.observe import records
 from ddiloco.observe.owner import Owner
 from ddiloco.observe.pace import Pace
+from ddiloco.outer.finite import NotFiniteError, check_finite
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.messages import RoundId
@@ -179,10 +180,17 @@ class DurableState:
         """A fragment, the step at which it was merged, and its lineage.
 
         Raises:
-          DurableStateError: its file is missing or damaged, or belongs to another model or another run.
+          DurableStateError: its file is missing or damaged, belongs to another model or another run, or
+            holds numbers that are not finite.
         """
         header, arrays = self._read(p, array_file.load)
         self._check(p, header)
+        names = [piece.name for piece in self._layout.fragments[p]]
+        names += [f"array {i} of the outer optimizer" for i in range(len(arrays) - len(names))]
+        try:
+            check_finite(zip(names, arrays, strict=False))
+        except NotFiniteError as error:
+            raise DurableStateError(f"{self._path(p)}: {error}") from None
         pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
         state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
         return state, header["merged_step"], header["lineage"]

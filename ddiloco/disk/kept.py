@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ddiloco.disk import array_file
 from ddiloco.disk.run_mark import FRAGMENT
+from ddiloco.outer.finite import check_finite
 
 FOLDER = "kept"
 _NAME = re.compile(r"(fragment-\d+)-version-(\d+)-step-(\d+)")
@@ -57,6 +58,8 @@ def versions(folder: pathlib.Path) -> dict[str, list[Kept]]:
 def as_of(folder: pathlib.Path, step: int) -> dict[str, Kept]:
     """By fragment, its newest version that was merged at this global step or before, and is not damaged.
 
+    Damaged is also one that holds numbers that are not finite.
+
     Raises:
       LookupError: of some fragment none is kept; the message says from which step on there are all.
     """
@@ -76,7 +79,8 @@ def _newest_sound(of_it: list[Kept], step: int) -> Kept:
     for kept in reversed(of_it):
         with contextlib.suppress(ValueError):
             if kept.step <= step:
-                array_file.load(kept.path, FRAGMENT)
+                _, arrays = array_file.load(kept.path, FRAGMENT)
+                check_finite((kept.fragment, array) for array in arrays)
                 return kept
     raise LookupError(f"is {step}, but all versions of {of_it[0].fragment} from before are damaged")
 

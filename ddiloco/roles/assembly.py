@@ -67,6 +67,10 @@ class Recipe(Protocol):
           ConfigError, DataError: it cannot.
         """
 
+    def warnings(self) -> Sequence[str]:
+        """What may be wrong with the data that were checked, a sentence each; () if that is not known."""
+        return ()
+
     def check_scoring(self) -> None:
         """Checks that the global model can be scored; raises as `check` does."""
 

@@ -203,7 +203,8 @@ def _run_owned(
         resume=resume or snapshot is not None,
     )
     monitor.start()
-    for sentence in _never_merged(experiment):
+    warnings = () if assembly is None or resume else assembly.recipe.warnings()
+    for sentence in (*_never_merged(experiment), *warnings):
         monitor.queue.put(Alarm(sentence, 0.0 if experiment.driver == "virtual" else time.time()))
     owner = Owner(workdir)
     extra: dict[str, Any] = {"finished": False}

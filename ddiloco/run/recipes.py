@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import jax
 import numpy as np
@@ -39,6 +39,9 @@ from ddiloco.training.sharding import (
     parameter_shardings,
     rows_divisor,
 )
+
+if TYPE_CHECKING:
+    from ddiloco.weights.initial import InitialWeights
 
 
 def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> Assembly:
@@ -70,12 +73,18 @@ class ModelRecipe(Recipe):
         A run that resumes reads no weights, since it takes its parameters from the snapshot.
         """
         e = self._experiment
-        if e.init_from is not None and not e.resume:
-            from ddiloco.weights.initial import InitialWeights
-
-            return InitialWeights(e.model, pathlib.Path(e.init_from).expanduser())
+        if (weights := self._initial_weights()) is not None:
+            return weights
         # One after the other: all of a large model need not fit on one device.
         return {name: np.asarray(value) for name, value in drawn_parameters(e.model, e.seed)}
+
+    def _initial_weights(self) -> InitialWeights | None:
+        e = self._experiment
+        if e.init_from is None or e.resume:
+            return None
+        from ddiloco.weights.initial import InitialWeights
+
+        return InitialWeights(e.model, pathlib.Path(e.init_from).expanduser())
 
     def kind(self, shards: Sequence[int]) -> int:
         """The number of rows of one step."""
@@ -113,9 +122,16 @@ class ModelRecipe(Recipe):
         check_divided(e.model, mesh)
 
     def check_beginning(self) -> None:
-        """Opens the weights that training begins from, if there are any."""
-        if self._experiment.init_from is not None and not self._experiment.resume:
-            self.initial_parameters()
+        """Reads the weights that training begins from once, if there are any, before anything is written."""
+        if (weights := self._initial_weights()) is not None:
+            weights.check()
+
+    def warnings(self) -> Sequence[str]:
+        """Those of the task; () where only the learners' processes have its files."""
+        try:
+            return self._task.warnings()
+        except ConfigError:
+            return ()
 
     def check_scoring(self) -> None:
         """Opens the held-out data."""

@@ -15,7 +15,7 @@ from ddiloco.config import ConfigError, setting
 from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.text import held_out_text, make_text_batches
-from ddiloco.data.tokenizers import Tokenizer, check_bytes, make_tokenizer
+from ddiloco.data.tokenizers import Tokenizer, check_bytes, make_tokenizer, without_end
 from ddiloco.models import attention
 from ddiloco.tasks.task import Batch, Task
 from ddiloco.training.loss import Loss, next_token_loss
@@ -98,6 +98,10 @@ class LanguageModelling(Task):
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """As in `Task`: rows evenly spaced over the eval split."""
         return held_out_text(self.data, self.tokenizer, batch_size, num_batches)
+
+    def warnings(self) -> Sequence[str]:
+        """As in `Task`: where documents have no end."""
+        return without_end(self.data, self.tokenizer)
 
     @property
     def samples(self) -> bool:

@@ -77,6 +77,10 @@ class Task(abc.ABC):
     def held_out(self, batch_size: int, num_batches: int) -> list[Batch]:
         """The held-out batches, the same for every run on these data; raises as `batches` does."""
 
+    def warnings(self) -> Sequence[str]:
+        """What may be wrong with the data, a sentence each, as an alarm says it when a run starts."""
+        return ()
+
     @property
     def samples(self) -> bool:
         """Whether there is something to show."""

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.config import ConfigError
+from ddiloco.observe.records import reason
 from ddiloco.weights.table import Table
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+# Entries with which the weights are other numbers, or stand in another file
+_OTHERWISE = ("quantization_config", "per_layer_config", "transformers_weights")
 
 
 class Field(NamedTuple):
@@ -22,6 +25,10 @@ class Field(NamedTuple):
     # The setting of ours that it comes from; None: none, ours always have this value
     setting: str | None = None
     default: Any = None  # the value where a file has no such entry, or null
+    written: bool = True  # whether an export has it; else the value is that of a file without it
+
+
+_PLAIN = tuple(Field(name, None, written=False) for name in _OTHERWISE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Counterpart:
 
     def entries(self, name: str) -> dict[str, Any]:
         """What the file of this name has."""
-        told = {field.name: field.value for field in self.files[name] if field.name != "rope_type"}
+        told = {field.name: field.value for field in self.files[name] if field.written}
         return {**told, **self.more[name]}
 
     def check(self, folder: pathlib.Path) -> None:
@@ -50,6 +57,7 @@ class Counterpart:
                 entries = _read(path)
                 if name == CONFIG:
                     self._check_architecture(path, entries)
+                    _check_fields(path, _PLAIN, entries)
                 _check_fields(path, fields, entries)
 
     def _check_architecture(self, path: pathlib.Path, entries: Mapping[str, Any]) -> None:
@@ -69,16 +77,30 @@ def needs(config: Any, of: str, **wanted: Any) -> tuple[str, ...]:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    """The entries of a JSON file; those with several names under the one that the first releases used."""
+    """The entries of a JSON file, where several places are known for one as in transformers 5."""
     try:
-        entries = dict(json.loads(path.read_text()))
-        rope = {**(entries.get("rope_scaling") or {}), **(entries.get("rope_parameters") or {})}
+        entries = dict(json.loads(path.read_bytes()))  # bytes: also with a byte order mark
     except OSError as error:
         raise ConfigError(f"config.init_from: {path}: {error.strerror}") from None
-    except (ValueError, TypeError, RecursionError):
-        raise ConfigError(f"config.init_from: {path}: is no JSON object") from None
-    kind = rope.pop("rope_type", rope.pop("type", "default"))
-    return {**rope, "rope_type": kind, "num_experts": entries.get("num_local_experts"), **entries}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"config.init_from: {path}: is no JSON object: {reason(error)}") from None
+    experts = entries.get("num_local_experts")
+    if experts is not None:
+        entries["num_experts"] = experts
+    return {**entries, **_rope(path, entries)}
+
+
+def _rope(path: pathlib.Path, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Kind and base of the rotary positions: those of `rope_scaling` alone, if it has any, come first."""
+    name = "rope_scaling" if entries.get("rope_scaling") else "rope_parameters"
+    group = entries.get(name) or {}
+    if not isinstance(group, dict):
+        raise ConfigError(f"config.init_from: {path}: {name} is {group!r:.80}, but must be an object")
+    if nested := [key for key, value in group.items() if isinstance(value, dict)]:
+        problem = f"{name} has some for {nested[0]}, but only the same for all layers have a counterpart here"
+        raise ConfigError(f"config.init_from: {path}: {problem}")
+    theta = group.get("rope_theta", entries.get("rope_theta"))
+    return {"rope_theta": theta, "rope_type": group.get("rope_type", group.get("type", "default"))}
 
 
 def _check_fields(path: pathlib.Path, fields: Sequence[Field], entries: Mapping[str, Any]) -> None:
@@ -89,7 +111,7 @@ def _check_fields(path: pathlib.Path, fields: Sequence[Field], entries: Mapping[
         if found == field.value:
             continue
         if field.setting is None:
-            problem = f"{field.name} is {found!r}, but only {field.value!r} has a counterpart here"
+            problem = f"{field.name} is {found!r:.80}, but only {field.value!r} has a counterpart here"
             raise ConfigError(f"config.init_from: {path}: {problem}")
         if found is None:
             raise ConfigError(f"config.init_from: {path}: has no {field.name}")

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from ddiloco.config import ConfigError
 from ddiloco.disk import array_file
 from ddiloco.observe.records import reason
+from ddiloco.outer.finite import NotFiniteError, check_finite
 from ddiloco.weights.table import Shape
 
 MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -90,8 +91,8 @@ class Files:
 
     def __init__(self, path: pathlib.Path) -> None:
         """Reads the headers; `path`: a folder or a file. Raises ConfigError if it cannot."""
-        self._path = path
         self._files: dict[str, Any] = {}
+        self._paths: dict[str, pathlib.Path] = {}
         self.shapes: dict[str, Shape] = {}
         for file in _files(path):
             try:
@@ -99,29 +100,45 @@ class Files:
             except (OSError, SafetensorError) as error:
                 raise _unreadable(file, error) from None
             for name in opened.keys():  # noqa: SIM118, since it is no mapping
-                self._files[name] = opened
+                if name in self._files:
+                    problem = f"{name} is in {self._paths[name].name} and in {file.name}"
+                    raise ConfigError(f"config.init_from: {path}: {problem}; it must be in one of them")
+                self._files[name], self._paths[name] = opened, file
                 self.shapes[name] = tuple(opened.get_slice(name).get_shape())
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor as float32; raises ConfigError if it has another kind of numbers, or cannot be read."""
+        """A tensor as float32.
+
+        Raises:
+          ConfigError: it has another kind of numbers, or some that are not finite, or cannot be read.
+        """
+        path = self._paths[name]
         try:
             dtype = self._files[name].get_slice(name).get_dtype()
             if dtype not in _READ:
                 problem = f"{name} is of {dtype}, but must be of {', '.join(_READ)}"
-                raise ConfigError(f"config.init_from: {self._path}: {problem}")
-            return np.asarray(self._files[name].get_tensor(name), np.float32)
+                raise ConfigError(f"config.init_from: {path}: {problem}")
+            tensor = np.asarray(self._files[name].get_tensor(name), np.float32)
+            check_finite([(name, tensor)])
+            return tensor
         except (OSError, SafetensorError) as error:
-            raise _unreadable(self._path, error) from None
+            raise _unreadable(path, error) from None
+        except NotFiniteError as error:
+            raise ConfigError(f"config.init_from: {path}: {error}") from None
+
+    def file(self, name: str) -> pathlib.Path:
+        """Where the tensor is."""
+        return self._paths[name]
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
     if path.is_file():
         return [path]
     index = path / INDEX
-    if not index.exists():
+    if (path / MODEL).exists() or not index.exists():  # transformers prefers it, too
         return [path / MODEL]
     try:
-        where = json.loads(index.read_text())["weight_map"]
+        where = json.loads(index.read_bytes())["weight_map"]
         return [path / name for name in sorted(set(where.values()))]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(index, error) from None

@@ -12,6 +12,7 @@ import numpy as np
 from ddiloco.config import ConfigError
 from ddiloco.training.parameters import parameter_shapes
 from ddiloco.weights.architectures import counterpart_of
+from ddiloco.weights.counterpart import CONFIG
 from ddiloco.weights.files import Files
 from ddiloco.weights.table import Shape, Table
 
@@ -39,6 +40,21 @@ class InitialWeights(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._shapes)
 
+    def check(self) -> None:
+        """Reads every tensor once, which takes an eighth of the time that making all parameters does.
+
+        Raises:
+          ConfigError: one holds numbers that are not finite, or is no copy of the one that it is tied to.
+        """
+        for found in self._table.ours.values():
+            for theirs in found.theirs:
+                self._files.read(theirs)
+        for copy, of in self._table.copies.items():
+            there = copy in self._files.shapes
+            if there and not np.array_equal(self._files.read(copy), self._files.read(of)):
+                problem = f"{copy} differs from {of}, to which tie_word_embeddings in {CONFIG} ties it"
+                raise ConfigError(f"config.init_from: {self._files.file(copy)}: {problem}")
+
     def _read(self, name: str) -> np.ndarray:
         found = self._table.ours[name]
         return np.ascontiguousarray(found.make(*map(self._files.read, found.theirs)))
@@ -46,6 +62,7 @@ class InitialWeights(Mapping[str, np.ndarray]):
 
 def _check_shapes(path: pathlib.Path, table: Table, found: Mapping[str, Shape]) -> None:
     wanted = {name: theirs.shape for name, theirs in table.theirs.items()}
+    wanted |= {copy: wanted[of] for copy, of in table.copies.items() if copy in found}
     for name in [*wanted, *sorted(found.keys() - table.ignored)]:
         if name not in found:
             problem = f"has no tensor {name}"

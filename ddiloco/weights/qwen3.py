@@ -19,7 +19,9 @@ def dense(config: DenseConfig) -> Counterpart:
     for number in range(config.num_layers):
         _mlp(table, number)
     more = {"model_type": "qwen3"}
-    fields = _fields(config)
+    # Layers of another kind would see a part of the text alone
+    kinds = ["full_attention"] * config.num_layers
+    fields = (*_fields(config, 128), Field("layer_types", kinds, None, kinds, written=False))
     return Counterpart("Qwen3ForCausalLM", _needs(config), {CONFIG: fields}, {CONFIG: more}, table)
 
 
@@ -36,7 +38,7 @@ def moe(config: MoEConfig) -> Counterpart:
             experts = [f"{theirs}.experts.{e}.{name}_proj.weight" for e in range(c.num_experts)]
             table.linears(f"{ours}/experts/{name}", experts)
     fields = (
-        *_fields(c),
+        *_fields(c, c.model_dim // c.num_heads),
         Field("num_experts", c.num_experts, "num_experts"),
         Field("num_experts_per_tok", c.experts_per_token, "experts_per_token"),
         Field("moe_intermediate_size", c.expert_dim, "expert_dim"),
@@ -53,7 +55,8 @@ def _needs(config: DenseConfig) -> tuple[str, ...]:
     return needs(config, "Qwen3", qk_norm=True, logit_softcap=None)
 
 
-def _fields(config: DenseConfig) -> tuple[Field, ...]:
+def _fields(config: DenseConfig, head_dim: int) -> tuple[Field, ...]:
+    """`head_dim`: where a file does not say it."""
     c = config
     return (
         Field("vocab_size", c.vocab_size, "vocab_size"),
@@ -61,13 +64,13 @@ def _fields(config: DenseConfig) -> tuple[Field, ...]:
         Field("num_hidden_layers", c.num_layers, "num_layers"),
         Field("num_attention_heads", c.num_heads, "num_heads"),
         Field("num_key_value_heads", c.num_kv_heads, "num_kv_heads"),
-        Field("head_dim", c.head_dim, "head_dim", 128),
+        Field("head_dim", c.head_dim, "head_dim", head_dim),
         Field("intermediate_size", c.mlp_dim, "mlp_dim"),
         Field("hidden_act", ACTIVATIONS[c.activation], "activation", "silu"),
         Field("tie_word_embeddings", c.tie_embeddings, "tie_embeddings", False),
         Field("rms_norm_eps", c.norm_epsilon, "norm_epsilon", 1e-6),
         Field("rope_theta", c.rope_theta, "rope_theta", 10_000.0),
-        Field("rope_type", "default"),
+        Field("rope_type", "default", written=False),
         Field("attention_bias", False, None, False),
         Field("use_sliding_window", False, None, False),
     )
@@ -76,11 +79,13 @@ def _fields(config: DenseConfig) -> tuple[Field, ...]:
 def _trunk(config: DenseConfig) -> Table:
     """All tensors but those of the MLPs."""
     gain, tied = embedding_gain(config), config.tie_embeddings
-    table = Table(parameter_shapes(config), ["lm_head.weight"] if tied else [])
+    table = Table(parameter_shapes(config))
     table.same("embed/embedding", "model.embed_tokens.weight", gain=gain)
     # A tied head of theirs has the gain too, and the norm before it takes it back.
     table.same("final_norm/scale", "model.norm.weight", gain=1 / gain if tied else 1.0)
-    if not tied:
+    if tied:
+        table.copies["lm_head.weight"] = "model.embed_tokens.weight"
+    else:
         table.linear("head/kernel", "lm_head.weight")
     for number in range(config.num_layers):
         ours, theirs = f"layers/{number}", f"model.layers.{number}"

@@ -34,6 +34,7 @@ class Table:
       theirs: what a file of theirs has.
       ours: every parameter of ours.
       ignored: tensors that a file of theirs may have beside, which change no logits.
+      copies: tensors that a file of theirs may have once more, by the name of the copy.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], ignored: Sequence[str] = ()) -> None:
@@ -41,6 +42,7 @@ class Table:
         self.theirs: dict[str, Theirs] = {}
         self.ours: dict[str, Ours] = {}
         self.ignored = frozenset(ignored)
+        self.copies: dict[str, str] = {}
         self._shapes = shapes
 
     def shape(self, ours: str) -> Shape:

@@ -7,7 +7,8 @@ import pathlib
 from typing import Any, NamedTuple
 
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.tokenizers import SETTINGS_FILE, ByteTokenizer, make_tokenizer
+from ddiloco.data.special_tokens import OF_TOKENIZER, SETTINGS_FILE
+from ddiloco.data.tokenizers import ByteTokenizer, make_tokenizer
 
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 
@@ -34,8 +35,9 @@ def tokenizer_files(data: DataConfig) -> TokenizerFiles:
     file = pathlib.Path(data.tokenizer_model or "").expanduser()
     model = file.read_bytes()
     if data.tokenizer == "huggingface":
-        settings = file.with_name(SETTINGS_FILE).read_bytes()
-        return TokenizerFiles({"tokenizer.json": model, SETTINGS_FILE: settings}, entries, [])
+        beside = [path for name in OF_TOKENIZER if (path := file.with_name(name)).exists()]
+        files = {"tokenizer.json": model, **{path.name: path.read_bytes() for path in beside}}
+        return TokenizerFiles(files, entries, [])
     line = "tokenizer: tokenizer.model is for the package sentencepiece; transformers has none quite like it"
     return TokenizerFiles({"tokenizer.model": model}, entries, [line])
 

@@ -1,6 +1,7 @@
 """Tokenizers: round trips, special ids, and model files that are not there."""
 
 import json
+import pathlib
 import shutil
 import sys
 
@@ -19,6 +20,7 @@ from ddiloco.data.tokenizers import (
     SentencePieceTokenizer,
     make_tokenizer,
 )
+from tests.refusals import refusal
 
 TEXT = "the learner steps on while the syncer merges fragments of many learners\n"
 
@@ -64,11 +66,12 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def published(trained, tmp_path):
-    """Gives the file of a tokenizer whose settings are these."""
+    """Gives the file of a tokenizer whose settings are these; `beside`: other files by their stems."""
 
-    def make(**settings):
+    def make(beside=None, **settings):
         shutil.copy(trained / "tokenizer.json", tmp_path)
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        for name, content in {"tokenizer_config": settings, **(beside or {})}.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
         return str(tmp_path / "tokenizer.json")
 
     return make
@@ -179,10 +182,147 @@ def test_a_missing_or_corrupt_published_tokenizer_is_told_in_one_line(
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
+DECODER = {"2": {"content": "<end>", "special": True}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "beside", "eos"),
+    [
+        ({}, {"special_tokens_map": {"eos_token": "<end>"}}, 2),
+        ({}, {"special_tokens_map": {"eos_token": {"content": "<end>", "normalized": False}}}, 2),
+        ({"eos_token": "<pad>"}, {"special_tokens_map": {"eos_token": "<end>"}}, 2),
+        (
+            {"eos_token": "<pad>", "added_tokens_decoder": DECODER},
+            {"special_tokens_map": {"eos_token": "<end>"}},
+            0,
+        ),
+        ({"added_tokens_decoder": DECODER}, {"special_tokens_map": {"eos_token": "<end>"}}, 2),
+        ({}, {"config": {"eos_token_id": 2}}, 2),
+        ({}, {"config": {"eos_token_id": 0}, "generation_config": {"eos_token_id": [2, 0]}}, 2),
+        ({"eos_token": "<end>"}, {"config": {"eos_token_id": 0}}, 2),
+        ({}, {"config": {"eos_token_id": None}}, None),
+        ({"eos_token": ""}, {}, None),
+    ],
+)
+def test_the_end_is_looked_for_in_all_files_that_may_name_it(settings, beside, eos, published):
+    assert HuggingFaceTokenizer(published(beside, **settings)).eos == eos
+
+
+def test_files_with_a_byte_order_mark_are_read(published):
+    file = pathlib.Path(published(eos_token="<end>"))
+    for path in (file, file.with_name("tokenizer_config.json")):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert HuggingFaceTokenizer(str(file)).eos == 2
+
+
+def test_the_settings_file_may_be_missing_where_another_one_is_there(published):
+    file = pathlib.Path(published({"special_tokens_map": {"eos_token": "<end>"}}))
+    file.with_name("tokenizer_config.json").unlink()
+    assert HuggingFaceTokenizer(str(file)).eos == 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"add_bos_token": True}])
+def test_without_a_flag_the_file_itself_says_whether_a_text_begins_with_bos(settings, published):
+    file = published(bos_token="<begin>", eos_token="<end>", **settings)
+    plain = tokenizers.Tokenizer.from_file(file)
+    plain.post_processor = tokenizers.processors.ByteLevel()
+    plain.save(file)
+    assert HuggingFaceTokenizer(file).bos == (1 if settings else None)
+
+
+def test_tokens_that_only_the_settings_have_are_added(published):
+    added = {"300": {"content": "<stop>", "special": True}}
+    tokenizer = HuggingFaceTokenizer(published(eos_token="<stop>", added_tokens_decoder=added))
+    assert (tokenizer.eos, tokenizer.vocab_size) == (300, 301)
+    assert HuggingFaceTokenizer(published({"added_tokens": {"<stop>": 300}}, eos_token="<stop>")).eos == 300
+    told = refusal(ConfigError, lambda: HuggingFaceTokenizer(published({"added_tokens": {"<stop>": 400}})))
+    assert "'<stop>' gets the id 300, but must have 400" in told
+
+
+@pytest.mark.parametrize(
+    ("settings", "beside"),
+    [
+        ({"eos_token": "<end>"}, {}),
+        ({}, {"special_tokens_map": {"eos_token": "<end>"}}),
+        ({"eos_token": "<pad>"}, {"special_tokens_map": {"eos_token": "<end>"}}),
+        (
+            {"eos_token": "<pad>", "added_tokens_decoder": DECODER},
+            {"special_tokens_map": {"eos_token": "<end>"}},
+        ),
+        (
+            {"eos_token": "<stop>", "added_tokens_decoder": {"300": {"content": "<stop>", "special": True}}},
+            {},
+        ),
+        ({"bos_token": "<begin>", "eos_token": "<end>"}, {}),
+        ({"bos_token": "<begin>", "eos_token": "<end>", "additional_special_tokens": ["<pad>"]}, {}),
+    ],
+)
+@pytest.mark.parametrize("control_tokens", ["text", "tokens"])
+def test_transformers_finds_the_same_tokens(settings, beside, control_tokens, published):
+    transformers = pytest.importorskip("transformers")
+    split = {"split_special_tokens": control_tokens == "text"}
+    file = published(beside, tokenizer_class="PreTrainedTokenizerFast", **settings)
+    theirs = transformers.AutoTokenizer.from_pretrained(pathlib.Path(file).parent, **split)
+    ours = HuggingFaceTokenizer(file, control_tokens)
+    text = f"{TEXT}<end>{TEXT}<stop><begin> learners<pad>"
+    plain = {"truncation": False, "padding": False}
+    assert ours.eos == theirs.eos_token_id
+    assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False, **plain).input_ids
+    if theirs.bos_token is not None:
+        assert [ours.bos] == theirs("", **plain).input_ids
+
+
+@pytest.mark.parametrize("eos", ["<end>", {"content": "<end>", "special": False}])
+def test_a_document_ends_itself_only_where_control_tokens_are_tokens(eos, published):
+    file = published(eos_token=eos, bos_token="<begin>")
+    text = "one<end>two<begin>"
+    ours, theirs = (HuggingFaceTokenizer(file, kind) for kind in ("text", "tokens"))
+    assert not {0, 1, 2} & set(ours.encode(text)) and ours.decode(ours.encode(text)) == text
+    assert [i for i in theirs.encode(text) if i < 3] == [2, 1]
+    assert ours.fingerprint != theirs.fingerprint
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("control_tokens", ["text", "tokens"])
+def test_what_the_vocabulary_itself_has_is_broken_up(special, control_tokens, tmp_path):
+    """A model that knows whole words makes a control token of its name, whatever the token is said to be."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((char, -3.0) for char in "▁</s>ab")]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 0))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    if special:
+        tokenizer.add_special_tokens(["</s>", "<unk>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>", "unk_token": "<unk>"}')
+    ours = HuggingFaceTokenizer(str(tmp_path / "tokenizer.json"), control_tokens)
+    names = {i: name for name, i in tokenizer.get_vocab().items()}
+    whole = ["</s>"] if control_tokens == "tokens" else ["<", "/", "s", ">"]
+    found = [names[i] for i in ours.encode("a</s>b</s>").tolist()]
+    assert [name for name in found if name != "▁"] == ["a", *whole, "b", *whole]
+    assert ours.encode("ü").tolist()[-1:] == [0]
+
+
 def test_that_the_package_tokenizers_is_missing_is_told_in_one_line(published, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"^config\.data\.tokenizer: huggingface needs .* pip install "):
         HuggingFaceTokenizer(published())
+
+
+@pytest.mark.parametrize(("kind", "eos"), [("control_symbols", 2), ("user_defined_symbols", None)])
+def test_no_text_ends_itself_by_a_sentencepiece_model(kind, eos, tmp_path):
+    """An end that a model has for texts to name is none for documents."""
+    with (tmp_path / "own.model").open("wb") as writer:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([TEXT, "< / s > < turn >"] * 50),
+            model_writer=writer,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **{kind: "<turn>" if eos else "<s>,</s>"},
+        )
+    tokenizer = SentencePieceTokenizer(str(tmp_path / "own.model"))
+    ids = tokenizer.encode("learners</s>step<s><turn>").tolist()
+    assert tokenizer.eos == eos and not {tokenizer.bos, tokenizer.eos} & {*ids}
+    assert tokenizer.decode(ids) == "learners</s>step<s><turn>"
 
 
 def test_fingerprints_tell_models_apart(model_file, tmp_path):
@@ -217,8 +357,10 @@ def test_a_missing_or_corrupt_model_file_is_told_in_one_line(content, tmp_path):
         {"tokenizer": "huggingface"},
         {"tokenizer_model": "some.model"},
         {"tokenizer": "words"},
+        {"control_tokens": "tokens"},
+        {"control_tokens": "tokens", "tokenizer": "sentencepiece", "tokenizer_model": "some.model"},
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(values):
-    with pytest.raises(ConfigError, match=r"config\.tokenizer"):
+    with pytest.raises(ConfigError, match=r"config\.(tokenizer|control_tokens)"):
         build(DataConfig, values)

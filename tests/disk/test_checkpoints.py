@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from ddiloco.disk import checkpoints
 from ddiloco.disk.checkpoints import CheckpointError, restore, save
 from ddiloco.training.parameters import drawn_parameters
 from tests.refusals import refusal
@@ -51,6 +52,21 @@ def test_an_older_one_is_read_by_its_folder(saved):
     checkpoint = restore(saved / "4")
     assert checkpoint.step == 4
     assert_equal(checkpoint.params, parameters(4))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_one_that_is_not_finite_is_neither_saved_nor_read(value, copied, monkeypatch):
+    params = parameters(20)
+    name = max(params)
+    params[name] = np.full_like(params[name], value)
+    said = f"{name} holds numbers that are not finite"
+    told_of = refusal(CheckpointError, save, copied, 20, EXPERIMENT, params, None)
+    assert told_of == f"{copied / '20'}: is not written: {said}"
+    assert restore(copied).step == 12
+    monkeypatch.setattr(checkpoints, "check_finite", lambda arrays: None)  # as earlier versions wrote it
+    save(copied, 20, EXPERIMENT, params, None)
+    monkeypatch.undo()
+    assert told(copied) == f"{copied / '20'}: {said}"
 
 
 def test_on_a_full_disk_it_is_not_saved_and_other_steps_stand(tmp_path):

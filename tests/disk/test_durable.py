@@ -9,7 +9,7 @@ import pytest
 
 from ddiloco.disk import array_file
 from ddiloco.disk.durable import DurableState, DurableStateError, Start
-from ddiloco.disk.run_mark import RunMarkError, begun
+from ddiloco.disk.run_mark import FRAGMENT, RunMarkError, begun
 from ddiloco.observe import records
 from ddiloco.observe.alarms import Alarms
 from ddiloco.outer.fragments import fragment, zeros
@@ -17,6 +17,7 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
+from tests.refusals import refusal
 
 THETA = {
     "layers/0/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -121,6 +122,19 @@ def test_what_is_known_of_fragments_is_told_by_their_headers_and_damage_by_who_u
         path.write_bytes(sound[:at] + damaged + sound[at + len(damaged) :])
         with pytest.raises(DurableStateError, match=r"fragment-0001: is damaged: its header"):
             disk.state.state()
+
+
+@pytest.mark.parametrize(("where", "name"), [(0, "layers/0/kernel"), (-1, "array 1 of the outer optimizer")])
+def test_a_fragment_that_is_not_finite_is_refused_and_what_of_it_is_named(where, name, disk):
+    disk.state.begin(model())
+    path = disk.folder / "fragment-0001"
+    header, arrays = array_file.load(path, FRAGMENT)
+    arrays = [np.array(array) for array in arrays]
+    arrays[where].reshape(-1)[0] = np.inf
+    array_file.save(path, FRAGMENT, header, arrays)
+    told = f"{path}: {name} holds numbers that are not finite"
+    assert refusal(DurableStateError, disk.state.restore, model()) == told
+    disk.state.fragment(0)
 
 
 def test_a_missing_fragment_or_one_of_another_model_is_refused(disk, tmp_path):

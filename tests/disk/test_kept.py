@@ -7,8 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from ddiloco.disk import kept
+from ddiloco.disk import array_file, kept
 from ddiloco.disk.durable import DurableState
+from ddiloco.disk.run_mark import FRAGMENT
 from ddiloco.observe import records
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
@@ -49,6 +50,14 @@ def test_a_version_that_is_damaged_is_not_gone_back_to(tmp_path):
         os.truncate(one.path, 100)
     with pytest.raises(LookupError, match="all versions of fragment-0001 from before are damaged"):
         kept.as_of(tmp_path, 10)
+
+
+def test_a_version_that_is_not_finite_is_not_gone_back_to(tmp_path):
+    committed(tmp_path, ROUNDS)
+    newest = kept.versions(tmp_path)["fragment-0001"][-1]
+    header, arrays = array_file.load(newest.path, FRAGMENT)
+    array_file.save(newest.path, FRAGMENT, header, [np.nan * arrays[0], *arrays[1:]])
+    assert [one.version for one in kept.as_of(tmp_path, 10).values()] == [3, 2]
 
 
 def test_the_newest_versions_of_each_fragment_are_kept_and_no_more(tmp_path):

@@ -66,6 +66,22 @@ def test_a_copy_that_is_not_the_learner_s_is_refused_in_a_line(run, inner, why, 
     assert "\n" not in str(refused.value)
 
 
+def test_a_copy_that_is_not_finite_is_refused_and_the_older_one_serves(folder):
+    copies = OwnCopies(folder, OF_A_HOST)
+    for number, value in ((70, 1.0), (77, np.nan)):
+        state = OfAllHosts([arrays(1)[0], jnp.full((5, 7), value, jnp.bfloat16)], number)
+        copies.keep(InnerState(number, (3, 4), state), "run")
+    assert OwnCopies(folder, OF_A_HOST).newest("run").step == 70
+    with pytest.raises(ValueError, match=r"inner_state.0.77: array 1 of the inner optimizer holds numbers"):
+        OwnCopies(folder, OF_A_HOST).newest("run", {77})
+
+
+def test_a_single_number_of_an_optimizer_may_be_anything(folder):
+    best = InnerFormat([jax.ShapeDtypeStruct((), np.float32)])
+    OwnCopies(folder, best).keep(InnerState(7, (3, 4), [jnp.float32(np.inf)]), "run")
+    assert OwnCopies(folder, best).newest("run").arrays[0] == np.inf
+
+
 def test_hosts_that_have_no_copy_in_common_have_none(folder):
     copies = OwnCopies(folder, OF_A_HOST)
     for number in (70, 77):

@@ -77,7 +77,7 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
     ("entries", "told"),
     [
         (
-            {"rope_theta": 1e6},
+            {"rope_parameters": None, "rope_theta": 1e6},
             "config.model.rope_theta: gives a rope_theta of 500.0, but must give 1000000.0, as",
         ),
         ({"hidden_act": "gelu_pytorch_tanh"}, "config.model.activation: gives a hidden_act of 'silu'"),
@@ -86,6 +86,14 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(folder):
         ({"attention_bias": True}, "attention_bias is True, but only False has a counterpart here"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn', but only 'default'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', but only 'default'"),
+        ({"rope_scaling": {"type": "default", "rope_type": "linear"}}, "rope_type is 'linear', but only"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+            "has some for full_attention, but only",
+        ),
+        ({"rope_scaling": 8}, "rope_scaling is 8, but must be an object"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is {'quant_method': 'fp8'}"),
+        ({"transformers_weights": "other.safetensors"}, "transformers_weights is 'other.safetensors'"),
         ({"architectures": ["LlamaForCausalLM"]}, "is of ['LlamaForCausalLM'], but the settings under"),
     ],
 )
@@ -125,6 +133,106 @@ def test_settings_without_counterpart_are_told(folder):
     )
 
 
+def test_a_config_with_a_byte_order_mark_is_read_and_a_mistake_in_one_is_told_with_its_place(folder):
+    path = folder / "config.json"
+    text = path.read_text()
+    for encoding in ("utf-8-sig", "utf-16"):
+        path.write_text(text, encoding=encoding)
+        assert_equal(dict(InitialWeights(MOE, folder)), random_parameters(MOE))
+    path.write_text(text.replace(",", ";", 1))
+    assert "config.json: is no JSON object: Expecting ',' delimiter: line 2 column" in refused(MOE, folder)
+
+
+ROPE = [
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_theta": 9.0}, 7.0),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_theta": 9.0}, 9.0),
+    ({"rope_parameters": None, "rope_theta": 9.0}, 9.0),
+    ({"rope_scaling": {"type": "default", "rope_theta": 7.0}, "rope_theta": 9.0}, 7.0),
+    ({"rope_scaling": {"type": "default"}, "rope_theta": 9.0}, 9.0),
+    ({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7.0}, "rope_theta": 9.0}, 7.0),
+    ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_theta": 7.0}}, 10_000.0),
+    ({"rope_scaling": {"type": "linear", "rope_type": "default", "factor": 2.0}, "rope_theta": 9.0}, 9.0),
+    ({"rope_parameters": {"rope_type": "default"}}, 10_000.0),
+]
+
+
+def without_rope(folder, **entries):
+    """The entries of the folder's config.json with these for rotary positions."""
+    path = folder / "config.json"
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if "rope" not in name}
+    path.write_text(json.dumps({**kept, **entries}))
+    return path
+
+
+@pytest.mark.parametrize(("entries", "theta"), ROPE)
+def test_of_rotary_settings_in_two_places_those_of_transformers_are_taken(entries, theta, folder):
+    without_rope(folder, **entries)
+    told = refused(MOE, folder)
+    assert f"gives a rope_theta of 500.0, but must give {theta}, as" in told
+    assert InitialWeights(model("qwen3_moe", model_dim=16, rope_theta=theta), folder)
+
+
+@pytest.mark.parametrize(("entries", "theta"), ROPE)
+def test_transformers_takes_the_same_rotary_settings(entries, theta, folder):
+    transformers = pytest.importorskip("transformers")
+    without_rope(folder, **entries)
+    found = transformers.AutoConfig.from_pretrained(folder).rope_parameters
+    assert (found["rope_type"], found["rope_theta"]) == ("default", theta)
+
+
+def test_defaults_are_those_of_the_architecture(folder, tmp_path):
+    """Without a head_dim a dense model has 128, and one of experts a share of hidden_size."""
+    with_entries(folder, head_dim=None)
+    assert "model.head_dim: gives a head_dim of 6, but must give 4, as" in refused(MOE, folder)
+    with_entries(folder, head_dim=6, num_experts=9, num_local_experts=4)
+    assert InitialWeights(MOE, folder)
+    config = model("qwen3", model_dim=16)
+    export(experiment_of(config), random_parameters(config), tmp_path / "dense")
+    with_entries(tmp_path / "dense", head_dim=None)
+    assert "model.head_dim: gives a head_dim of 6, but must give 128" in refused(config, tmp_path / "dense")
+    with_entries(tmp_path / "dense", head_dim=6, layer_types=["full_attention", "sliding_attention"])
+    assert "layer_types is ['full_attention', 'sliding_attention'], but" in refused(
+        config, tmp_path / "dense"
+    )
+
+
+def in_shards(folder):
+    """Exports `MOE` in several files; gives their names, and those of tensors by file."""
+    export(experiment_of(MOE), random_parameters(MOE), folder, shard_bytes=6000)
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    return names, {name: load_file(folder / name) for name in names}
+
+
+def test_a_tensor_in_two_shards_is_refused_by_name(tmp_path):
+    (first, *_, last), tensors = in_shards(tmp_path)
+    name = next(iter(tensors[first]))
+    save_file({**tensors[last], name: tensors[first][name] + 1}, tmp_path / last)
+    assert f"{name} is in {first} and in {last}; it must be in one of them" in refused(MOE, tmp_path)
+
+
+def test_one_file_beside_an_index_is_read_as_by_transformers(tmp_path):
+    (first, *_), _ = in_shards(tmp_path)
+    other = random_parameters(MOE, seed=1)
+    export(experiment_of(MOE), other, tmp_path)
+    assert_equal(dict(InitialWeights(MOE, tmp_path)), other)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / first).unlink()
+    assert f"{first}: cannot be read: " in refused(MOE, tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+def test_a_tensor_that_is_not_finite_is_refused_with_its_file(value, dtype, tmp_path):
+    (*_, last), tensors = in_shards(tmp_path)
+    name = next(iter(tensors[last]))
+    spoiled = tensors[last][name].astype(dtype)
+    spoiled[-1, ..., -1] = value
+    save_file({**tensors[last], name: spoiled}, tmp_path / last)
+    told = f"config.init_from: {tmp_path / last}: {name} holds numbers that are not finite"
+    assert refusal(ConfigError, InitialWeights(MOE, tmp_path).check) == told
+    assert refused(MOE, tmp_path) == told
+
+
 def test_files_that_cannot_be_read_are_told(folder, tmp_path):
     assert "nowhere/config.json: No such file" in refused(MOE, tmp_path / "nowhere")
     path = folder / "model.safetensors"
@@ -142,4 +250,16 @@ def test_a_head_that_is_the_embedding_may_be_there_twice(tmp_path):
     config = model("qwen3_tied", model_dim=16)
     export(experiment_of(config), random_parameters(config), tmp_path)
     with_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
-    assert_equal(dict(InitialWeights(config, tmp_path)), random_parameters(config))
+    weights = InitialWeights(config, tmp_path)
+    weights.check()
+    assert_equal(dict(weights), random_parameters(config))
+
+
+def test_a_head_that_differs_from_the_embedding_that_it_is_tied_to_is_refused(tmp_path):
+    config = model("qwen3_tied", model_dim=16)
+    export(experiment_of(config), random_parameters(config), tmp_path)
+    with_tensors(tmp_path, lambda t: t.update({"lm_head.weight": 2 * t["model.embed_tokens.weight"]}))
+    told = f"{tmp_path}/model.safetensors: lm_head.weight differs from model.embed_tokens.weight"
+    assert told in refusal(ConfigError, InitialWeights(config, tmp_path).check)
+    with_tensors(tmp_path, lambda t: t.update({"lm_head.weight": np.zeros((2, 2), np.float32)}))
+    assert "lm_head.weight has shape (2, 2), but must have" in refused(config, tmp_path)

@@ -14,6 +14,11 @@ def named(kind: str, arrays: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
     return {f"{kind}/{name}": array for name, array in pairs}
 
 
+def is_kind(kind: str, name: str) -> bool:
+    """Whether an array of this name is of the kind."""
+    return name.startswith(f"{kind}/")
+
+
 def of_kind(kind: str, arrays: Mapping[str, T]) -> dict[str, T]:
     """The arrays of one kind by name, as `named` took them; empty if there are none."""
     prefix = f"{kind}/"

@@ -26,8 +26,10 @@ import numpy as np
 
 from ddiloco.config import ConfigError, build
 from ddiloco.disk import array_file
+from ddiloco.disk.snapshots.array_names import is_kind
 from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks, Box, Cut, Gathered, overlap, owned
+from ddiloco.outer.finite import NotFiniteError, check_finite, check_state
 
 SYNCER_PART = "syncer"
 STAGING = "staging"
@@ -246,11 +248,14 @@ def check_names(folder: pathlib.Path, names: Iterable[str]) -> None:
 
 
 def check_bytes(folder: pathlib.Path, files: PartFiles) -> None:
-    """Raises SnapshotError if a file of a part is damaged."""
+    """Raises SnapshotError if a file of a part is damaged, or holds numbers that are not finite."""
     with as_snapshot_error(folder):
         for path, written in files.files.items():
             if digest_of(folder / path) != written:
                 raise SnapshotError(f"{folder.name}/{path} is damaged")
+            if path != _STATE:
+                header, blocks = array_file.mapped(folder / path, _MAGIC)
+                _check_finite(folder, path, header, blocks)
 
 
 def read_state(folder: pathlib.Path, files: PartFiles) -> dict[str, Any]:
@@ -264,7 +269,7 @@ def read_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None = None
     """Reads a part, its arrays on the host: whole, or the blocks that one host of several needs.
 
     Raises:
-      SnapshotError: what is read is damaged, or has not all that is needed.
+      SnapshotError: what is read is damaged or not finite, or has not all that is needed.
     """
     state = read_state(folder, files)
     with as_snapshot_error(folder):
@@ -273,6 +278,7 @@ def read_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None = None
             if needs is not None and not _has_any(folder / path, needs):
                 continue
             header, blocks = array_file.parse(_read(folder, files, path), _MAGIC)
+            _check_finite(folder, path, header, blocks)
             for (name, shape, box), block in zip(header["blocks"], blocks, strict=True):
                 cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
                 found = Blocks(shape, {_box(box): block})
@@ -282,6 +288,18 @@ def read_part(folder: pathlib.Path, files: PartFiles, needs: Needs | None = None
         arrays = {name: one.blocks() for name, one in gathered.items()}
         whole = {name: one.all for name, one in arrays.items()} if needs is None else arrays
         return SnapshotPart(whole, state)
+
+
+def _check_finite(
+    folder: pathlib.Path, path: str, header: Mapping[str, Any], blocks: Sequence[np.ndarray]
+) -> None:
+    """Raises SnapshotError, which names the array, if a file holds numbers that are not finite."""
+    named = [(name, block) for (name, _, _), block in zip(header["blocks"], blocks, strict=True)]
+    try:
+        for inner, check in ((True, check_state), (False, check_finite)):
+            check((name, block) for name, block in named if is_kind("inner", name) == inner)
+    except NotFiniteError as error:
+        raise SnapshotError(f"{folder.name}/{path}: {error}") from None
 
 
 def _has_any(path: pathlib.Path, needs: Needs) -> bool:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.outer.blocks import Blocks, Gathered
+from ddiloco.outer.finite import NotFiniteError, check_state
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -122,12 +122,12 @@ class _Taken:
         cuts = cuts_of(header.arrays, formats)
         if any(cut.shape != form.shape for cut, form in zip(cuts, formats, strict=True)):
             raise WireError("donation of other arrays", "its blocks are of other shapes")
-        for gathered, blocks in zip(
-            self._gathered, receive_blocks(formats, cuts, header.size, messages), strict=True
-        ):
-            for block in blocks.blocks.values():
-                if jnp.issubdtype(block.dtype, jnp.floating) and not np.isfinite(block).all():
-                    raise WireError("donation not finite")
+        received = receive_blocks(formats, cuts, header.size, messages)
+        for i, (gathered, blocks) in enumerate(zip(self._gathered, received, strict=True)):
+            try:
+                check_state((f"array {i}", block) for block in blocks.blocks.values())
+            except NotFiniteError as error:
+                raise WireError("donation not finite", str(error)) from None
             gathered.add(blocks)
 
     def add_copy(self, addresses: Sequence[str], copy: int, until: float) -> None:

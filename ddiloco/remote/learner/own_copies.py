@@ -21,6 +21,7 @@ from ddiloco.disk import array_file
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.observe.records import reason
 from ddiloco.outer.blocks import Blocks, held, slices
+from ddiloco.outer.finite import NotFiniteError, check_state
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import alike, profile
 from ddiloco.roles.exchange import InnerState
@@ -138,9 +139,19 @@ class OwnCopies:
             raise ValueError(f"{self._path(number)}: is of another inner optimizer")
         if header["cuts"] != json.loads(json.dumps(self._inner.needs)):
             raise ValueError(f"{self._path(number)}: is of another mesh")
+        numbered = self._numbered(parts)
+        try:
+            check_state((f"array {i} of the inner optimizer", part) for i, part in numbered)
+        except NotFiniteError as error:
+            raise ValueError(f"{self._path(number)}: {error}") from None
         left = iter(parts)
         cuts = self._inner.needs
         return header, [Blocks(cut.shape, {box: next(left) for box in cut.boxes}) for cut in cuts]
+
+    def _numbered(self, parts: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+        """Each block of a copy, with the number of its array."""
+        numbers = [i for i, cut in enumerate(self._inner.needs) for _ in cut.boxes]
+        return zip(numbers, parts, strict=True)
 
     def check_like(self, number: int, blocks: Sequence[Blocks]) -> None:
         """Raises ValueError where a peer's blocks are unlike those of this copy; 0: of none."""

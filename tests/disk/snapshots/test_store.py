@@ -29,6 +29,7 @@ from ddiloco.disk.snapshots.store import (
 from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.protocol.clocks import VectorClock
 from tests.disk.snapshots.conftest import ARRAYS, HEADER, STATE, written
+from tests.refusals import refusal
 from tests.remote.ends import until
 
 MANIFEST = "manifest.json"
@@ -179,6 +180,30 @@ def test_the_newest_complete_one_is_taken(copied):
     assert "incomplete" in warnings[0]
     assert store.next_number() == 4
     assert store.next_number() == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "sound"),
+    [
+        ("params/layer_0.w", np.float32([[1, np.nan]]), False),
+        ("params/layer_0", np.float32(np.nan), False),
+        ("residual/0/0", np.float32([np.inf]), False),
+        ("inner/0", np.float32([np.inf]), False),
+        ("inner/0", np.float32(np.inf), True),  # an optimizer's best loss so far, before there is one
+    ],
+)
+def test_one_that_is_not_finite_is_skipped_and_its_array_named(name, array, sound, copied):
+    store = SnapshotStore(copied[0].folder, keep=3)
+    part = SnapshotPart({**ARRAYS, name: array}, STATE)
+    store.complete(2, HEADER, {"learner_000": write_part(store.folder / "000002", "learner_000", part)})
+    warnings = []
+    assert store.newest(warnings.append).number == (2 if sound else 1)
+    snapshot = store.open(2, own=lambda part: False)  # as of others' parts, which they check themselves
+    if sound:
+        assert snapshot.part("learner_000").arrays[name] == array
+    else:
+        said = f"{name} holds numbers that are not finite"
+        assert said in warnings[0] and said in refusal(SnapshotError, snapshot.part, "learner_000")
 
 
 def test_nothing_is_there_before_the_first(tmp_path):

@@ -58,7 +58,6 @@ def get_config(preset: str = "dense") -> ConfigDict:
         config.data.interleave = 8
     config.train.steps = 240  # T
     config.inner.warmup_steps = 20
-    config.virtual.num_chips = 16  # one a learner, and there are sweeps with as many
     config.eval.every = 0
     config.eval.num_batches *= 2
     return config

@@ -28,6 +28,8 @@ def main(_) -> int:
     output = cli.given(_OUTPUT)
     if _CONFIG.value.eval.every is None:
         raise cli.UsageError("config.eval.every: is None, but runs whose averages are wanted are scored")
+    if _SEEDS.value and cli.gives("seed"):
+        raise cli.UsageError("config.seed: has no use with --seeds, which says which there are")
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [_CONFIG.value.seed]
     platform.prepare()
     folder = cli.made_folder("output", output)

@@ -37,6 +37,7 @@ def main(_) -> int:
     output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", config))
     entries = cli.call(config, "get_comparison", "config")
     rows = comparison.make_rows(config, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
+    runs.refuse_idle(dict(_GIVEN), [run for row in rows for run in row.runs.values()])
     cli.made_folder("output", output)
     return comparison.carry_out(rows, _JOBS.value, output, "compare")
 

@@ -28,6 +28,9 @@ def main(_) -> int:
     from experiments.studies.compiling.topology import slice_of
 
     if _TABLE.value:
+        cli.refuse(["config", "topology", "output", "save"], "has no use with --table, which says all itself")
+        for argument in cli.config_arguments()[1:]:
+            raise cli.UsageError(f"{argument.strip('-')}: has no use with --table, which says all itself")
         return _make_table(pathlib.Path(_TABLE.value))
     experiment, output, save = _CONFIG.experiment(), cli.made_file(_OUTPUT), cli.made_file(_SAVE)
     compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
@@ -45,6 +48,7 @@ def _make_table(path: pathlib.Path) -> int:
     """Writes the table; the figures of each row are kept in build/compile, and not compiled again."""
     from experiments.studies.compiling import table
 
+    cli.made_file(_TABLE)
     found = table.compile_all(cli.made_folder("table", "build/compile"), cli.tell)
     with cli.reaching("table", path):
         text = path.read_text() if path.exists() else ""

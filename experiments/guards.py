@@ -34,10 +34,11 @@ def main(_) -> int:
         for name in names:
             if name not in known:
                 raise cli.UsageError(f"{flag}: no {name!r}; there are {', '.join(known)}")
-    _CONFIG.value.sync.num_learners = _LEARNERS
-    experiment = _CONFIG.experiment(driver="virtual")
+    experiment = _CONFIG.experiment({"sync.num_learners": _LEARNERS}, driver="virtual")
     if experiment.eval.every is None:
         raise cli.UsageError("config.eval.every: is None, but what lies do is a score")
+    if _RULES.value and cli.gives("outer.merge"):
+        raise cli.UsageError("config.outer.merge: has no use with --rules, which says which there are")
     byzantine.without_the_last(experiment)  # refuses what cannot be so before anything runs
     platform.prepare()
     guarded, liars = {}, range(_LEARNERS - _LIARS.value, _LEARNERS)

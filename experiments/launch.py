@@ -1,7 +1,8 @@
 """Starts a run on an engine: `python -m experiments.launch --launcher=gke --config=FILE [--dry_run]`.
 
-`ray` runs here until the run is over. `gke`, `slurm` and `cloud_tpu` write files to --output and give them to
-`kubectl`, `sbatch` or `gcloud`, whose engines go on by themselves; with --dry_run they only write and tell.
+`ray` runs here until the run is over, in --workdir. `gke`, `slurm` and `cloud_tpu` write files to --output
+and give them to `kubectl`, `sbatch` or `gcloud`, whose engines go on by themselves; with --dry_run they only
+write and tell. A flag that the engine has no use for is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator
 
 from absl import flags
 
@@ -20,10 +20,21 @@ _CONFIG = cli.define_config("configs/dense.py")
 _ENGINES = ("ray", "gke", "slurm", "cloud_tpu")
 _LAUNCHER = flags.DEFINE_enum("launcher", None, _ENGINES, "The engine.")
 # The meaning of a flag that only some engines have begins with these.
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only write the files, and print the commands.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for what is written. Default: runs/<name>.")
-_NAME = flags.DEFINE_string("name", "ddiloco", "Of the run: lower case letters, digits and dashes.")
-_GRACE = flags.DEFINE_float("grace", 25.0, "Seconds from the word to stop to a process's end.", lower_bound=0)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "ray, slurm: the run's folder, for slurm on a disk that all nodes share."
+)
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "gke, slurm, cloud_tpu: only write the files, and print the commands."
+)
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "gke, slurm, cloud_tpu: folder for the files of the engine. Default: runs/<name>."
+)
+_NAME = flags.DEFINE_string(
+    "name", "ddiloco", "gke, slurm, cloud_tpu: of the run, lower case letters, digits and dashes."
+)
+_GRACE = flags.DEFINE_float(
+    "grace", 25.0, "gke, cloud_tpu: seconds from the word to stop to a process's end.", lower_bound=0
+)
 _PORT = flags.DEFINE_integer(
     "port",
     7070,
@@ -42,14 +53,13 @@ _ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $
 _CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a learner's process.", lower_bound=0)
 _GPUS = flags.DEFINE_float("gpus", 0.0, "ray: GPUs of a learner's process.", lower_bound=0)
 _KEPT = flags.DEFINE_string(
-    "kept", None, "ray: a learner's folder for its tape and copies; --output itself if all nodes share it."
+    "kept", None, "ray: a learner's folder for its tape and copies; --workdir itself if all nodes share it."
 )
 _HOSTS = flags.DEFINE_integer(
-    "hosts", 1, "Hosts of a learner, with a process each; gke knows by itself.", lower_bound=1
+    "hosts", 1, "ray, slurm, cloud_tpu: hosts of a learner, with a process each.", lower_bound=1
 )
 _VERSION = flags.DEFINE_string("version", "", "ray: of TPUs, such as v5p: each learner has a slice of them.")
 _QUEUE = flags.DEFINE_string("queue", "", "gke: Kueue's local queue that learners wait in.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "slurm: the run's folder, on a disk that all nodes share.")
 _LEARNER_OPTIONS = flags.DEFINE_string("learner_options", "", "slurm: of sbatch, for a learner's nodes.")
 _SYNCER_OPTIONS = flags.DEFINE_string("syncer_options", "", "slurm: of sbatch, for the syncer's node.")
 _NOTICE = flags.DEFINE_integer(
@@ -62,6 +72,25 @@ _PROJECT = flags.DEFINE_string("project", "", "cloud_tpu: whose resources they a
 _SYNCER = flags.DEFINE_string("syncer", None, "cloud_tpu: HOST:PORT of the syncer, started elsewhere.")
 
 _OWN_DISKS = ("gke", "cloud_tpu")  # each learner's, from which the syncer takes in no part of a snapshot
+# In place of a flag that an engine has no use for.
+_INSTEAD = {
+    ("output", "ray"): "give the run's folder as --workdir",
+    ("workdir", "gke"): "the run's folder is on the disk of the syncer's pod",
+    ("workdir", "cloud_tpu"): "the run's folder is that of the syncer, which is started elsewhere",
+    ("hosts", "gke"): "--topology and --chips say how many there are",
+    ("grace", "slurm"): "--notice says how long before its end a job is told",
+}
+# Settings that engines have no use for: which, and who decides instead.
+_SETTINGS = {
+    "remote.hosts": (_ENGINES, "--hosts says it, with gke --topology"),
+    "remote.spares": (_ENGINES, "the engine starts what is to take another's place"),
+    "remote.donor_host": (_ENGINES, "it is each node's own address"),
+    "remote.donor_port": (("gke",), "it follows from --port"),
+    "remote.restarts": (
+        ("gke", "slurm", "cloud_tpu"),
+        "the engine decides how often it starts a process again",
+    ),
+}
 _PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every process has from this one
 
 
@@ -71,14 +100,13 @@ def main(_) -> int:
 
     if not _LAUNCHER.value:
         raise cli.UsageError(f"launcher: is missing; give --launcher={'|'.join(_ENGINES)}")
+    _refuse_idle()
     experiment = _CONFIG.experiment(driver="remote")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
     if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every):
         must = f"must be 0 with --launcher={_LAUNCHER.value}: its learners do not share the syncer's workdir"
         raise ConfigError(f"config.snapshot.every: is {every}, but {must}")
-    for line in (*_CONFIG.idle(experiment), *_of_other_engines()):
-        cli.tell(line)
     fleet = Fleet(
         _NAME.value,
         [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
@@ -103,14 +131,24 @@ def main(_) -> int:
         return plan.carry_out(folder)
 
 
-def _of_other_engines() -> Iterator[str]:
-    """A line for each flag of the command line that this engine has no use for."""
+def _refuse_idle() -> None:
+    """Raises UsageError for a flag or setting of the command line that this engine has no use for."""
+    engine = _LAUNCHER.value
     for name in flags.FLAGS:
-        flag = flags.FLAGS[name]
-        engines, colon, _ = flag.help.partition(":")
+        engines, colon, _ = flags.FLAGS[name].help.partition(":")
         of = engines.split(", ")
-        if flag.present and colon and set(of) <= set(_ENGINES) and _LAUNCHER.value not in of:
-            yield f"{name}: changes nothing where launcher is {_LAUNCHER.value}"
+        if colon and set(of) <= set(_ENGINES) and engine not in of:
+            instead = _INSTEAD.get((name, engine), f"it is for {', '.join(of)}")
+            cli.refuse([name], f"has no use with --launcher={engine}; {instead}")
+    if engine == "ray" and not _VERSION.value:
+        cli.refuse(["topology", "chips"], "has no use without --version, which has Ray place TPUs")
+    elif engine == "ray" and _TOPOLOGY.value:
+        cli.refuse(
+            ["hosts", "chips", "cpus", "gpus"], "has no use with --version; --topology says what there is"
+        )
+    for path, (engines, instead) in _SETTINGS.items():
+        if engine in engines and cli.gives(path):
+            raise cli.UsageError(f"config.{path}: has no use with --launcher={engine}; {instead}")
 
 
 def _ray(experiment) -> int:
@@ -121,7 +159,7 @@ def _ray(experiment) -> int:
     from ddiloco.launch.on_ray import RayRun, Resources
     from experiments.front.role_main import exit_code
 
-    workdir = pathlib.Path(_OUTPUT.value or ending.new_workdir())
+    workdir = cli.made_folder("workdir", _WORKDIR.value or ending.new_workdir())
     stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
     with ending.shielded():  # Ray's own processes outlive a terminal that closes, until the run is saved
         ray.init(address=_ADDRESS.value)

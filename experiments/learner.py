@@ -37,6 +37,8 @@ def main(_) -> int:
     experiment = _CONFIG.experiment(driver="remote")
     if (_LEARNER_ID.value is None) is not _SPARE.value:
         raise cli.UsageError("learner_id: give --learner_id=N, or --spare in its place")
+    if flags.FLAGS.processes == 1:
+        cli.refuse(["coordinator"], "has no use without --processes, how many the learner has")
     assignment = roles.assignment(
         "learner",
         learner=_LEARNER_ID.value or 0,

@@ -45,6 +45,11 @@ def main(_) -> int:
         name = grid.point_name(given)
         own = [(field, value) for field, value in given.items() if field != "config"]
         planned.append(runs.plan(name, given.get("config", _CONFIG.value), [*own, *_GIVEN], folder / name))
+    if _CONFIG.present and all("config" in point for point in sweep.points):
+        raise cli.UsageError("config: each point of the sweep names its own; leave --config out")
+    runs.refuse_idle(dict(_GIVEN), planned)
+    if grid.is_product(_SWEEP.value):
+        runs.refuse_idle(sweep.points[0], planned, "sweep: ")
     output = cli.made_folder("output", folder)
 
     def gather(_: runs.Run | None = None) -> None:

@@ -39,6 +39,10 @@ def main(_) -> int:
     security = roles.security()
     from experiments.front.role_main import role_main
 
+    if _PART.value is None:
+        cli.refuse(["authority"], "has no use without --part")
+    else:
+        cli.refuse(["finish", "resume"], "has no use with --part; it is for the authority")
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     if _PART.value is None:
         assignment = roles.assignment(SYNCER, syncer=_LISTEN.value, workdir=workdir)

@@ -16,6 +16,8 @@ def main(_) -> int:
     from experiments.studies.replay import timeline
     from experiments.studies.replay.recorded import recorded
 
+    if _AROUND.value is None:
+        cli.refuse(["steps"], "has no use without --around")
     with recorded(cli.given(_WORKDIR)) as run:
         lines = timeline.timeline(run.plan)
     for line in timeline.chosen(lines, _LEARNER.value, _AROUND.value, _STEPS.value):

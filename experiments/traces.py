@@ -31,6 +31,8 @@ def main(_) -> int:
     from experiments.studies.goodput.systems import system_of
 
     path = pathlib.Path(cli.given(_TRACE))
+    if not _SPARES.value:
+        cli.refuse(["replacement_seconds"], "has no use without --spares")
     try:
         systems = [system_of(label) for label in cli.given(_SYSTEMS)]
     except ValueError as error:

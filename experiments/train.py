@@ -17,11 +17,15 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 
 def main(_) -> int:
+    from ddiloco.disk.folders import check_folder
     from ddiloco.observe import json_lines
     from ddiloco.run.job import run_job
     from ddiloco.training import platform
 
     experiment = _CONFIG.experiment()
+    only = "settings" if _SETTINGS.value else "dry_run" if _DRY_RUN.value else None
+    if only is not None:  # with --workdir they are a run's command line, and one word more
+        cli.refuse({"settings", "dry_run", "profile"} - {only}, f"has no use with --{only}")
     if _SETTINGS.value:
         from experiments.front.listing import listing
 
@@ -37,9 +41,9 @@ def main(_) -> int:
     workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
-    for line in _CONFIG.idle(experiment):
-        cli.tell(line)
     profile = roles.profile(_PROFILE.value, workdir)
+    with cli.reaching("workdir", workdir):
+        check_folder(workdir)
     stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
     if experiment.driver == "remote":
         from ddiloco.launch.all_roles import run_all

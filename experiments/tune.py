@@ -45,10 +45,12 @@ def main(_) -> int:
     if set(choosing) & set(reporting):
         raise cli.UsageError("tuning_seeds: a seed that chooses must not be reported")
     output = pathlib.Path(_OUTPUT.value or runs.default_output("tune", _CONFIG.value))
+    planned: list[runs.Run] = []
     for row in plan.rows:  # before any run starts
         tuning.check_free(row, [name for name, _ in _GIVEN])
         for point in tuning.each_value(row):
-            _planned(row, point, plan.choosing, choosing, output)
+            planned += _planned(row, point, plan.choosing, choosing, output).values()
+    runs.refuse_idle(dict(_GIVEN), planned)
     cli.made_folder("output", output)
     tuned, failed = _climbed(plan, choosing, output)
     print(tuning.choices(tuned))

@@ -242,7 +242,6 @@ def test_settings_say_who_must_share_them():
             },
             "config.data.sequence_length: is 201, but must be a multiple of 2 for cudnn",
         ),
-        ({"driver": "virtual", "eval.devices": 1}, "config.eval.devices: is 1, but must be 0 but for"),
         (
             {"eval.every": None, "eval.devices": 1},
             "config.eval.devices: is 1, but must be 0 but for learners of driver local and an eval.every",
@@ -279,10 +278,6 @@ def test_settings_say_who_must_share_them():
         (
             {"driver": "remote", "remote.max_learners": 9},
             "config.remote.max_learners: is 9, but must be from 4 to 8",
-        ),
-        (
-            {"remote.max_learners": 8},
-            "config.remote.max_learners: is 8, but must be None where driver is local",
         ),
         (
             {"driver": "remote", "remote.max_learners": 6, "train.min_step_seconds": (1.0,) * 4},

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ddiloco.config import ConfigError
+from ddiloco.disk.folders import check_inside, make_folder
 from ddiloco.observe.owner import LOCK, take
 
 
@@ -23,10 +24,11 @@ def owned(workdir: pathlib.Path) -> Iterator[None]:
       ConfigError: another run has it, or it cannot be written to or locked.
     """
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
+        make_folder(workdir)
+        check_inside(workdir, {"previous": True})
         file = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror}") from None
+        raise ConfigError(f"workdir: {workdir}: cannot be written to: {error.strerror or error}") from None
     try:
         _lock(workdir, file)
         yield

@@ -29,6 +29,10 @@ MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "lives.csv", "l
 MADE_AGAIN |= {"checkpoints", "evaluator", "profile", "replay", "report.html", "syncer", "tape", "wandb"}
 """Those that it makes again, or that are of the run as it was."""
 
+FOLDERS = {"snapshots", "learners", "metrics", "checkpoints", "evaluator", "profile", "replay", "syncer"}
+FOLDERS |= {"tape", "wandb"}
+"""Those that are folders."""
+
 OF_RUNS = KEPT | MADE_AGAIN | {SUMMARY}
 """All that runs make in a workdir; whatever else is there is the user's."""
 

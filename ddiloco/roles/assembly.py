@@ -147,7 +147,7 @@ class Assembly:
 
     def learner_meshes(self) -> list[Mesh]:
         """One mesh for each learner; raises ConfigError if evaluation leaves them no device."""
-        devices, kept = jax.devices(), self.experiment.eval.devices
+        devices, kept = jax.devices(), self.experiment.eval_devices
         if kept >= len(devices):
             problem = f"is {kept}, but must leave learners some of the {len(devices)} devices"
             raise ConfigError(f"config.eval.devices: {problem}")
@@ -191,7 +191,7 @@ class Assembly:
         e = self.experiment
         if e.eval.every is None:
             return
-        if e.driver == "local" and e.eval.devices and e.eval.batch_size % e.eval.devices:
+        if e.eval_devices and e.eval.batch_size % e.eval_devices:
             problem = f"is {e.eval.devices}, but must divide the {e.eval.batch_size} rows of eval.batch_size"
             raise ConfigError(f"config.eval.devices: {problem}")
         self.recipe.check_scoring()
@@ -211,7 +211,7 @@ class Assembly:
         Without either, the devices of `evaluation_learner`; or the last device, if every learner has one
         device: a program on one device needs no collectives, and takes its turn among the learner's steps.
         """
-        kept, learner = self.experiment.eval.devices, self.evaluation_learner()
+        kept, learner = self.experiment.eval_devices, self.evaluation_learner()
         if kept:
             return self.mesh_on(jax.devices()[-kept:])
         if learner is not None:

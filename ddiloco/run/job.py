@@ -40,7 +40,7 @@ from ddiloco.page.visitors import NOBODY, Visitors, check_page
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
-from ddiloco.run import needs
+from ddiloco.run import needs, places
 from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, parse, to_json, with_steps_of_tokens
@@ -119,6 +119,8 @@ def run_job(
     with owned(workdir):
         claim()
         going_on = resume is not False and _has_begun(workdir, resume)
+        if assembly is not None and not going_on:  # one that goes on waits for room
+            places.check_room(experiment, assembly, workdir)
         with _page(experiment, workdir, visitors):
             return _run_owned(experiment, assembly, workdir, stop, runner, going_on, profile, fail)
 
@@ -128,7 +130,7 @@ def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Expe
 
     Under the virtual driver a rehearsal finds the steps; else all learners are assumed to be equally fast.
     """
-    if experiment.train.tokens is None and experiment.virtual.seconds is None:
+    if experiment.train.tokens is None and experiment.virtual_seconds is None:
         return experiment
     if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
         from ddiloco.virtual.run import rehearse
@@ -234,7 +236,7 @@ def _run_owned(
             extra["finished"] = outcome.finished
         else:
             extra["params_sha256"] = parameters_sha256(outcome.params)
-            folder = workdir / "checkpoints"
+            folder = workdir / places.CHECKPOINTS
             _check(owner, workdir)
             try:
                 with waiting(f"the checkpoint to be written in {folder}"):
@@ -319,6 +321,7 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
         array_file.sweep(workdir / SCORES)
         if not resume:
             set_aside(workdir)
+        places.check_places(experiment, workdir)
         with replacing(workdir / "config.json") as new:
             new.write_text(json.dumps(to_json(experiment), indent=2) + "\n")
         write_environment(workdir, _devices(experiment))

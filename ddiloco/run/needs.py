@@ -75,7 +75,7 @@ def syncer_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
     e, every = experiment, range(layout.num_fragments)
     merging = merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, every)
     whole = sum(layout.bytes)
-    if e.remote.parts == 1:
+    if not e.has_parts:
         return Needs(merging.least, merging.most + whole)
     return Needs(whole, 2 * whole)
 
@@ -126,6 +126,11 @@ def offer_bytes(layout: FragmentLayout, outer: OuterConfig) -> int:
 def donor_bytes(experiment: Experiment) -> int:
     """The share that a learner needs to give its inner state to a peer."""
     return AT_ONCE * inner_bytes(experiment) if experiment.remote.donor_host else 0
+
+
+def outer_bytes(experiment: Experiment, layout: FragmentLayout) -> int:
+    """The outer optimizer's state of all fragments."""
+    return sum(_outer_state(layout, experiment.outer, p) for p in range(layout.num_fragments))
 
 
 def inner_bytes(experiment: Experiment) -> int:

@@ -14,6 +14,7 @@ from ddiloco.settings import loop
 from ddiloco.settings.log import LogConfig
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.settings.saving import SnapshotConfig, TapeConfig
 from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import task_class
 from ddiloco.training.inner_optimizer import InnerConfig
@@ -76,27 +77,6 @@ class EvalConfig:
         "the local driver's last devices, kept for evaluation; 0: one that no learner uses, if there is any, "
         "else a learner's",
         at_least=0,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class TapeConfig:
-    """Whether a run can be replayed."""
-
-    enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
-    max_gib: float = setting(4.0, "size of one process's tape at which it ends, with an alarm", above=0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class SnapshotConfig:
-    """How often snapshots are taken, how many are kept, and when one is given up."""
-
-    every: int = setting(0, "global steps between two; 0: none", at_least=0)
-    keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
-    timeout: float = setting(
-        120.0,
-        "seconds until one that is not complete is given up; more for many bytes and long steps",
-        above=0.0,
     )
 
 
@@ -180,9 +160,10 @@ class Experiment:
 
     def _problems(self) -> Iterator[str]:
         """Which settings contradict each other, each in a line that begins with the one to change."""
-        yield from self._problems_of_joining()  # only the first of them is shown
+        if self.driver == "remote":  # only the first of all problems is shown
+            yield from self._problems_of_joining()
         learners, baseline = self.most_learners, self.algorithm in BASELINES
-        known = "sync.num_learners" if self.remote.max_learners is None else "remote.max_learners"
+        known = "remote.max_learners" if self._more_learners else "sync.num_learners"
         for name in ("batch_sizes", "min_step_seconds"):
             count = len(getattr(self.train, name))
             if count not in (0, learners):
@@ -193,19 +174,13 @@ class Experiment:
             yield f"train.sub_shards: is {parts}, but must divide the rows of each learner's batch"
         if parts > 1 and baseline:
             yield f"train.sub_shards: is {parts}, but must be 1 for {self.algorithm}"
-        if len(self.remote.hosts) not in (0, learners):
-            yield f"remote.hosts: has {len(self.remote.hosts)} entries, but {known} is {learners}"
-        if max(self.remote.hosts, default=1) > 1 and self.remote.spares:
-            yield f"remote.spares: is {self.remote.spares}, but must be 0 where learners have several hosts"
         if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
             yield f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
-        if self.remote.spares and not alike:
-            yield f"remote.spares: is {self.remote.spares}, but must be 0 where train.batch_sizes differ"
         if self.sdc_check_every and baseline:
             yield f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             yield f"driver: is {self.driver}, but elastic_data_parallel needs virtual"
-        if self.eval.devices and (baseline or self.driver != "local" or self.eval.every is None):
+        if self.eval_devices and (baseline or self.eval.every is None):
             only = "for learners of driver local and an eval.every"
             yield f"eval.devices: is {self.eval.devices}, but must be 0 but {only}"
         if baseline and self.driver == "remote":
@@ -216,14 +191,11 @@ class Experiment:
                 yield f"snapshot.every: is {self.snapshot.every}, but must be 0 {again}"
             if self.resume:
                 yield f"resume: is True, but must be False {again}"
-        if self.virtual.seconds is not None and (self.train.tokens is not None or self.driver != "virtual"):
-            where = "where train.tokens is set or driver is not virtual"
-            yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
+            if self.virtual_seconds is not None and self.train.tokens is not None:
+                where = "where train.tokens is set"
+                yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
         if self.driver == "remote":
-            yield from self._problems_of_timeouts()
-            parts, fragments = self.remote.parts, self.sync.num_fragments
-            if parts > fragments:
-                yield f"remote.parts: is {parts}, but must be at most sync.num_fragments, {fragments}"
+            yield from self._problems_of_processes(learners, known, alike)
         if isinstance(self.model, LoopConfig):
             yield from self._problems_of_a_loop()
         sync = self.sync
@@ -234,7 +206,8 @@ class Experiment:
             yield "algorithm: is streaming, which needs sync.quorum None and a sync.max_run_ahead (tau)"
         if self.algorithm == "decoupled" and sync.max_run_ahead is not None:
             yield "algorithm: is decoupled, which needs sync.max_run_ahead None: no learner waits"
-        yield from (f"virtual.{problem}" for problem in self.virtual.problems(sync.num_learners))
+        if self.driver == "virtual":
+            yield from (f"virtual.{problem}" for problem in self.virtual.problems(sync.num_learners))
 
     def _problems_of_joining(self) -> Iterator[str]:
         """Whether learners beyond the first ones have anything to read."""
@@ -244,13 +217,21 @@ class Experiment:
         if not first <= most <= 2 * first:
             why = "a shard of the data has two readers at most"
             yield f"remote.max_learners: is {most}, but must be from {first} to {2 * first}: {why}"
-        if self.driver != "remote":
-            yield f"remote.max_learners: is {most}, but must be None where driver is {self.driver}"
         if isinstance(self.model, LoopConfig):
             yield f"remote.max_learners: is {most}, but must be None for a loop, which alone knows its data"
 
-    def _problems_of_timeouts(self) -> Iterator[str]:
-        """Which waits of processes end before what they wait for can have come."""
+    def _problems_of_processes(self, learners: int, known: str, alike: bool) -> Iterator[str]:
+        """What does not fit processes; `alike`: whether all of so many learners draw as many rows."""
+        remote, fragments = self.remote, self.sync.num_fragments
+        if len(remote.hosts) not in (0, learners):
+            yield f"remote.hosts: has {len(remote.hosts)} entries, but {known} is {learners}"
+        if remote.spares and max(remote.hosts, default=1) > 1:
+            yield f"remote.spares: is {remote.spares}, but must be 0 where learners have several hosts"
+        if remote.spares and not alike:
+            yield f"remote.spares: is {remote.spares}, but must be 0 where train.batch_sizes differ"
+        if remote.parts > fragments:
+            yield f"remote.parts: is {remote.parts}, but must be at most sync.num_fragments, {fragments}"
+        # Which waits end before what they wait for can have come.
         silence, backoff = self.sync.silence_timeout, self.remote.longest_backoff
         snapshot = self.snapshot.timeout
         known = f"sync.silence_timeout, {silence:g}"
@@ -265,13 +246,13 @@ class Experiment:
         """What needs rows and tokens, which only the loop itself knows."""
         if self.algorithm in BASELINES:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
-        told = (self.train.tokens, self.virtual.seconds, self.init_from)
+        told = (self.train.tokens, self.virtual_seconds, self.init_from)
         for name, value in zip(("train.tokens", "virtual.seconds", "init_from"), told, strict=True):
             if value is not None:
                 yield f"{name}: is {value}, but must be None for a loop"
         if self.train.sub_shards > 1:
             yield f"train.sub_shards: is {self.train.sub_shards}, but must be 1 for a loop"
-        if max(self.remote.hosts, default=1) > 1:
+        if self.driver == "remote" and max(self.remote.hosts, default=1) > 1:
             yield f"remote.hosts: is {self.remote.hosts}, but a loop's learners have one host each"
         if self.driver == "virtual" and not self.virtual.arrays:
             yield "virtual.arrays: is False, but must be True for a loop"
@@ -279,7 +260,21 @@ class Experiment:
     @property
     def most_learners(self) -> int:
         """Learners are numbered below it."""
-        return self.remote.max_learners or self.sync.num_learners
+        return self._more_learners or self.sync.num_learners
+
+    @property
+    def _more_learners(self) -> int | None:
+        return self.remote.max_learners if self.driver == "remote" else None
+
+    @property
+    def eval_devices(self) -> int:
+        """The last devices, on which no learner trains."""
+        return self.eval.devices if self.driver == "local" else 0
+
+    @property
+    def virtual_seconds(self) -> float | None:
+        """The budget of virtual time; None: there is none."""
+        return self.virtual.seconds if self.driver == "virtual" else None
 
     def batch_size(self, learner: int) -> int:
         """Rows that the learner draws for one step."""
@@ -310,7 +305,7 @@ class Experiment:
 
     def hosts(self, learner: int) -> int:
         """Processes that driver=remote starts for the learner."""
-        return self.remote.hosts[learner] if self.remote.hosts else 1
+        return self.remote.hosts[learner] if self.driver == "remote" and self.remote.hosts else 1
 
     def min_step_seconds(self, learner: int) -> float:
         """The least time that a step of the learner takes, in seconds."""

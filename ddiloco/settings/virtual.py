@@ -49,25 +49,29 @@ class VirtualConfig:
         30.0, "seconds that elastic data-parallel stands still when chips come or go", at_least=0.0
     )
     arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
-    num_chips: int = setting(8, "of the whole fleet, divided evenly among the learners", at_least=1)
+    num_chips: int | None = setting(
+        None, "of the whole fleet, divided evenly among the learners; None: one a learner", at_least=1
+    )
     lives: str = setting("steady", "what decides when learners fail, come and go", choices=LIVES)
     trace: str | None = setting(None, "CSV file of (time, learner, event), for lives=trace")
     failures: FailureModel = section(FailureModel)
     spare_capacity: SpareCapacity = section(SpareCapacity)
 
-    def __post_init__(self) -> None:
+    def problems(self, num_learners: int) -> Iterator[str]:
+        """Which settings do not fit each other or the learners, each in a line that begins with the field."""
         if (self.lives == "trace") is (self.trace is None):
             wanted = "must name a file" if self.trace is None else "needs lives to be trace"
-            raise ValueError(f"trace: is {self.trace}, but {wanted}; lives is {self.lives}")
-
-    def problems(self, num_learners: int) -> Iterator[str]:
-        """Which settings do not fit the number of learners, each in a line that begins with the field."""
+            yield f"trace: is {self.trace}, but {wanted}; lives is {self.lives}"
         for name in BY_LEARNER:
             count = len(getattr(self, name))
             if count not in (1, num_learners) and (count or name != "bandwidth"):
                 yield f"{name}: has {count} entries, but must have 1, or {num_learners}, one a learner"
-        if self.num_chips < num_learners:
+        if self.num_chips is not None and self.num_chips < num_learners:
             yield f"num_chips: is {self.num_chips}, but must be at least {num_learners}: one a learner"
+
+    def chips(self, num_learners: int) -> int:
+        """Chips of the whole fleet."""
+        return num_learners if self.num_chips is None else self.num_chips
 
     def of(self, name: str, learner: int) -> float:
         """The learner's entry of a tuple."""

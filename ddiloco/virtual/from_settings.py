@@ -38,16 +38,17 @@ def chips_by_learner(experiment: Experiment) -> dict[int, int]:
     go, so that the metrics have them.
     """
     v, learners = experiment.virtual, experiment.sync.num_learners
+    chips = v.chips(learners)
     if experiment.algorithm not in BASELINES:
         if v.lives == "failures":
-            return job_chips(v.failures, v.num_chips, learners, elastic=True)
-        return dict.fromkeys(range(learners), v.num_chips // learners)
+            return job_chips(v.failures, chips, learners, elastic=True)
+        return dict.fromkeys(range(learners), chips // learners)
     if experiment.algorithm == "lone_learner":
-        return {0: v.num_chips // learners}
+        return {0: chips // learners}
     if v.lives == "failures":
-        return job_chips(v.failures, v.num_chips, 1, elastic=experiment.algorithm != "data_parallel")
+        return job_chips(v.failures, chips, 1, elastic=experiment.algorithm != "data_parallel")
     extra = v.spare_capacity.extra_learners if v.lives == "spare_capacity" else 0
-    return {0: v.num_chips, **dict.fromkeys(range(1, extra + 1), v.num_chips // learners)}
+    return {0: chips, **dict.fromkeys(range(1, extra + 1), chips // learners)}
 
 
 def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
@@ -78,9 +79,10 @@ def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:
     """What the failure model does to the experiment's jobs: one for each learner, or one in all."""
     v = experiment.virtual
     jobs = 1 if experiment.algorithm in BASELINES else experiment.sync.num_learners
-    interruptions = draw_interruptions(v.failures, v.num_chips, experiment.seed, until)
+    chips = v.chips(experiment.sync.num_learners)
+    interruptions = draw_interruptions(v.failures, chips, experiment.seed, until)
     elastic = experiment.algorithm != "data_parallel"
-    return job_changes(v.failures, interruptions, v.num_chips, jobs, experiment.seed, until, elastic)
+    return job_changes(v.failures, interruptions, chips, jobs, experiment.seed, until, elastic)
 
 
 def lives(experiment: Experiment) -> list[Change]:

@@ -32,6 +32,7 @@ _FAIR = flags.DEFINE_bool(
 _SIZE = flags.DEFINE_enum(
     "size", "400m", ["160m", "400m", "1b"], "Benchmark accelerator: the preset of configs/dense.py."
 )
+_OF = {"schedules": "schedules", "seed": "schedules", "fair": "schedules", "size": "accelerator"}
 
 
 def main(arguments) -> int:
@@ -41,6 +42,11 @@ def main(arguments) -> int:
     if len(arguments) != 2 or arguments[1] not in NAMES:
         raise cli.UsageError(f"name one benchmark of {', '.join(NAMES)}")
     name, output = arguments[1], cli.made_file(_OUTPUT)
+    for flag, wanted in _OF.items():
+        if name != wanted:
+            cli.refuse([flag], f"has no use for benchmark {name}; it is for {wanted}")
+    if _SEED.value is not None:
+        cli.refuse(["schedules"], "has no use with --seed, which replays one")
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
     more = {

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
@@ -26,8 +26,9 @@ from ml_collections import ConfigDict
 
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
+from ddiloco.disk.folders import make_folder
 from ddiloco.observe import terminal
-from experiments.front import streams
+from experiments.front import path_flags, streams
 
 if TYPE_CHECKING:
     from ddiloco.settings.experiment import Experiment
@@ -36,6 +37,7 @@ LAST_SECONDS = 30.0  # for threads to end once a program is done
 
 _default: list[str] = []  # the config file of the program that runs, when none is given
 _given: list[tuple[str, str]] = []  # the overrides of its config
+_FOLDERS = {"workdir": ("checkpoint", "output"), "output": ("to", "workdir")}  # what some call theirs
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -59,20 +61,25 @@ class Config:
         """Its settings; raises UsageError."""
         return resolve(chosen_config(), _given)
 
-    def experiment(self, **settings: Any) -> Experiment:
-        """The run that it describes, with these settings in place of its own; may raise ConfigError."""
+    def experiment(self, settings: Mapping[str, Any] | None = None, **more: Any) -> Experiment:
+        """The run that it describes, with these settings, by their paths, in place of the file's.
+
+        Raises:
+          UsageError: the command line gives a setting that the run makes no use of, or another value of one
+            of these.
+          ConfigError: a setting is impossible.
+        """
         from ddiloco.settings.experiment import parse
+        from ddiloco.settings.idle import why_idle
 
-        return parse({**self.value, **settings})
-
-    def idle(self, experiment: Experiment) -> Iterator[str]:
-        """A line for each setting of the command line that changes nothing in the run."""
-        for path, _ in _given:
-            group, _, name = path.partition(".")
-            if group in ("remote", "virtual") and group != experiment.driver:
-                yield f"config.{path}: changes nothing where driver is {experiment.driver}"
-            elif group == "outer" and name in experiment.outer.idle:
-                yield f"config.{path}: changes nothing where {experiment.outer.idle[name]}"
+        settings = {**(settings or {}), **more}
+        experiment = parse(resolve(chosen_config(), [*_given, *settings.items()]))
+        for path, text in dict(_given).items():
+            if path in settings and _setting(self.value, path) != settings[path]:
+                raise UsageError(f"config.{path}: is {text}, but is {settings[path]} in this program's runs")
+            if (why := why_idle(experiment, path)) is not None:
+                raise UsageError(f"config.{path}: has no use where {why}; leave it out")
+        return experiment
 
 
 def define_config(default: str) -> Config:
@@ -99,6 +106,11 @@ def take_overrides(group: str = "config") -> list[tuple[str, str]]:
     return [(path, text) for _, path, text in read if path]
 
 
+def gives(path: str) -> bool:
+    """Whether the command line gives this setting."""
+    return path in dict(_given)
+
+
 def chosen_config() -> str:
     """The config file, and its preset, that the command line asks for last; else the program's own."""
     given = [text for _, path, text in _read(sys.argv[1:]) if path == ""]
@@ -108,6 +120,16 @@ def chosen_config() -> str:
 def config_arguments() -> list[str]:
     """The config, with its overrides in their order, as the command line of a program like this one."""
     return [f"--config={chosen_config()}", *(f"--config.{path}={text}" for path, text in _given)]
+
+
+def refuse(names: Iterable[str], why: str) -> None:
+    """Raises UsageError for the first of these flags that the command line gives.
+
+    `why`: what follows the flag's name; a flag's default, also one of the environment, is not refused.
+    """
+    for name in names:
+        if flags.FLAGS[name].present:
+            raise UsageError(f"{name}: {why}")
 
 
 def given(flag: flags.FlagHolder) -> Any:
@@ -140,7 +162,7 @@ def run(
             logging.set_verbosity(logging.WARNING)
         try:
             _check_numbers()
-            _check_folders()
+            path_flags.read(flags.FLAGS)
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
             _leave(main(argv) or 0)
@@ -222,8 +244,7 @@ def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
     """The folder that a flag names, made where it was not there; raises UsageError."""
     folder = pathlib.Path(path)
     with reaching(flag, folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+        return make_folder(folder)
 
 
 def made_file(flag: flags.FlagHolder) -> pathlib.Path | None:
@@ -236,11 +257,12 @@ def made_file(flag: flags.FlagHolder) -> pathlib.Path | None:
         return None
     path = pathlib.Path(flag.value)
     with reaching(flag.name, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        path.open("a").close()
+        make_folder(path.parent)
+        written = path.resolve()  # of a link, the file that it leads to
+        new = not written.exists()
+        written.open("a").close()
         if new:
-            path.unlink()
+            written.unlink()
     return path
 
 
@@ -283,6 +305,9 @@ def _meant(flag: str) -> str | None:
     """What to say of a flag that there is not, if it is a setting without the word `config`."""
     from ddiloco.settings.experiment import Experiment
 
+    for other in _FOLDERS.get(flag, ()):
+        if other in flags.FLAGS:
+            return f"{flag}: no such flag; give --{other}"
     if "config" in flags.FLAGS and flag.partition(".")[0] in Experiment.__dataclass_fields__:
         return f"{flag}: no such flag; did you mean --config.{flag}?"
     return None
@@ -347,13 +372,8 @@ def _check_numbers() -> None:
             raise UsageError(f"{name}: is {value}, but must be a finite number")
 
 
-def _check_folders() -> None:
-    """A run's folder is on a disk: a file in a bucket is neither locked nor written to again."""
-    for flag in ("workdir", "output", "kept"):
-        given = flags.FLAGS[flag].value if flag in flags.FLAGS else None
-        for path in [given] if isinstance(given, str) else given or []:
-            if "://" in path:
-                raise UsageError(f"{flag}: {path}: must be on a disk with file locks, which no bucket has")
+def _setting(config: ConfigDict, path: str) -> Any:
+    return functools.reduce(lambda group, name: group[name], path.split("."), config)
 
 
 def _override(config: ConfigDict, path: str, text: str) -> None:

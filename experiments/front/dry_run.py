@@ -94,7 +94,8 @@ def describe(experiment: Experiment) -> str:
 
 def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     """What each process needs of its host's memory."""
-    syncer, parts = needs.syncer_needs(experiment, layout), experiment.remote.parts
+    syncer = needs.syncer_needs(experiment, layout)
+    parts = experiment.remote.parts if experiment.has_parts else 1
     hosts = experiment.hosts(0)
     learner, giving = needs.learner_needs(experiment, layout, hosts), needs.donor_bytes(experiment) // hosts
     largest = max(needs.part_needs(experiment, layout, part) for part in range(parts))

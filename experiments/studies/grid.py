@@ -26,10 +26,10 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
       UsageError: the text is neither a grid nor a file with `get_sweep`, the function knows no such argument
         or names no point, two points are alike, or none has the baseline's settings.
     """
-    path = argument.partition(":")[0]
-    if not path.endswith(".py") or "=" in path:
+    if is_product(argument):
         sweep = Sweep(_product(argument))
     else:
+        path = argument.partition(":")[0]
         named = getattr(cli.load_module(path, "sweep"), "BASELINE", None)
         sweep = Sweep(cli.call(argument, "get_sweep", "sweep"), named)
     if not sweep.points:
@@ -43,6 +43,12 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
     if count > 1:
         raise cli.UsageError(f"sweep: {count} of its points are {name}")
     return sweep
+
+
+def is_product(argument: str) -> bool:
+    """Whether the text spells the grid out, and names no file."""
+    path = argument.partition(":")[0]
+    return not path.endswith(".py") or "=" in path
 
 
 def with_settings(sweep: Sweep, given: Sequence[tuple[str, Any]]) -> Sweep:

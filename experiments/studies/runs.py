@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -47,10 +47,11 @@ _BUDGETS = ("train.tokens", "virtual.seconds")
 def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     """What the run in the folder lacks to stand for these settings; None if nothing.
 
-    A setting that its version did not know yet was at its default. `settings`: as
-    `ddiloco.settings.experiment.to_json` gives them.
+    A setting that its version did not know yet was at its default, and one that the run makes no use of may
+    differ. `settings`: as `ddiloco.settings.experiment.to_json` gives them.
     """
     from ddiloco.settings.experiment import parse, to_json
+    from ddiloco.settings.idle import why_idle
 
     if not finished(workdir):
         return "it has not finished"
@@ -60,12 +61,12 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
         return f"its config.json is of another version: {error}"
     except (OSError, ValueError):
         return "its config.json cannot be read"
-    new = flat(settings)
+    new, experiment = flat(settings), parse(settings)
     if any(new[budget] is not None for budget in _BUDGETS):  # then the run finds its steps itself
         new["train.steps"] = old["train.steps"]
     for name in {**new, **old}:  # another model has other settings
         was, now = old.get(name, "not there"), new.get(name, "not there")
-        if was != now:
+        if was != now and why_idle(experiment, name) is None:
             return f"{name} was {was}, but is {now} now"
     return None
 
@@ -86,6 +87,7 @@ class Run:
     overrides: Sequence[tuple[str, Any]]
     workdir: pathlib.Path
     settings: Mapping[str, Any]  # all that it then has, as for `lacking`
+    idle: Mapping[str, str]  # overrides that it has no use for, and why: they are left out
 
     def arguments(self) -> list[str]:
         """The arguments of `experiments.train`."""
@@ -100,16 +102,32 @@ class Run:
 def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: pathlib.Path) -> Run:
     """The run of that name; to be asked for before any run starts.
 
+    Its command has no override that the run makes no use of: all runs have those of a whole grid.
+
     Raises:
       UsageError: a setting is unknown or impossible; the message begins with the name and names the field.
     """
     from ddiloco.settings.experiment import parse, to_json
+    from ddiloco.settings.idle import why_idle
 
     try:
-        settings = to_json(parse(cli.resolve(config, overrides)))
+        experiment = parse(cli.resolve(config, overrides))
+        idle = {path: why for path, _ in overrides if (why := why_idle(experiment, path)) is not None}
+        used = [(path, value) for path, value in overrides if path not in idle]
+        settings = to_json(parse(cli.resolve(config, used)))
     except (cli.UsageError, ConfigError) as error:
         raise cli.UsageError(f"{name}: {error}") from None
-    return Run(name, config, overrides, workdir, settings)
+    return Run(name, config, used, workdir, settings, idle)
+
+
+def refuse_idle(paths: Iterable[str], planned: Sequence[Run], flag: str = "config.") -> None:
+    """Raises UsageError for the first of these settings that none of the runs has a use for.
+
+    `flag`: what the setting stands behind in the message.
+    """
+    for path in paths:
+        if planned and all(path in run.idle for run in planned):
+            raise cli.UsageError(f"{flag}{path}: has no use where {planned[0].idle[path]}; leave it out")
 
 
 def of_each_seed(

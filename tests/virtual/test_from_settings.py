@@ -214,6 +214,8 @@ def test_the_chips_of_a_fleet_are_divided_evenly_and_a_baseline_has_them_all(mad
     assert chips_by_learner(made(virtual=FAILURES)) == {0: 32, 1: 32}
     assert chips_by_learner(made("data_parallel", virtual={"num_chips": 9})) == {0: 9}
     spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": 1}}
+    assert chips_by_learner(made("elastic_data_parallel", virtual=spare)) == {0: 2, 1: 1}
+    spare["num_chips"] = 8
     assert chips_by_learner(made("elastic_data_parallel", virtual=spare)) == {0: 8, 1: 4}
 
 

@@ -42,7 +42,7 @@ from ddiloco.roles.snapshots.messages import (
     part_name,
     sender_of,
 )
-from ddiloco.settings.experiment import SnapshotConfig
+from ddiloco.settings.saving import SnapshotConfig
 
 
 @dataclasses.dataclass

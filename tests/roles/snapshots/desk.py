@@ -14,7 +14,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.roles.snapshots.taking import SnapshotTaker
-from ddiloco.settings.experiment import SnapshotConfig
+from ddiloco.settings.saving import SnapshotConfig
 
 PATIENCE = 30.0
 

@@ -31,12 +31,13 @@ def main(_) -> int:
     if _SEEDS.value and cli.gives("seed"):
         raise cli.UsageError("config.seed: has no use with --seeds, which says which there are")
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [_CONFIG.value.seed]
+    planned = [_CONFIG.experiment(driver="virtual", seed=seed) for seed in seeds]
     platform.prepare()
     folder = cli.made_folder("output", output)
     stop, received = ending.stop_on_signals(saving=f"saving the scores so far in {folder}")
     points = []
-    for seed in seeds:
-        points += averages.scored_run(_CONFIG.experiment(driver="virtual", seed=seed), stop)
+    for experiment in planned:
+        points += averages.scored_run(experiment, stop)
         (folder / "averages.json").write_text(json.dumps(points, indent=1) + "\n")
         if stop.is_set():
             break

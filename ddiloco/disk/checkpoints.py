@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -155,8 +157,18 @@ def _complete(directory: pathlib.Path) -> None:
             path.rename(directory / path.name)
 
 
-def _manager(directory: pathlib.Path, create: bool) -> ocp.CheckpointManager:
+@contextlib.contextmanager
+def _manager(directory: pathlib.Path, create: bool) -> Iterator[ocp.CheckpointManager]:
+    """Orbax's, of the folder; it takes square brackets in a path for a pattern, so its path has none."""
     if not create:
         _complete(directory)
     options = ocp.CheckpointManagerOptions(create=create, enable_async_checkpointing=False)
-    return ocp.CheckpointManager(pathlib.Path(directory).resolve(), options=options, item_names=_ITEMS)
+    with contextlib.ExitStack() as stack:
+        path = pathlib.Path(directory).resolve()
+        if glob.has_magic(str(path)) or "\\" in str(path):
+            if create:
+                path.mkdir(parents=True, exist_ok=True)
+            link = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), "folder")
+            link.symlink_to(path, target_is_directory=True)
+            path = link
+        yield stack.enter_context(ocp.CheckpointManager(path, options=options, item_names=_ITEMS))

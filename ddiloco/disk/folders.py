@@ -21,7 +21,7 @@ def check_folder(path: pathlib.Path) -> None:
     path = path.absolute()
     way = (*reversed(path.parents), path)
     for part in way:
-        if part.is_symlink() and not os.path.exists(part):
+        if os.path.islink(part) and not os.path.exists(part):
             raise OSError(errno.ENOENT, f"{part} is a link to {os.readlink(part)}, which is not there")
         if os.path.lexists(part) and not os.path.isdir(part):
             raise OSError(errno.ENOTDIR, f"{part} is there, and is no folder")

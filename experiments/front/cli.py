@@ -306,7 +306,7 @@ def _meant(flag: str) -> str | None:
     from ddiloco.settings.experiment import Experiment
 
     for other in _FOLDERS.get(flag, ()):
-        if other in flags.FLAGS:
+        if other in flags.FLAGS and "string" in flags.FLAGS[other].flag_type():
             return f"{flag}: no such flag; give --{other}"
     if "config" in flags.FLAGS and flag.partition(".")[0] in Experiment.__dataclass_fields__:
         return f"{flag}: no such flag; did you mean --config.{flag}?"

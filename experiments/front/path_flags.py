@@ -20,7 +20,8 @@ def read(known: flags.FlagValues) -> None:
     """
     for flag in (known[name] for name in _PATHS if name in known):
         many = isinstance(flag.value, list)
-        paths = [os.path.expanduser(path) for path in (flag.value if many else [flag.value]) if path]
+        given = flag.value if many else [flag.value]
+        paths = [os.path.expanduser(path) for path in given if isinstance(path, str)]  # some --to is a step
         if paths:
             flag.value = paths if many else paths[0]
         for path in paths if flag.name in _ON_DISKS else []:

@@ -15,6 +15,7 @@ from etils import epath
 
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
+from ddiloco.disk.folders import check_folder
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, SYNCER, Assignment
 from ddiloco.observe.health import Health, serve
 from ddiloco.observe.json_lines import speak_json
@@ -165,6 +166,8 @@ class _Process:
             raise cli.UsageError(
                 f"part: is {assignment.part}, but must be below {parts}, by config.remote.parts"
             )
+        with cli.reaching("workdir", assignment.workdir):
+            check_folder(assignment.workdir / FOLDER)
         address = check_address(assignment.listen, "listen")
         authority = check_address(assignment.syncer, "authority")
         check_reach(address, self.security)
@@ -260,6 +263,7 @@ class _Process:
         workdir = self.assignment.workdir
         roles.name_process(self.assignment.name)
         with cli.reaching("workdir", workdir):
+            check_folder(workdir / "evaluator")
             process = EvaluatorProcess(self._assembly(), workdir, self._note)
             self.health.ready.set()
             process.run(self.stop)
@@ -277,10 +281,16 @@ class _Process:
     def _folder(self) -> epath.Path | None:
         """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
         a, copies = self.assignment, self.experiment.remote.copies
+        if a.workdir is not None:
+            own = a.workdir / "learners" / str(a.learner)
+            with cli.reaching("workdir", a.workdir):
+                check_folder(own)
         if not copies:
-            return None if a.workdir is None else a.workdir / "learners" / str(a.learner)
-        folder = epath.Path(copies) / str(a.learner)
+            return None if a.workdir is None else own
+        folder = epath.Path(copies).expanduser() / str(a.learner)
         try:
+            if "://" not in copies:
+                check_folder(pathlib.Path(folder))
             folder.mkdir(parents=True, exist_ok=True)
         except Exception as error:  # of a bucket, whose libraries raise errors of their own
             raise ConfigError(f"config.remote.copies: {folder}: {reason(error)}") from None

@@ -183,3 +183,13 @@ def test_what_a_killed_process_has_left_of_a_checkpoint_goes_with_the_next(tmp_p
     (left / "array").write_bytes(bytes(100))
     save(tmp_path, 20, EXPERIMENT, parameters(20), 1.5)
     assert [path.name for path in tmp_path.iterdir()] == ["20"]
+
+
+@pytest.mark.parametrize("name", ["run [1]", "a*?{b}", "a\\b", "schön, mit Leerzeichen", "#1 %20"])
+def test_a_folder_s_name_is_no_pattern(name, tmp_path):
+    for step in (4, 12):
+        save(tmp_path / name / "checkpoints", step, EXPERIMENT, parameters(step), None)
+    restored = restore(tmp_path / name)
+    assert restored.step == 12
+    assert_equal(restored.params, parameters(12))
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -3,6 +3,10 @@
 import json
 import re
 
+import pytest
+
+from tests.refusals import assert_refused
+
 
 def test_the_command_prints_it_with_what_is_set_and_trains_nothing(programs, tmp_path):
     workdir = tmp_path / "run"
@@ -22,27 +26,40 @@ def test_all_that_it_prints_is_json_if_that_is_wanted(programs, tmp_path):
     assert any(line["message"].startswith("24 steps in") for line in lines)
 
 
-def test_a_setting_that_changes_nothing_is_told_before_the_run(programs, tmp_path):
-    given = {
-        "driver": "virtual",
-        "virtual.arrays": False,
-        "train.steps": 24,
-        "remote.spares": 0,
-        "outer.optimizer": "direct",
-        "outer.learning_rate": 0.7,
-        "outer.momentum": 0.3,
-        "outer.merge": "direct",
-        "outer.embeddings": "direct",
-        "log.page": "",
-    }
-    changes = [f"--config.{path}={value}" for path, value in given.items()]
-    done = programs.run("train", *changes, f"--workdir={tmp_path}")
-    assert (done.returncode, done.stderr.splitlines()) == (
-        0,
-        [
-            "config.remote.spares: changes nothing where driver is virtual",
-            "config.outer.learning_rate: changes nothing where outer.optimizer is direct",
-            "config.outer.momentum: changes nothing where outer.optimizer is direct",
-            "config.outer.embeddings: changes nothing where outer.merge is direct",
-        ],
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["remote.spares=0"], "config.remote.spares: has no use where driver is virtual"),
+        (["eval.devices=0"], "config.eval.devices: has no use where driver is virtual"),
+        (["driver=local", "virtual.arrays=true"], "config.virtual.arrays: has no use where driver is local"),
+        (
+            ["driver=remote", "virtual.lives=steady"],
+            "config.virtual.lives: has no use where driver is remote",
+        ),
+        (
+            ["outer.learning_rate=0.7", "outer.optimizer=direct"],
+            "config.outer.learning_rate: has no use where outer.optimizer is direct",
+        ),
+        (
+            ["outer.merge=direct", "outer.embeddings=rda"],
+            "config.outer.embeddings: has no use where outer.merge is direct",
+        ),
+    ],
+)
+def test_a_setting_of_the_command_line_without_a_use_is_refused(given, told, programs, tmp_path):
+    changes = [f"--config.{one}" for one in ("driver=virtual", *given)]
+    done = programs.run("train", *changes, f"--workdir={tmp_path / 'run'}")
+    assert_refused(done, f"{told}; leave it out\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_a_file_for_other_drivers_are_no_mistake(programs, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from configs import dense\n\n\ndef get_config():\n    config = dense.get_config()\n"
+        "    config.remote.spares, config.eval.devices, config.outer.optimizer = 2, 1, 'direct'\n"
+        "    config.virtual.arrays = False\n    return config\n"
     )
+    given = {"driver": "virtual", "train.steps": 24, "log.page": ""}
+    changes = [f"--config.{path}={value}" for path, value in given.items()]
+    done = programs.run("train", f"--config={tmp_path / 'own.py'}", *changes, f"--workdir={tmp_path / 'run'}")
+    assert (done.returncode, done.stderr) == (0, "")

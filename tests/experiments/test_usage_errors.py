@@ -150,14 +150,3 @@ def test_an_override_of_none_may_stand_apart_from_its_name(programs):
 )
 def test_the_other_programs_tell_usage_errors_too(name, arguments, told, programs):
     assert_refused(programs.run(name, *arguments), told)
-
-
-def test_what_changes_nothing_in_a_launch_is_told_once(programs, tmp_path):
-    given = ["--launcher=slurm", "--dry_run", f"--workdir={tmp_path}", f"--output={tmp_path / 'made'}"]
-    done = programs.run("launch", *given, "--spot", "--topology=4x4x4", "--config.virtual.latency=1")
-    assert done.returncode == 0
-    assert sorted(line for line in done.stderr.splitlines() if "changes nothing" in line) == [
-        "config.virtual.latency: changes nothing where driver is remote",
-        "spot: changes nothing where launcher is slurm",
-        "topology: changes nothing where launcher is slurm",
-    ]

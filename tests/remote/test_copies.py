@@ -47,6 +47,12 @@ def test_the_only_host_s_copy_is_its_newest(folder):
         np.testing.assert_array_equal(own, leaf)
 
 
+def test_a_folder_s_name_is_no_pattern(tmp_path):
+    folder = epath.Path(tmp_path) / "copies [1]" / "0"
+    OwnCopies(folder, FORMAT).keep(InnerState(7, (3, 4), arrays(1), trained=9), "run")
+    assert OwnCopies(folder, FORMAT).newest("run").step == 7
+
+
 @pytest.mark.parametrize(
     ("run", "inner", "why"),
     [
@@ -151,12 +157,12 @@ def test_a_folder_that_cannot_be_listed_has_no_copies_for_a_while_and_says_so(fo
     copies = OwnCopies(folder, FORMAT)
     copies.keep(InnerState(7, (3, 4), arrays(1)), "run")
 
-    def glob(path, pattern):
+    def iterdir(path):
         raise OSError(errno.ESTALE, "Stale file handle")
 
     with monkeypatch.context() as stale:
-        stale.setattr(type(folder), "glob", glob)
-        stale.setattr(type(copies.folder), "glob", glob)
+        stale.setattr(type(folder), "iterdir", iterdir)
+        stale.setattr(type(copies.folder), "iterdir", iterdir)
         assert OwnCopies(folder, FORMAT).numbers() == []
         with pytest.raises(ValueError, match="cannot be listed: Stale file handle: no own copy"):
             copies.newest("run")

@@ -6,6 +6,7 @@ each keeps two, and the learner goes on from the newest copy that all its hosts 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -192,8 +193,9 @@ class OwnCopies:
         if not self._swept:  # of what a kill has left; not before, as the disk may hang
             self._swept = True
             array_file.sweep(pathlib.Path(self.folder), f"inner_state.{self._host}.")
-        with array_file.as_os_error(self.folder):
-            found = [
-                path for path in self.folder.glob(f"inner_state.{self._host}.*") if path.suffix[1:].isdigit()
-            ]
+        found, ours = [], f"inner_state.{self._host}."
+        with array_file.as_os_error(self.folder), contextlib.suppress(FileNotFoundError):
+            # Not by a pattern, which the folder's own name would be part of.
+            named = [path for path in self.folder.iterdir() if path.name.startswith(ours)]
+            found = [path for path in named if path.suffix[1:].isdigit()]
         return sorted(found, key=lambda path: int(path.suffix[1:]), reverse=True)

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, Sharding
 from ddiloco.config import ConfigError
 from ddiloco.data.host_batches import HostBatches, shards_of_rows
 from ddiloco.outer.blocks import needed
+from ddiloco.outer.finite import NotFiniteError, check_finite
 from ddiloco.outer.stacks import array_of
 from ddiloco.roles.assembly import Assembly, Between, Recipe, Scorer
 from ddiloco.roles.learner_arrays import Batches
@@ -222,8 +223,13 @@ class LoopRecipe(Recipe):
         return self._global.shapes
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters that `init` gives."""
-        return self._global.initial_parameters()
+        """The parameters that `init` gives; raises ConfigError if one is not finite."""
+        params = self._global.initial_parameters()
+        try:
+            check_finite(params.items())
+        except NotFiniteError as error:
+            raise ConfigError(f"loop.init: {error}") from None
+        return params
 
     def kind(self, shards: Sequence[int]) -> int:
         """The learner's number, since every learner has its own loop."""

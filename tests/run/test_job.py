@@ -1,18 +1,26 @@
 """What a run says of fragments that it never merges, and how it ends if its result finds no room."""
 
 import contextlib
+import json
 import threading
+from unittest import mock
 
+import numpy as np
 import pytest
+import tokenizers
 
 from ddiloco.config import ConfigError
 from ddiloco.disk import array_file
 from ddiloco.disk.run_mark import RunMark
+from ddiloco.observe import monitor
 from ddiloco.observe.files import read_json, replacing
+from ddiloco.roles.outcome import Outcome
 from ddiloco.run import needs
 from ddiloco.run.job import _write_settings, run_job
 from ddiloco.run.recipes import ModelRecipe
+from ddiloco.training.parameters import drawn_parameters
 from ddiloco.virtual.run import VirtualRun
+from ddiloco.weights.export import export
 from tests import virtual_runs, workbench
 from tests.refusals import refusal
 from tests.small_disks import small_disk
@@ -142,3 +150,58 @@ def test_a_run_shorter_than_the_interval_says_what_it_never_merges(
     summary = virtual_runs.run_job(virtual_runs.virtual(data_dir, algorithm, **settings), tmp_path).summary
     assert summary["alarms"] == told
     assert [*summary["outer_steps"].values()].count(0) == len(told)
+
+
+def spoiled_weights(experiment, folder):
+    """Weights for the experiment in a folder, of which one number is none; their file."""
+    params = {name: np.array(value) for name, value in drawn_parameters(experiment.model, 0)}
+    params["final_norm/scale"][3] = np.nan
+    export(experiment, params, folder)
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("driver", "algorithm"),
+    [
+        ("local", "decoupled"),
+        ("remote", "decoupled"),
+        ("virtual", "decoupled"),
+        ("local", "data_parallel"),
+        ("virtual", "data_parallel"),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused_before_anything_is_written(
+    driver, algorithm, data_dir, tmp_path
+):
+    experiment = workbench.experiment(data_dir, algorithm, driver=driver, init_from=str(tmp_path / "weights"))
+    file = spoiled_weights(experiment, tmp_path / "weights")
+    workdir = tmp_path / "run"
+    with workbench.devices(2):
+        told = refusal(ConfigError, run_job, experiment, workdir, threading.Event(), runner=lambda *_: None)
+    assert told == f"config.init_from: {file}: model.norm.weight holds numbers that are not finite"
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize("end", [None, "<end>"])
+@pytest.mark.parametrize(
+    ("driver", "algorithm"),
+    [("local", "decoupled"), ("remote", "decoupled"), ("virtual", "decoupled"), ("local", "data_parallel")],
+)
+def test_a_run_whose_documents_have_no_end_says_so(driver, algorithm, end, data_dir, tmp_path):
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ids = {char: i for i, char in enumerate(sorted(level.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=[]))
+    tokenizer.pre_tokenizer = level
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    data = {"tokenizer": "huggingface", "tokenizer_model": str(tmp_path / "tokenizer.json")}
+    experiment = workbench.experiment(data_dir, algorithm, driver=driver, data=data)
+
+    def runner(assembly, record, stop, snapshot):
+        return Outcome(assembly.initial_parameters(), 0, None, finished=True, failure=None)
+
+    with workbench.devices(2), mock.patch.object(monitor, "plot_loss"):
+        summary = run_job(experiment, tmp_path / "run", threading.Event(), runner=runner).summary
+    told = f"data.tokenizer_model: {tmp_path / 'tokenizer.json'} has no eos token: no document has an end"
+    assert summary["alarms"] == ([] if end else [told])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -87,6 +88,19 @@ def test_a_loop_without_evaluation_scores_nothing():
 
     assembly = assembly_of(experiment(), make_loop)
     assert assembly.scorer(assembly.own_mesh())(assembly.initial_parameters()) is None
+
+
+def test_a_loop_that_begins_with_numbers_that_are_not_finite_is_refused():
+    def make_loop(place, width):
+        loop = plain_loop.make_loop(place, width)
+
+        def init():
+            return jax.tree.map(lambda x: np.inf * x if x.dtype == np.float32 else x, loop.init())
+
+        return dataclasses.replace(loop, init=init)
+
+    told = refusal(ConfigError, assembly_of(experiment(), make_loop).initial_parameters)
+    assert re.fullmatch(r"loop.init: [\w/.]+ holds numbers that are not finite", told)
 
 
 @pytest.mark.parametrize(

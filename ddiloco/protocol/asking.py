@@ -82,6 +82,8 @@ class Asking:
         asked = m.asked.get(c.fragment)
         if asked is not None and asked.version == c.version:
             asked.arrived_at = now
+            m.punctual = asked.expected_at is None or now <= asked.expected_at
+            m.lag.add(0.0 if asked.quorum_at is None else now - asked.quorum_at)
         if m.step_time.value is None or m.reported_at is None:
             return
         made = m.reported_at - (m.step - c.step) * m.step_time.value
@@ -98,7 +100,8 @@ class Asking:
         for m in members.live():
             if m.learner in r.arrived:
                 self._in_time(m, m.asked.get(r.id.fragment), now)
-            elif m.learner in r.owed:
+            elif (owed := r.owed.get(m.learner)) is not None:
+                m.punctual &= owed.expected_at is None or now < owed.expected_at
                 m.lead = min(self._policy.interval, m.lead + 1)
                 m.margin = min(self._policy.interval / 4, m.margin + MISSED)
         self._longest_lead = max((m.lead for m in members.live()), default=SHORTEST_LEAD)

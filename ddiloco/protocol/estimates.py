@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 RATE = 0.2  # weight of the newest sample
+DEVIATIONS = 4.0  # mean deviations above the average that samples seldom exceed
 
 
 @dataclasses.dataclass
@@ -15,6 +16,26 @@ class MovingAverage:
 
     def add(self, sample: float) -> None:
         self.value = sample if self.value is None else self.value + RATE * (sample - self.value)
+
+
+@dataclasses.dataclass
+class Delay:
+    """Seconds that vary: their moving average and mean deviation, as for TCP's retransmissions (RFC 6298)."""
+
+    value: float | None = None
+    deviation: float = 0.0
+
+    def add(self, sample: float) -> None:
+        if self.value is None:
+            self.value, self.deviation = sample, sample / 2
+            return
+        self.deviation += RATE * (abs(sample - self.value) - self.deviation)
+        self.value += RATE * (sample - self.value)
+
+    @property
+    def bound(self) -> float:
+        """What they seldom exceed."""
+        return (self.value or 0.0) + DEVIATIONS * self.deviation
 
 
 def slack(overlap: int, step_time: float, quorum_time: float, sync_time: float) -> float:

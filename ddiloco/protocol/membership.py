@@ -8,7 +8,7 @@ import enum
 from collections.abc import Sequence
 
 from ddiloco.protocol import news
-from ddiloco.protocol.estimates import MovingAverage
+from ddiloco.protocol.estimates import Delay, MovingAverage
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
 SHORTEST_LEAD = 2.0
@@ -50,6 +50,8 @@ class Asked:
     seen: int  # its clock as the syncer knew it when it asked
     steps: int | None  # on the fragment's version, likewise; None: it had another
     arrived_at: float | None = None
+    quorum_at: float | None = None  # when the round had its quorum
+    expected_at: float | None = None  # by when its offer was to be here, as of then
     expires: float | None = None  # when an offer that it has made is given up; None: not made yet
 
 
@@ -71,6 +73,8 @@ class Member:
     dismissed: bool = False  # told that it is no member: the next incarnation is its own
     step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds
     delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer
+    lag: Delay = dataclasses.field(default_factory=Delay)  # seconds from a round's quorum to its offer
+    punctual: bool = True  # whether its last offer came by the time at which it was expected
     most_tokens: float = 0.0  # that a step may have: twice what was reported
     margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
     asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
@@ -176,6 +180,7 @@ class Membership:
         old = self._members.get(member.learner)
         if old is not None:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
+            member.lag, member.punctual = old.lag, old.punctual
             if old.state is State.LIVE:
                 self.move(old, State.GONE)
         self._members[member.learner] = member

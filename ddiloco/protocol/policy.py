@@ -9,7 +9,7 @@ ALLOWANCE = 4.0
 """How much longer than as many bytes of a welcome others may take: who sends them may have more to do."""
 
 
-def _knob(default: Any, meaning: str, **metadata: float | str) -> Any:
+def _knob(default: Any, meaning: str, **metadata: float | str | tuple[str, ...]) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, **metadata})
 
 
@@ -38,7 +38,13 @@ class SyncPolicy:
     )
     quorum: int | None = _knob(1, "K: learners that a merge needs at least; None: all live ones", at_least=1)
     gamma: float = _knob(0.8, "share of the slack that a grace window may use", at_least=0.0, below=1.0)
-    max_grace: float = _knob(1.0, "longest grace window, in inner steps", at_least=0.0)
+    max_grace: float = _knob(1.0, "longest grace window of the paper's rule, in inner steps", at_least=0.0)
+    grace: str = _knob(
+        "expected",
+        "whom a merge waits for after its quorum. expected: also for offers measured to arrive before the "
+        "fragment's next turn, where nobody waits for merges; paper: for the paper's window alone",
+        choices=("expected", "paper"),
+    )
     mixing: float = _knob(
         0.0,
         "alpha: share of its own value that a learner keeps when an update arrives",
@@ -86,6 +92,11 @@ class SyncPolicy:
     def fewest(self) -> int:
         """Learners that a merge needs at least: where it is of all live ones, one may be all."""
         return self.quorum or 1
+
+    @property
+    def waits_for_expected(self) -> bool:
+        """Whether merges wait for offers that are expected: only where no learner waits for merges."""
+        return self.grace == "expected" and self.quorum is not None and self.max_run_ahead is None
 
     @property
     def band(self) -> int:

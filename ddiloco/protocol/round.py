@@ -42,6 +42,9 @@ class Round:
     arrived: dict[int, Contribution] = dataclasses.field(default_factory=dict)
     known: dict[int, int] = dataclasses.field(default_factory=dict)  # steps known of when the offer came
     old: set[int] = dataclasses.field(default_factory=set)  # whose offer is here until a newer one is
+    window_closes: float = 0.0  # the paper's, in which all are waited for
+    awaited: frozenset[int] = frozenset()  # learners that are waited for after it
+    awaited_until: float = 0.0
     left_owing: set[int] = dataclasses.field(default_factory=set)  # in the window, and may be back in it
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
@@ -63,6 +66,13 @@ class Round:
     def has_given(self, learner: int) -> bool:
         """Whether its offer is here, and counts in the quorum; an old one is merged, but does not count."""
         return learner in self.arrived and learner not in self.old
+
+    def closes(self, awaits_learners: bool) -> float:
+        """Until when offers are waited for, once there is a quorum; who owed one and left may be back."""
+        owing = self.owed.keys() | self.left_owing
+        if self.awaited & owing:
+            return max(self.window_closes, self.awaited_until)
+        return self.window_closes if owing or awaits_learners else 0.0
 
     def has_aged(self, m: Member, steps: int) -> bool:
         """Whether an offer waits here while its learner has gone on for more than so many steps.

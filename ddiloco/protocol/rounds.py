@@ -19,6 +19,7 @@ from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.updates import Updates
+from ddiloco.protocol.waiting import worth_waiting
 
 Said = list[actions.SyncerAction | news.Word]
 
@@ -227,13 +228,14 @@ class Rounds:
         """Those that come due soon; none while as many wait for their merges as may be under way."""
         out: Said = []
         most = max(1, self.policy.overlap)
+        busy = (Phase.READY, Phase.MERGING) if self.policy.waits_for_expected else tuple(Phase)[1:]
         furthest = self._asking.furthest(self.members)
         while (due := self._next) is not None and self.members.count and due.step <= furthest:
             if due.fragment in self._open:
                 break
             if self._prospects.too_late(due, self._asking.front.step):
                 out.append(actions.Record("round_skipped", {"step": due.step, "fragment": due.fragment}))
-            elif sum(r.phase is not Phase.GATHERING for r in self._open.values()) < most:
+            elif sum(r.phase in busy for r in self._open.values()) < most:
                 everyone = {m.learner for m in self.members.live()}
                 p, merged = due.fragment, self.merged
                 late = self._asking.front.step > due.step - SHORTEST_LEAD
@@ -251,10 +253,11 @@ class Rounds:
                 r.began = now
             if r.phase is Phase.GATHERING and self._prospects.has_quorum(r, self._asking.front.step):
                 out += self._start_grace(r, now)
-            waits = r.owed or r.left_owing or self._prospects.awaits_learners
-            if r.phase is Phase.GRACE and (not waits or now >= self._windows[r.id.fragment]):
-                r.phase = Phase.READY
-                del self._windows[r.id.fragment]
+            if r.phase is Phase.GRACE:
+                self._windows[r.id.fragment] = r.closes(self._prospects.awaits_learners)
+                if now >= self._windows[r.id.fragment]:
+                    r.phase = Phase.READY
+                    del self._windows[r.id.fragment]
             if r.phase is Phase.READY:
                 out += self._merge(r, now)
         return out
@@ -265,8 +268,12 @@ class Rounds:
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
         window = self._grace_window(r)
-        self._windows[r.id.fragment] = now + window
-        return [*self._asking.ask_late(r, self.members)] if window > 0 else []
+        r.window_closes = now + window
+        out = [*self._asking.ask_late(r, self.members)] if window > 0 else []
+        if self.policy.waits_for_expected:
+            whom, seconds = worth_waiting(r, self.members, self.policy.interval, self._turn(r, now), now)
+            r.awaited, r.awaited_until = frozenset(whom), now + seconds
+        return out
 
     def _merge(self, r: Round, now: float) -> Said:
         if sum(other.phase is Phase.MERGING for other in self._open.values()) >= max(1, self.policy.overlap):
@@ -381,6 +388,13 @@ class Rounds:
             step_time = min(max(known), max(step_time, sync_time))
             spare = slack(self.policy.overlap, step_time, 0.0, 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
+
+    def _turn(self, r: Round, now: float) -> float:
+        """Seconds until the fragment's next turn; 0 where the pace is not known."""
+        front = self._asking.front
+        turn = self._schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
+        at = front.reaches(turn, now)
+        return 0.0 if at is None else at - now
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that is its own and has not been merged."""

@@ -1,0 +1,45 @@
+"""For whose offers a merge waits: by how late each learner's have been, and what the others lose by it."""
+
+from __future__ import annotations
+
+import math
+
+from ddiloco.protocol.membership import Membership
+from ddiloco.protocol.round import Round
+
+
+def worth_waiting(
+    r: Round, members: Membership, interval: int, turn: float, now: float
+) -> tuple[set[int], float]:
+    """The learners whose offers a merge waits for as its quorum is complete, and for how many seconds.
+
+    An offer adds its learner's work of an interval. A wait of a share s of the interval makes the work of
+    all that are in the merge s intervals older. Of the learners in the order in which they are expected, as
+    many are waited for as make the most of the difference. Not waited for is one whose lag was never
+    measured, or whose last offer came later than it was expected.
+
+    Args:
+      interval: H, in steps.
+      turn: seconds until the fragment is due again; nobody is waited for longer.
+    """
+    coming = []
+    for m in members.live():
+        asked = r.owed.get(m.learner)
+        if asked is None:
+            continue
+        asked.quorum_at = now
+        if m.lag.value is None:
+            continue
+        asked.expected_at = now + m.lag.bound
+        if m.punctual and m.lag.value <= turn:
+            coming.append((m.lag.value, m.learner, m.lag.bound))
+    fastest = min((m.step_time.value for m in members.live() if m.step_time.value), default=math.inf)
+    coming.sort()
+    gains = [
+        number - lag / (interval * fastest) * (len(r.arrived) + number)
+        for number, (lag, _, _) in enumerate(coming, start=1)
+    ]
+    best = max(gains, default=0.0)
+    many = gains.index(best) + 1 if best > 0 else 0
+    longest = max((latest for _, _, latest in coming[:many]), default=0.0)
+    return {learner for _, learner, _ in coming[:many]}, min(longest, turn)

@@ -1,0 +1,104 @@
+"""For whose offers a merge waits."""
+
+import pytest
+
+from ddiloco.protocol import events
+from ddiloco.protocol.estimates import Delay
+from ddiloco.protocol.membership import Asked, Member, Membership, State
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.round import Round
+from ddiloco.protocol.waiting import worth_waiting
+from ddiloco.virtual.links import LinkQuality
+from tests.protocol.desk import Desk, merges
+from tests.virtual.small_fleet import small_fleet
+
+INTERVAL = 24  # steps of a second
+
+
+def waited_for(lags: dict[int, float | None], here: int = 1, turn: float = 24.0, late: tuple[int, ...] = ()):
+    """Whom a round waits for, and how long: `here` offers have come, and those with lags are owed."""
+    members, r = Membership(), Round(RoundId(24, 0), 1)
+    for learner in range(here + len(lags)):
+        m = members.admit(Member(learner, 1, heard_at=0.0))
+        members.move(m, State.LIVE)
+        m.step_time.add(1.0)
+        if learner < here:
+            r.arrived[learner] = Contribution(learner, 1, 0, 1, 24, 24, 24, 0)
+            continue
+        r.owed[learner] = Asked(1, 1, 24, 24, 24)
+        m.punctual = learner not in late
+        if (lag := lags[learner]) is not None:
+            m.lag.add(lag)
+            m.lag.deviation = 0.0
+    return worth_waiting(r, members, INTERVAL, turn, now=100.0)
+
+
+def test_a_delay_follows_the_samples_and_their_deviation():
+    delay = Delay()
+    delay.add(4.0)
+    assert (delay.value, delay.deviation, delay.bound) == (4.0, 2.0, 12.0)
+    delay.add(9.0)
+    assert (delay.value, delay.deviation) == pytest.approx((5.0, 0.8 * 2.0 + 0.2 * 5.0))
+
+
+def test_seven_of_eight_are_waited_for_though_they_are_far():
+    assert waited_for(dict.fromkeys(range(1, 8), 20.0)) == (set(range(1, 8)), 20.0)
+
+
+def test_one_of_eight_is_waited_for_as_long_as_it_costs_the_others_less_than_it_gives():
+    assert waited_for({7: 2.9}, here=7) == ({7}, 2.9), (
+        "a share of 2.9 / 24 of the work of eight, for that of one"
+    )
+    assert waited_for({7: 3.1}, here=7) == (set(), 0.0)
+    assert waited_for({63: 0.5}, here=63) == (set(), 0.0), "of sixty-four it may be an eighth of that"
+
+
+def test_the_near_are_waited_for_and_the_far_are_not():
+    assert waited_for({4: 0.5, 5: 1.0, 6: 1.0, 7: 20.0}, here=4) == ({4, 5, 6}, 1.0)
+
+
+def test_nobody_is_waited_for_beyond_the_fragments_next_turn():
+    assert waited_for(dict.fromkeys(range(1, 8), 20.0), turn=19.0) == (set(), 0.0)
+
+
+def test_who_was_late_or_never_measured_is_not_waited_for():
+    assert waited_for({1: 1.0, 2: 1.0, 3: None}, late=(2,)) == ({1}, 1.0)
+
+
+def round_of(desk: Desk, step: int, lag: float) -> tuple[list, float]:
+    """Learner 0 offers at a step, learner 1 so much later; what was merged, and how long it took."""
+    for clock in range(step - 7, step + 1):
+        for learner in (0, 1):
+            desk.report(learner, clock, at=float(clock), steps=8)
+    out = desk.offer(0, (step, 0))
+    while not merges(out) and desk.core.next_deadline() < step + lag:
+        out += desk.tell(events.Timeout(), at=desk.core.next_deadline())
+    out += desk.offer(1, (step, 0), at=step + lag)
+    while not merges(out):
+        out += desk.tell(events.Timeout(), at=desk.core.next_deadline())
+    desk.merged(step, 0)
+    return merges(out)[0][2], desk.now - step
+
+
+def test_whoever_misses_its_time_is_not_waited_for_until_it_keeps_it():
+    desk = Desk(learners=2, num_fragments=1, interval=8, quorum=1, gamma=0.0, rebase=True)
+    seen = [
+        round_of(desk, step, lag)[0] for step, lag in [(8, 2.0), (16, 2.0), (24, 7.5), (32, 2.0), (40, 2.0)]
+    ]
+    assert seen == [[0], [0, 1], [0], [0], [0, 1]]
+
+
+@pytest.mark.parametrize(("thin", "share"), [(8, 1.0), (8, 0.9), (8, 0.5), (4, 1.0)])
+def test_links_that_are_just_full_leave_nobody_out(thin, share):
+    """`thin` learners have links of this share of what all fragments take."""
+    policy = SyncPolicy(num_learners=8, num_fragments=6, interval=12, quorum=1, rebase=True)
+    fleet, told = small_fleet(policy, 240, sizes=(100,) * 6)
+    for learner in range(thin):
+        for link in (fleet.places[learner].up, fleet.places[learner].down):
+            link.quality = LinkQuality(latency=0.01 * learner, bandwidth=50.0 * share)
+    fleet.run(max_events=100_000)
+    assert fleet.over
+    merged = sum(values["tokens"] for _, values in told.of("round"))
+    trained = sum(tokens for *_, tokens in told.of("step"))
+    assert merged / (6 * trained) > 0.85

@@ -90,6 +90,8 @@ def _eos_id(folder: pathlib.Path) -> int | None:
     for name in _MODEL_FILES:
         value = _read(folder / name).get("eos_token_id")
         if value not in (None, []):
-            found: int = value[0] if isinstance(value, list) else value
+            found = value[0] if isinstance(value, list) else value
+            if not isinstance(found, int):
+                raise TypeError(f"{name}: eos_token_id is {found!r}, but must be a number")
             return found
     return None

@@ -120,7 +120,7 @@ class HuggingFaceTokenizer:
             special = read_special_tokens(pathlib.Path(model_file).expanduser().parent)
             changed = self._add(special)
             ids = {name: self._id(special.named.get(f"{name}_token")) for name in ("pad", "bos", "eos")}
-            ids["eos"] = self._of_model(special.eos_id) if ids["eos"] is None else ids["eos"]
+            ids["eos"] = special.eos_id if ids["eos"] is None else ids["eos"]
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             with_bos = ids["bos"] != ids["eos"] and self._begins_with(ids["bos"], special.add_bos)
@@ -163,8 +163,11 @@ class HuggingFaceTokenizer:
             if (found := self._tokenizer.token_to_id(token["content"])) != number:
                 raise ValueError(f"{token['content']!r} gets the id {found}, but must have {number}")
             changed.append(token)
+        named = [*special.named.values(), *special.others]
+        if special.eos_id is not None:
+            named.append({"content": self._of_model(special.eos_id)})
         known = {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()}
-        for token in (*special.named.values(), *special.others):
+        for token in named:
             content = token["content"]
             if self._tokenizer.token_to_id(content) is None or getattr(known.get(content), "special", False):
                 continue
@@ -181,10 +184,11 @@ class HuggingFaceTokenizer:
             raise ValueError(f"it has no token {token['content']!r}")
         return found
 
-    def _of_model(self, eos: int | None) -> int | None:
-        if eos is not None and self._tokenizer.id_to_token(eos) is None:
+    def _of_model(self, eos: int) -> str:
+        content: str | None = self._tokenizer.id_to_token(eos)
+        if content is None:
             raise ValueError(f"it has no token of the model's eos_token_id, {eos}")
-        return eos
+        return content
 
     def _begins_with(self, bos: int | None, wanted: bool | None) -> bool:
         return bos in self._tokenizer.encode("").ids if wanted is None else wanted

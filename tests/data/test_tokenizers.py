@@ -164,6 +164,7 @@ def test_fingerprints_tell_special_ids_apart(published):
         ("trained", None, "tokenizer_config.json: cannot be read: No such file"),
         ("trained", "[]", "is no tokenizer.json with its tokenizer_config.json: "),
         ("trained", '{"eos_token": "<stop>"}', "it has no token '<stop>'"),
+        ("trained", '{"eos_token": ["<end>"]}', "list indices must be"),
         ("trained", '{"eos_token": 2}', "is no tokenizer.json with its tokenizer_config.json: "),
     ],
 )
@@ -272,9 +273,15 @@ def test_transformers_finds_the_same_tokens(settings, beside, control_tokens, pu
         assert [ours.bos] == theirs("", **plain).input_ids
 
 
-@pytest.mark.parametrize("eos", ["<end>", {"content": "<end>", "special": False}])
-def test_a_document_ends_itself_only_where_control_tokens_are_tokens(eos, published):
-    file = published(eos_token=eos, bos_token="<begin>")
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("by_id", [True, False])
+def test_a_document_ends_itself_only_where_control_tokens_are_tokens(special, by_id, published):
+    file = published(
+        {"config": {"eos_token_id": 2}}, bos_token="<begin>", eos_token=None if by_id else "<end>"
+    )
+    entries = json.loads(pathlib.Path(file).read_text())
+    entries["added_tokens"][2]["special"] = special
+    pathlib.Path(file).write_text(json.dumps(entries))
     text = "one<end>two<begin>"
     ours, theirs = (HuggingFaceTokenizer(file, kind) for kind in ("text", "tokens"))
     assert not {0, 1, 2} & set(ours.encode(text)) and ours.decode(ours.encode(text)) == text

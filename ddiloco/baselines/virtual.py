@@ -161,7 +161,9 @@ def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop
     def train(step: int) -> None:
         tokens, metrics = arrays.step(step - 1)
         jax.block_until_ready(metrics)
-        record(records.StepDone(0, step, clock.now, tokens, metrics))
+        done = records.StepDone(0, step, clock.now, tokens, metrics)
+        arrays.tokens += done.tokens
+        record(done)
         if step < e.train.steps and evaluations.due(step):  # the last one comes at the end
             evaluations.evaluate(step, arrays.tokens, arrays.params)
 

@@ -18,7 +18,12 @@ from ddiloco.settings.experiment import parse
 from experiments.front import ending
 from tests.workbench import devices, experiment
 
-HOT = {"inner": {"learning_rate": 1e6, "warmup_steps": 0}, "train": {"steps": 60}}
+HOT = {
+    "inner": {"learning_rate": 1e6, "warmup_steps": 0},
+    "train": {"steps": 60},
+    "sync": {"interval": 12},
+    "outer": {"guard": {"gates": ()}},
+}
 
 
 def run(e, workdir, make_loop=None):
@@ -53,7 +58,7 @@ def test_a_run_that_learns_nothing_ends_with_what_was_good(driver, algorithm, da
     assert sum(s["tokens"].values()) == sum(line["tokens"] for line in told)
     assert s["skipped_steps"] == sum(line.get("skipped", 0) for line in told) > 0.8 * len(told)
     if driver == "virtual":
-        assert s["goodput"] == pytest.approx(1 - s["lost"]["skipping"] - s["lost"]["waiting_for_peers"]) < 0.3
+        assert s["goodput"] == pytest.approx(1 - sum(s["lost"].values())) and s["goodput"] < 0.3
     else:
         assert s["lost"]["skipping"] > 0.2
     assert (s["merged_share"] or 0.0) <= 1.0
@@ -70,7 +75,7 @@ def make_loop(place, bad=(), evaluation=0.0):
     def step(state, batch):
         gradient = jax.grad(lambda params: jnp.mean((batch - params["w"]) ** 2))(state)
         skipped = ~jnp.isfinite(gradient["w"]).all()
-        new = jax.tree.map(lambda w, g: jnp.where(skipped, w, w - 0.1 * g), state, gradient)
+        new = jax.tree.map(lambda w, g: jnp.where(skipped, w, w - 0.5 * g), state, gradient)
         return new, {"loss": jnp.mean((batch - state["w"]) ** 2), "skipped": skipped}
 
     def batches():
@@ -92,6 +97,7 @@ def make_loop(place, bad=(), evaluation=0.0):
 
 def loop_experiment(driver, algorithm="decoupled", learners=4, **settings):
     factory = "tests.run.test_skipped_steps:make_loop"
+    steps = {"min_step_seconds": (0.01,) * learners} if driver == "local" else {}
     paced = {"quorum": None, "max_run_ahead": 0, "overlap": 0} if algorithm == "diloco" else {"quorum": 1}
     return parse(
         {
@@ -99,7 +105,7 @@ def loop_experiment(driver, algorithm="decoupled", learners=4, **settings):
             "driver": driver,
             "model": {"name": "loop", "factory": factory, "settings": settings},
             "sync": {"num_learners": learners, "num_fragments": 1, "interval": 6, **paced},
-            "train": {"steps": 48, "min_step_seconds": (0.01,) * learners},
+            "train": {"steps": 48, **steps},
             "eval": {"every": 12},
             "log": {"page": ""},
         }
@@ -112,7 +118,7 @@ def loop_experiment(driver, algorithm="decoupled", learners=4, **settings):
 def test_where_one_learner_skips_the_others_train_on(driver, algorithm, tmp_path):
     result = run(loop_experiment(driver, algorithm, bad=[2]), tmp_path)
     s = result.summary
-    assert result.failure is None and s["finished"] and s["eval_loss"] < 0.01
+    assert result.failure is None and s["finished"] and s["eval_loss"] < 0.1
     assert {alarm.split(":")[0] for alarm in s["alarms"]} == {"learner 2"}
     assert s["tokens"]["2"] < 0.3 * s["tokens"]["0"]
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").open()]

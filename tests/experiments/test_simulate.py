@@ -124,7 +124,7 @@ def test_an_impossible_fleet_is_told_in_one_line(overrides, told, programs, tmp_
 
 @pytest.mark.parametrize(
     ("output", "told"),
-    [("file/out.json", "File exists"), ("d.json", "Is a directory")],
+    [("file/out.json", "{}/file is there, and is no folder"), ("d.json", "Is a directory")],
 )
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_simulated(
     output, told, programs, tmp_path
@@ -132,7 +132,7 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_simulated(
     (tmp_path / "file").touch()
     (tmp_path / "d.json").mkdir()
     done = programs.run("simulate", *SMALL, f"--output={tmp_path / output}")
-    assert_refused(done, f"output: {tmp_path / output}: {told}")
+    assert_refused(done, f"output: {tmp_path / output}: {told.format(tmp_path)}")
 
 
 def test_the_calibration_prints_values_cells_and_errors(programs):

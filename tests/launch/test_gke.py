@@ -236,13 +236,20 @@ def test_containers_have_the_memory_that_their_processes_need(parts, programs, t
             assert need.most < GIB * int(memory.removesuffix("Gi")) < 1.2 * need.most + 5 * GIB, name
 
 
-@pytest.mark.parametrize("launcher", ["gke", "cloud_tpu"])
-def test_snapshots_are_refused_where_learners_do_not_share_the_syncers_workdir(launcher, programs, tmp_path):
+@pytest.mark.parametrize(
+    ("launcher", "needed"),
+    [
+        ("gke", ["--image=image"]),
+        ("cloud_tpu", ["--zone=us-east5-a", "--runtime=v2-alpha-tpuv5", "--syncer=10.0.0.9:7070"]),
+    ],
+)
+def test_snapshots_are_refused_where_learners_do_not_share_the_syncers_workdir(
+    launcher, needed, programs, tmp_path
+):
     """None would ever be complete, and each would stay on the learners' disks."""
     done = programs.run(
         "launch",
-        *(f"--launcher={launcher}", "--dry_run", f"--output={tmp_path / 'made'}", "--image=image"),
-        *("--zone=us-east5-a", "--runtime=v2-alpha-tpuv5", "--syncer=10.0.0.9:7070"),
+        *(f"--launcher={launcher}", "--dry_run", f"--output={tmp_path / 'made'}", *needed),
         *("--config=configs/dense.py:2b", "--config.snapshot.every=8"),
     )
     assert done.returncode == 2

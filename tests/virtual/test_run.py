@@ -39,6 +39,7 @@ TROUBLE = {
         "notice_seconds": 2.0,
         "recovery_seconds": 3.0,
         "lives": "failures",
+        "num_chips": 8,
         "failures": {
             "mtbi_years": 4e-6,  # of 8 chips: an interruption every 16 s
             "chips_per_slice": 2,

@@ -269,7 +269,7 @@ class Rounds:
         r.grace_began = now
         window = self._grace_window(r)
         r.window_closes = now + window
-        out = [*self._asking.ask_late(r, self.members)] if window > 0 else []
+        out: Said = [*self._asking.ask_late(r, self.members)] if window > 0 else []
         if self.policy.waits_for_expected:
             whom, seconds = worth_waiting(r, self.members, self.policy.interval, self._turn(r, now), now)
             r.awaited, r.awaited_until = frozenset(whom), now + seconds

@@ -118,8 +118,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: a window ends early though one that owed an offer may be back in it",
-        "waits = r.owed or r.left_owing or",
-        "waits = r.owed or",
+        "owing = self.owed.keys() | self.left_owing",
+        "owing = self.owed.keys()",
         PROTOCOL,
     ),
     Mutant(
@@ -191,8 +191,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: another is asked for while as many as the overlap allows wait for their merges",
-        "is not Phase.GATHERING for r in self._open.values()) < most:",
-        "is not Phase.GATHERING for r in self._open.values()) <= most:",
+        "elif sum(r.phase in busy for r in self._open.values()) < most:",
+        "elif sum(r.phase in busy for r in self._open.values()) <= most:",
         PROTOCOL,
     ),
     Mutant(
@@ -203,14 +203,32 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: the grace window does not end when all are in",
-        "if r.phase is Phase.GRACE and (not waits or now >= self._windows[r.id.fragment]):",
-        "if r.phase is Phase.GRACE and now >= self._windows[r.id.fragment]:",
+        "return self.window_closes if owing or awaits_learners else 0.0",
+        "return self.window_closes",
         PROTOCOL,
     ),
     Mutant(
         "rounds: the grace window never ends while an offer is owed",
-        "if r.phase is Phase.GRACE and (not waits or now >= self._windows[r.id.fragment]):",
-        "if r.phase is Phase.GRACE and not r.owed:",
+        "if now >= self._windows[r.id.fragment]:",
+        "if not r.owed:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "rounds: those that wait count among the tau that merge",
+        "busy = (Phase.READY, Phase.MERGING) if self.policy.waits_for_expected else tuple(Phase)[1:]",
+        "busy = tuple(Phase)[1:]",
+        PROTOCOL,
+    ),
+    Mutant(
+        "waiting: also for who was late the last time",
+        "if m.punctual and m.lag.value <= turn:",
+        "if m.lag.value <= turn:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "waiting: at no cost for those that are in",
+        "number - lag / (interval * fastest) * (len(r.arrived) + number)",
+        "number - lag / (interval * fastest)",
         PROTOCOL,
     ),
     Mutant(

@@ -23,7 +23,7 @@ def main(_) -> int:
     from ddiloco.run.saved_model import saved_model
     from ddiloco.weights.export import export
 
-    workdir, folder = pathlib.Path(cli.given(_WORKDIR)), pathlib.Path(cli.given(_TO))
+    workdir, folder = pathlib.Path(cli.given(_WORKDIR)), cli.checked_folder("to", cli.given(_TO))
     with cli.reaching("workdir", workdir):
         found = saved_model(workdir)
     experiment = dataclasses.replace(found.experiment, model=_changed(found.experiment.model))

@@ -118,8 +118,8 @@ def main(_) -> int:
     )
     if _LAUNCHER.value == "ray":
         return _ray(experiment)
+    folder = cli.checked_folder("output", _OUTPUT.value or f"runs/{fleet.name}")
     plan = {"gke": _gke, "slurm": _slurm, "cloud_tpu": _cloud_tpu}[_LAUNCHER.value](fleet, experiment)
-    folder = pathlib.Path(_OUTPUT.value or f"runs/{fleet.name}")
     with cli.reaching("output", folder):
         plan.write(folder)
     for name in plan.files:

@@ -20,7 +20,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder for the files; it must not
 
 
 def main(_) -> int:
-    folder, learners = pathlib.Path(cli.given(_OUTPUT)), cli.given(_LEARNERS)
+    folder, learners = cli.checked_folder("output", cli.given(_OUTPUT)), cli.given(_LEARNERS)
     tokens = {m: secrets.token_hex(24) for m in range(learners)}
     with cli.reaching("output", folder):
         folder.mkdir(mode=0o700, parents=True)

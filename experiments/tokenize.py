@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 
 from absl import flags
 
@@ -22,7 +21,7 @@ def main(_) -> None:
     from ddiloco.data.tokenized import write
     from ddiloco.data.tokenizers import make_tokenizer, without_end
 
-    folder = pathlib.Path(cli.given(_OUTPUT))
+    folder = cli.checked_folder("output", cli.given(_OUTPUT))
     data = _CONFIG.experiment().data
     if not isinstance(data, DataConfig):
         raise cli.UsageError("config: trains on no text")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import signal
 
 from absl import flags
@@ -17,7 +16,6 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 
 def main(_) -> int:
-    from ddiloco.disk.folders import check_folder
     from ddiloco.observe import json_lines
     from ddiloco.run.job import run_job
     from ddiloco.training import platform
@@ -38,12 +36,10 @@ def main(_) -> int:
         return 0
     if experiment.driver != "remote":
         platform.prepare()
-    workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
+    workdir = cli.checked_folder("workdir", _WORKDIR.value or ending.new_workdir())
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
     profile = roles.profile(_PROFILE.value, workdir)
-    with cli.reaching("workdir", workdir):
-        check_folder(workdir)
     stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
     if experiment.driver == "remote":
         from ddiloco.launch.all_roles import run_all

@@ -47,10 +47,11 @@ def check_room(experiment: Experiment, assembly: Assembly, workdir: pathlib.Path
 
     Only the snapshots that a run resumes from may be on another disk than the workdir: all else begins anew.
     """
+    kept = SNAPSHOTS if experiment.resume else None
     saved, free = saved_bytes(experiment, assembly), dict[str, int]()
     names = collections.defaultdict[int, list[str]](list)  # by device
     for name in saved:
-        device, free[name] = free_bytes(workdir / name if name == SNAPSHOTS else workdir)
+        device, free[name] = free_bytes(workdir / name if kept == name else workdir)
         names[device].append(name)
     for together in names.values():
         needed, there = sum(saved[name] for name in together), free[together[0]]

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.disk.folders import make_folder
+from ddiloco.disk.folders import check_folder, make_folder
 from ddiloco.observe import terminal
 from experiments.front import path_flags, streams
 
@@ -238,6 +238,14 @@ def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{flag}: {path}: {error.strerror or error}") from None
+
+
+def checked_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
+    """The folder that a flag names, which can be made and written to; raises UsageError."""
+    folder = pathlib.Path(path)
+    with reaching(flag, folder):
+        check_folder(folder)
+    return folder
 
 
 def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:

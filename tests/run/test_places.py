@@ -1,0 +1,174 @@
+"""Where a run will write is tried at its start, and the room there held against what it saves."""
+
+import json
+import re
+
+import pytest
+
+from ddiloco.config import ConfigError
+from ddiloco.run import job, places
+from ddiloco.run.recipes import assembly_of
+from tests import workbench
+from tests.refusals import assert_refused, refusal
+from tests.small_disks import fill, small_disk
+from tests.virtual_runs import run_job
+
+
+def made(data_dir, **groups):
+    experiment = workbench.experiment(data_dir, **groups)
+    return experiment, assembly_of(experiment)
+
+
+def written(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_is_saved_is_told_by_folder(data_dir):
+    params = 4 * made(data_dir)[1].num_params
+    assert places.saved_bytes(*made(data_dir)) == {"checkpoints": params}
+    remote = places.saved_bytes(*made(data_dir, driver="remote"))
+    assert remote == {"checkpoints": params, "syncer": 2 * params + 4 * 3} or remote["syncer"] >= 2 * params
+    two, three = (
+        places.saved_bytes(*made(data_dir, snapshot={"every": 4}, sync={"num_learners": n}))["snapshots"]
+        for n in (2, 3)
+    )
+    assert three - two >= 3 * params  # parameters and AdamW's two moments of one more learner
+
+
+def test_a_run_saves_as_much_as_is_told(data_dir, tmp_path, one_device):
+    experiment, assembly = made(data_dir, driver="local", snapshot={"every": 4}, train={"steps": 8})
+    assert run_job(experiment, tmp_path).failure is None
+    for name, needed in places.saved_bytes(experiment, assembly).items():
+        newest = max((tmp_path / name).glob("[0-9]*"), key=lambda path: int(path.name))
+        assert needed <= 1.1 * written(newest), name
+        assert written(newest) < 1.5 * needed + (1 << 17), name
+
+
+@pytest.mark.parametrize("driver", ["local", "virtual"])
+def test_a_disk_without_the_room_is_refused_with_both_numbers_before_anything_is_trained(
+    driver, data_dir, tmp_path, one_device
+):
+    experiment, assembly = made(data_dir, driver=driver)
+    needed = places.saved_bytes(experiment, assembly)["checkpoints"]
+    with small_disk(tmp_path / "small", "2m") as small:
+        fill(small / "ballast", leave=needed // 2)
+        told = refusal(ConfigError, run_job, experiment, small / "run")
+        assert not (small / "run" / "config.json").exists()
+    assert told.startswith(f"workdir: {small / 'run'}: has ")
+    free = int(re.search(r"\(([\d,]+) bytes\) free", told)[1].replace(",", ""))
+    assert needed // 4 < free < needed  # the lock has a block
+    assert f"({needed:,} bytes)" in told and "of checkpoints" in told
+
+
+def test_snapshots_on_another_disk_need_room_there(data_dir, tmp_path):
+    experiment, assembly = made(data_dir, snapshot={"every": 4}, resume=True)
+    with small_disk(tmp_path / "snapshots", "64k") as small:
+        fill(small / "ballast")
+        told = refusal(ConfigError, places.check_room, experiment, assembly, tmp_path)
+        assert "of snapshots" in told and "of checkpoints" not in told
+        places.check_room(*made(data_dir, snapshot={"every": 4}), tmp_path)  # a run that begins anew
+
+
+# What a start before has left, of which a run that goes on has a use.
+LEFT = {
+    "checkpoints": "checkpoints is there, and is no folder",
+    "syncer": "syncer is there, and is no folder",
+    "learners/1": "learners/1 is there, and is no folder",
+    "tape": "tape is there, and is no folder",
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_file_in_a_folder_s_place_is_found_where_a_run_goes_on(name, data_dir, tmp_path):
+    experiment, _ = made(data_dir)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    told = refusal(ConfigError, job._write_settings, tmp_path, experiment, resume=True)
+    assert told == f"workdir: {tmp_path}: cannot be written to: {tmp_path / LEFT[name]}"
+
+
+def test_a_folder_in_a_file_s_place_is_found_where_a_run_goes_on(data_dir, tmp_path):
+    (tmp_path / "rounds.jsonl").mkdir()
+    told = refusal(ConfigError, job._write_settings, tmp_path, made(data_dir)[0], resume=True)
+    assert told.endswith(f"{tmp_path}/rounds.jsonl is there, and is a folder")
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics", "summary.json"])
+def test_a_run_that_begins_sets_aside_what_is_in_its_way(name, data_dir, tmp_path):
+    (tmp_path / name).symlink_to("nowhere")
+    job._write_settings(tmp_path, made(data_dir)[0], resume=False)
+    assert (tmp_path / "previous" / "1" / name).is_symlink()
+
+
+WAYS = {
+    "file": "{0}/file is there, and is no folder",
+    "file/sub": "{0}/file is there, and is no folder",
+    "dangling": "{0}/dangling is a link to nowhere, which is not there",
+    "a" * 300: "its name has 300 bytes, and may have 255",
+    "set": "cannot be written to: {0}/set/previous is there, and is no folder",
+}
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "previous").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", WAYS, ids=lambda name: name[:10])
+@pytest.mark.parametrize("driver", ["local", "remote"])
+def test_a_workdir_that_cannot_be_is_refused_before_training(driver, name, place, programs):
+    if driver == "remote" and name == "set":
+        pytest.skip("the syncer finds it, and the launcher tells how its processes end, too")
+    done = programs.train(place / name, f"--config.driver={driver}", "--config.log.page=")
+    assert_refused(done, f"workdir: {place / name}: {WAYS[name].format(place)}\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "given", "flag"),
+    [
+        ("evaluator", ["--workdir=PLACE"], "workdir"),
+        ("learner", ["--workdir=PLACE", "--learner_id=0"], "workdir"),
+        ("syncer", ["--workdir=PLACE", "--listen=127.0.0.1:0"], "workdir"),
+        (
+            "syncer",
+            ["--workdir=PLACE", "--config.remote.parts=2", "--part=0", "--listen=127.0.0.1:0"],
+            "workdir",
+        ),
+        ("sweep", ["--output=PLACE", "--sweep=seed=0,1"], "output"),
+        ("chaos", ["--workdir=PLACE"], "workdir"),
+        ("averages", ["--output=PLACE"], "output"),
+        ("guards", ["--output=PLACE/x.json"], "output"),
+        ("compile", ["--table=PLACE/x.md"], "table"),
+        ("tokenize", ["--output=PLACE/x"], "output"),
+        ("learner", ["--learner_id=0", "--config.remote.copies=PLACE"], "config.remote.copies"),
+    ],
+)
+@pytest.mark.parametrize("name", ["file", "dangling"])
+def test_no_program_begins_what_it_could_not_write(program, given, flag, name, place, programs):
+    done = programs.run(program, *(word.replace("PLACE", str(place / name)) for word in given))
+    told = WAYS[name].format(place)
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: {flag}: {place / name}") and told in line
+
+
+def test_a_folder_of_the_home_folder_and_one_with_brackets_have_all_that_a_run_leaves(programs, tmp_path):
+    name = "run [1] *é"
+    settings = ["--config.snapshot.every=6", "--config.log.page="]
+    given = [word for word in programs.training(tmp_path) if not word.startswith("--workdir")]
+    for program, arguments in {
+        "train": [*given, *settings, f"--workdir=~/{name}"],
+        "replay": [f"--workdir=~/{name}"],
+        "evaluate": [f"--checkpoint=~/{name}", "--output=~/[1].json"],
+        "export": [f"--workdir=~/{name}", "--to=~/ex [1]"],
+        "report": [f"--workdir=~/{name}", "--output=~/[1].html"],
+    }.items():
+        process = programs.start_module(f"experiments.{program}", *arguments, HOME=str(tmp_path))
+        done = programs.finish(process)
+        assert done.returncode == 0, (program, done.stderr)
+    assert json.loads((tmp_path / "[1].json").read_text())["step"] == 12
+    assert {name, "[1].json", "[1].html", "ex [1]"} <= {path.name for path in tmp_path.iterdir()}

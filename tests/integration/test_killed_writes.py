@@ -27,7 +27,8 @@ from tests.remote.ends import PATIENCE, until
 KILLS = times(15, 50)
 PIECES = 4
 PIECE = 1 << 18  # float32: four pieces of a MiB each
-LAYOUT = types.SimpleNamespace(num_fragments=1, fingerprint="of this test")
+NAMES = tuple(types.SimpleNamespace(name=f"piece {n}") for n in range(PIECES))
+LAYOUT = types.SimpleNamespace(num_fragments=1, fingerprint="of this test", fragments=(NAMES,))
 SERVES = "import sys; from tests.integration.test_killed_writes import serve; serve(sys.argv[1])"
 
 

@@ -319,8 +319,8 @@ MUTANTS = (
     ),
     Mutant(
         "learner: rebase counts the steps that were merged twice",
-        "new.steps, new.tokens = old.steps - steps, old.tokens - tokens",
-        "new.steps, new.tokens = old.steps, old.tokens",
+        "base = old.offered[merged] if rebase else self._done  # type: ignore[index]",
+        "base = old.base if rebase else self._done",
         PROTOCOL,
     ),
     Mutant(
@@ -331,14 +331,14 @@ MUTANTS = (
     ),
     Mutant(
         "learner: an offer that an update has overtaken is sent",
-        "kept = tuple(o for o in step.offers if o.round.fragment != fragment or not which(o))",
+        "kept = tuple(o for o in step.offers if o.asked.round.fragment != fragment or not which(o))",
         "kept = step.offers",
         PROTOCOL,
     ),
     Mutant(
         "learner: an offer is made one step late",
-        "f.steps and self.clock >= asked.clock:",
-        "f.steps and self.clock > asked.clock:",
+        "self._has_work(f) and self.clock >= asked.clock:",
+        "self._has_work(f) and self.clock > asked.clock:",
         PROTOCOL,
     ),
     Mutant(

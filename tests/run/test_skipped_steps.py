@@ -119,7 +119,8 @@ def test_where_one_learner_skips_the_others_train_on(driver, algorithm, tmp_path
     result = run(loop_experiment(driver, algorithm, bad=[2]), tmp_path)
     s = result.summary
     assert result.failure is None and s["finished"] and s["eval_loss"] < 0.1
-    assert {alarm.split(":")[0] for alarm in s["alarms"] if "skips" in alarm} == {"learner 2"}
+    left_out = "of its work is merged"  # as where a busy machine slows one learner
+    assert {alarm.split(":")[0] for alarm in s["alarms"] if left_out not in alarm} == {"learner 2"}
     assert s["tokens"]["2"] < 0.3 * s["tokens"]["0"]
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").open()]
     given = [c for line in rounds for c in line["contributions"]]

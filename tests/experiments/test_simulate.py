@@ -21,7 +21,7 @@ SMALL = (
     "--config.days=0.1",
     "--config.seeds=2",
 )
-CAUSES = ["detecting", "failed", "reconfiguring", "replaying", "standby"]
+CAUSES = ["detecting", "failed", "reconfiguring", "replaying", "skipping", "standby"]
 CAUSES += ["waiting_for_network", "waiting_for_peers"]
 
 

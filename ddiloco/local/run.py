@@ -53,6 +53,37 @@ class LocalLink:
         """Nothing follows: threads of one process do not give each other inner states."""
 
 
+class LocalOffers:
+    """Hands a learner's offers to the syncer in the same process, once they are in host memory."""
+
+    def __init__(self, senders: concurrent.futures.Executor, syncer: SyncerWorker) -> None:
+        self._senders, self._syncer = senders, syncer
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many no sender has taken yet."""
+        return self._waiting
+
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer; never waits."""
+        with self._lock:
+            self._waiting += 1
+        self._senders.submit(self._send, round_id, contribution, offer)
+
+    def _send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        with self._lock:
+            self._waiting -= 1
+        try:
+            arrays = offer.on_host()
+        except Exception as error:  # of the devices
+            c = contribution
+            self._syncer.send(events.OfferFailed(round_id, c.learner, c.incarnation, str(error)))
+            return
+        self._syncer.take_offer(events.FragmentArrived(round_id, contribution), arrays)
+
+
 class LocalRun:
     """One run of the decoupled family; `run` returns when it ends or `stop` is set."""
 
@@ -184,9 +215,6 @@ class LocalRun:
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 
-        def send_offer(round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
-            self._senders.submit(self._send_offer, round_id, contribution, offer)
-
         taker = self._taker
         if position is not None:
             equipment.batches.set_state(position)
@@ -195,7 +223,7 @@ class LocalRun:
             core,
             equipment,
             send,
-            send_offer,
+            LocalOffers(self._senders, self._syncer),
             self._record,
             # Only who needs the snapshot keeps it.
             inner_state=(lambda _: None) if origin is None or resumed else (lambda _: origin.donated()),
@@ -205,16 +233,6 @@ class LocalRun:
         )
         link = LocalLink(learner, worker, self._record)
         return worker
-
-    def _send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
-        """Waits for the offer's copy to host memory, and hands it to the syncer."""
-        try:
-            arrays = offer.on_host()
-        except Exception as error:  # of the devices
-            c = contribution
-            self._syncer.send(events.OfferFailed(round_id, c.learner, c.incarnation, str(error)))
-            return
-        self._syncer.take_offer(events.FragmentArrived(round_id, contribution), arrays)
 
     def _gather(self) -> None:
         """Waits until all learners have resumed: a round without one would overwrite its unmerged work."""

@@ -163,6 +163,7 @@ class StepStarted:
     """The next inner step was given to the devices; what follows is ordered after it."""
 
     tokens: int
+    waiting: int = 0  # offers of the learner that its link has yet to take
 
 
 @dataclasses.dataclass(frozen=True)

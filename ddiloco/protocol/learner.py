@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from ddiloco.protocol import actions, events
@@ -88,6 +89,8 @@ class LearnerCore:
         self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
         self._last: Report | None = None  # repeated as a sign of life
         self._started: collections.deque[_StartedStep] = collections.deque()
+        self._unsent = 0  # offers that waited for the link when the last step started, or were sent since
+        self._room: float = 1  # offers that may be made before the next step starts
 
     @property
     def recovered(self) -> bool:
@@ -246,6 +249,7 @@ class LearnerCore:
             )
         self.clock += 1
         self._done = self._done.after(event.tokens)
+        self._make_room(event.waiting)
         copies, offers = self._offers()
         self._started.append(_StartedStep(event.tokens, self._done, self.clock, self._held(), offers))
         return [*copies]
@@ -261,13 +265,15 @@ class LearnerCore:
             return self._say_last()
         self._reported_step = step.clock
         told = self._say(self._report_at(step.clock, step.held, step.done))
-        return [told, *self._send(step.offers), *self._say_last()]
+        held_back = self._offer_now() if self.done and not self._started else ()
+        return [told, *self._send(step.offers), *held_back, *self._say_last()]
 
     def _send(self, offers: Sequence[_Offer]) -> list[actions.LearnerAction]:
         """Sends those with work in them; where all steps were skipped the next work is offered."""
         out: list[actions.LearnerAction] = []
         empty = [offer.asked for offer in offers if not offer.settled.steps]
         out += [actions.SendOffer(o.asked.round, o.settled) for o in offers if o.settled.steps]
+        self._unsent += len(out)
         for asked in empty:
             self._asked.setdefault(asked.round.fragment, asked)
         return [*out, *(self._offer_now() if empty else ())]
@@ -296,6 +302,8 @@ class LearnerCore:
         return self._offer_now()
 
     def _offer_now(self) -> list[actions.LearnerAction]:
+        if not self._started:
+            self._room = math.inf  # another step may never start
         copies, offers = self._offers()
         if not self._started:
             return [*copies, *self._send(offers)]
@@ -363,12 +371,15 @@ class LearnerCore:
     def _offers(self) -> tuple[list[actions.MakeOffer], tuple[_Offer, ...]]:
         """What was asked for and is due now, with the copies for it; forgets what can no longer come."""
         copies, offers = [], []
-        for p, asked in list(self._asked.items()):
+        for p, asked in sorted(self._asked.items(), key=lambda one: one[1].round.step):
             f = self._fragments[p]
             if f.version > asked.version:
                 del self._asked[p]
             elif f.version == asked.version and self._has_work(f) and self.clock >= asked.clock:
+                if self._room <= 0:
+                    break
                 del self._asked[p]
+                self._room -= 1
                 contribution = self._contribution(p)
                 if self.clock not in f.offered:  # else it is asked for a second time, as when it was lost
                     f.offered[self.clock] = self._done
@@ -377,6 +388,17 @@ class LearnerCore:
                     copies.append(actions.MakeOffer(contribution))
                 offers.append(_Offer(asked, contribution, f.base, self._done))
         return copies, tuple(offers)
+
+    def _make_room(self, waiting: int) -> None:
+        """Holds offers back until the link has room, so that they do not grow old in its queue.
+
+        Up to one and a half times as many may wait as the link took during the last step, and one more. Where
+        learners wait for merges none is held back.
+        """
+        taken, self._unsent = self._unsent - waiting, waiting
+        waiting += sum(len(step.offers) for step in self._started)
+        held_back = self.policy.max_run_ahead is None
+        self._room = 1 + taken * 3 // 2 - waiting if held_back else math.inf
 
     def _forget(self, fragment: int, step: int) -> None:
         """Gives up the copy of an offer."""

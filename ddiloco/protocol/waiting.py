@@ -7,6 +7,12 @@ import math
 from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.round import Round
 
+AGE = 0.5
+"""What a merge loses of an offer's worth where that is made an interval older."""
+
+BEHIND_ANOTHER = 2.0
+"""How many times as long as its offers take a learner is waited for at least: one may come behind another."""
+
 
 def worth_waiting(
     r: Round, members: Membership, interval: int, turn: float, now: float
@@ -30,13 +36,14 @@ def worth_waiting(
         asked.quorum_at = now
         if m.lag.value is None:
             continue
-        asked.expected_at = now + m.lag.bound
+        bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))
+        asked.expected_at = now + bound
         if m.punctual and m.lag.value <= turn:
-            coming.append((m.lag.value, m.learner, m.lag.bound))
+            coming.append((m.lag.value, m.learner, bound))
     fastest = min((m.step_time.value for m in members.live() if m.step_time.value), default=math.inf)
     coming.sort()
     gains = [
-        number - lag / (interval * fastest) * (len(r.arrived) + number)
+        number - AGE * lag / (interval * fastest) * (len(r.arrived) + number)
         for number, (lag, _, _) in enumerate(coming, start=1)
     ]
     best = max(gains, default=0.0)

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
@@ -41,6 +41,17 @@ HANGS = 10.0  # a step this many times as long as the longest before it sends no
 Result = TypeVar("Result")
 
 
+class OfferLink(Protocol):
+    """Takes a learner's offers to the syncer, one after the other."""
+
+    @property
+    def waiting(self) -> int:
+        """How many it has not begun to send."""
+
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer; must not wait."""
+
+
 class _Step(NamedTuple):
     """A step handed to the devices."""
 
@@ -69,7 +80,7 @@ class LearnerWorker:
         core: LearnerCore,
         equipment: Equipment,
         to_syncer: Callable[[events.SyncerEvent], None],
-        send_offer: Callable[[RoundId, Contribution, Offer], None],
+        offers: OfferLink,
         record: Callable[[Any], None],
         inner_state: Callable[[tuple[int, ...]], InnerState | None] = lambda versions: None,
         finished: Callable[[dict[str, Any]], None] | None = None,
@@ -78,9 +89,7 @@ class LearnerWorker:
         resumed: ResumedLearner | None = None,
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
-        """`send_offer` must not wait.
-
-        `inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
+        """`inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
         `finished` hears of the batches' position after each finished step, for the learner's next process.
         `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the state of
         the learner in the snapshot, if the run resumes from one.
@@ -91,7 +100,7 @@ class LearnerWorker:
         self.failure: str | None = None
         self.joining = threading.Event()  # set once the syncer knows that the learner joins or resumes
         self._equipment = equipment
-        self._to_syncer, self._send_offer = to_syncer, send_offer
+        self._to_syncer, self._offers = to_syncer, offers
         self._record = record
         self._arrays = make_arrays(equipment, self._erred)
         devices = equipment.program.mesh.devices.flat
@@ -209,7 +218,7 @@ class LearnerWorker:
         position = self._arrays.position() if self._finished is not None else None
         wait = self._arrays.data_wait
         self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, wait, position))
-        self._handle(events.StepStarted(tokens))
+        self._handle(events.StepStarted(tokens, self._offers.waiting))
 
     def _idle(self, until: float) -> None:
         """Imitates slower devices: the step is still under way, and what arrives is handled at once."""
@@ -339,7 +348,7 @@ class LearnerWorker:
             case actions.MakeOffer(contribution=c):
                 self._arrays.offer(c.fragment, c.step)
             case actions.SendOffer(round_id, c):
-                self._send_offer(round_id, c, self._arrays.offered(c.fragment, c.step))
+                self._offers.send(round_id, c, self._arrays.offered(c.fragment, c.step))
             case actions.ApplyUpdate():
                 [pieces] = fragments
                 self._arrays.apply(action.fragment, action.mixing, pieces, action.merged, action.rebase)

@@ -192,7 +192,7 @@ class VirtualLearner:
     def _start_step(self) -> None:
         tokens, metrics = self.arrays.step(self.core.clock)
         self._step = _Step(self.core.clock + 1, tokens, metrics, left=self.place.step_time())
-        self._handle(events.StepStarted(tokens))
+        self._handle(events.StepStarted(tokens, len(self._offers.messages)))
         self._schedule(self._step)
 
     def _put_off_step(self) -> None:

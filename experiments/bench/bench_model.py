@@ -7,6 +7,7 @@ import pathlib
 import queue
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -74,8 +75,9 @@ class SteppingLearner:
         self._times: queue.SimpleQueue[float] = queue.SimpleQueue()
         policy = SyncPolicy(num_learners=1, num_fragments=len(fragments), interval=24)
         core = LearnerCore(0, 1, policy, None)
+        nowhere = types.SimpleNamespace(waiting=0, send=lambda *offer: None)
         self.worker = LearnerWorker(
-            core, equipment, lambda event: None, lambda *offer: None, self._record, recording=recording
+            core, equipment, lambda event: None, nowhere, self._record, recording=recording
         )
         self.worker.start()
         zeros = (0,) * len(fragments)

@@ -374,4 +374,4 @@ class _Learner:
                     self.client.outbox.send(told)
                 case actions.SendOffer(which, contribution):
                     self._times.sent.setdefault((which.step, which.fragment), time.time())
-                    self.client.send_offer(which, contribution, Offer(self._arrays))
+                    self.client.send(which, contribution, Offer(self._arrays))

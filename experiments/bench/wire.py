@@ -80,7 +80,7 @@ class _LearnerEnd:
         report = Report(0, 1, step, (FragmentCounters(0, 1, 10),))
         self._client.outbox.send(events.StepReported(report))
         asked = self._hear(events.OfferAsked)
-        self._client.send_offer(asked.round, Contribution(0, 1, 0, 0, step, 1, 10), Offer(arrays))
+        self._client.send(asked.round, Contribution(0, 1, 0, 0, step, 1, 10), Offer(arrays))
         assert self._hear(events.UpdateArrived).version == step
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ class LearnerEnd:
         """Offers arrays, full of one value unless given, for the round of the step; what it claims."""
         contribution = Contribution(0, 100, fragment, version, step, 3, 30)
         offer = Offer(given or arrays(fragment, value))
-        self.client.send_offer(RoundId(step, fragment), contribution, offer)
+        self.client.send(RoundId(step, fragment), contribution, offer)
         return contribution
 
 

@@ -86,7 +86,7 @@ class Giver(LearnerEnd):
         self.report(step)
         given = tuple(np.full(part.shape, self.value, part.dtype) for part in LARGE)
         contribution = Contribution(self.number, self.process, 0, 0, step, step, 10 * step)
-        self.client.send_offer(asked.round, contribution, Offer(given))
+        self.client.send(asked.round, contribution, Offer(given))
 
 
 def give_slowly(address):

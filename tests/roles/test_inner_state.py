@@ -3,6 +3,7 @@
 import concurrent.futures
 import gc
 import queue
+import types
 import weakref
 
 import jax
@@ -66,7 +67,7 @@ class Worker:
             core,
             assembly.own_equipment(0),
             lambda e: None,
-            lambda *offer: None,
+            types.SimpleNamespace(waiting=0, send=lambda *offer: None),
             self.told.append,
             recovery.inner_state,
             recovery.finished,

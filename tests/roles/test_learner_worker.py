@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+import types
 
 import jax
 import numpy as np
@@ -59,7 +60,8 @@ def stepping(assembly, **changes):
     fragments = [take(assembly.layout, p, params) for p in range(assembly.layout.num_fragments)]
     core, told = Core(0, 1, e.sync, e.train.steps), queue.SimpleQueue()
     equipment = dataclasses.replace(assembly.own_equipment(0), **changes)
-    worker = LearnerWorker(core, equipment, told.put, lambda *offer: told.put(offer), lambda record: None)
+    link = types.SimpleNamespace(waiting=0, send=lambda *offer: told.put(offer))
+    worker = LearnerWorker(core, equipment, told.put, link, lambda record: None)
     worker.start()
     zeros = (0,) * len(fragments)
     worker.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros), fragments))

@@ -99,7 +99,13 @@ class SyncerClient:
             if self._over:
                 inbox.put(Leave())
 
-    def send_offer(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+    @property
+    def waiting(self) -> int:
+        """How many offers no stream has taken yet."""
+        connection = self._connection
+        return 0 if connection is None else connection.waiting
+
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask again."""
         if self._followers is not None:
             self._followers.send(round_id, contribution, self.epoch)
@@ -289,6 +295,12 @@ class _Connection:
             client._host,
             self._collector,
         )
+
+    @property
+    def waiting(self) -> int:
+        """How many offers no stream has taken yet."""
+        to = self._streams or self._parts
+        return 0 if to is None else to.waiting
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer to who merges the fragment; never waits."""

@@ -136,6 +136,13 @@ class PartConnections:
         made.start()
         return made
 
+    @property
+    def waiting(self) -> int:
+        """How many offers no stream has taken yet."""
+        with self._lock:
+            all_streams = [part.streams for part in self._parts if part is not None]
+        return sum(streams.waiting for streams in all_streams if streams is not None)
+
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int) -> None:
         """Sends an offer to the part that has the fragment; dropped while that is not there."""
         with self._lock:

@@ -234,7 +234,7 @@ class LearnerProcess:
             core,
             equipment,
             client.outbox.send,
-            client.send_offer,
+            client,
             watched,
             recovery.inner_state,
             recovery.finished,

@@ -85,6 +85,9 @@ class _Offers:
                 self._change.wait()
             return None if self._closed else self._waiting.pop(next(iter(self._waiting)))
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def close(self) -> None:
         """Drops all of them, for good."""
         with self._change:
@@ -238,6 +241,11 @@ class Streams:
                 one = threading.Thread(target=target, args=(channel,), name="fragments", daemon=True)
                 self._threads.append(one)
                 one.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many offers no stream has taken yet."""
+        return len(self._offers)
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int = 0) -> None:
         """Sends an offer; never waits. `epoch`: the last snapshot that the learner is recorded for."""

@@ -1,6 +1,7 @@
 """A learner records its state at a step boundary, before it handles what was sent after the cut."""
 
 import queue
+import types
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def learner(made, tmp_path):
         core,
         equipment,
         told.put,
-        lambda *offer: None,
+        types.SimpleNamespace(waiting=0, send=lambda *offer: None),
         lambda r: None,
         recording=LearnerRecording(0, writer, told.put),
     )

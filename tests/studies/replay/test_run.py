@@ -252,7 +252,7 @@ def test_without_tapes_enabled_there_are_none(data_dir, tmp_path):
 
 def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, tmp_path, one_device):
     e = workbench.experiment(data_dir, train={"min_step_seconds": (0.01, 0.01)})
-    send = local.LocalRun._send_offer
+    send = local.LocalOffers._send
     missing, seen = [], []
 
     def looked(run, round_id, contribution, offer):
@@ -265,7 +265,7 @@ def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, 
         (seen if contribution in taken else missing).append(contribution)
         send(run, round_id, contribution, offer)
 
-    with mock.patch.object(local.LocalRun, "_send_offer", looked):
+    with mock.patch.object(local.LocalOffers, "_send", looked):
         outcome = local.LocalRun(assembly_of(e), lambda record: None, threading.Event(), tmp_path).run()
     assert outcome.finished
     assert missing == []

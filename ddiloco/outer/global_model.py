@@ -122,13 +122,16 @@ class GlobalModel:
 
         If all weights are zero, or all are left out, no version is made and the optimizer does not step. The
         same holds where the outer step would make values that are not finite; then the fragment's outer
-        optimizer also starts afresh.
+        optimizer also starts afresh. Of no contributions at all, the next version is the last one once more.
 
         Args:
           contributions: theta_{m,p} of each learner in the merge, checked by `validate`.
           counts: (c_steps, c_tokens) of each.
           learners: their numbers, by which the guard knows them; (): the guard is not asked.
         """
+        if not contributions:
+            self._versions[p] += 1
+            return NextVersion(self.fragment(p)[1], {})
         weights = [contribution_weight(steps, tokens) for steps, tokens in counts]
         left_out: list[int] = []
         notices: tuple[Notice, ...] = ()

@@ -23,7 +23,10 @@ class Tell:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """Merge these contributions into `version` of the fragment; answered by MergeFinished."""
+    """Merge these contributions into `version` of the fragment; answered by MergeFinished.
+
+    Of none, it is the version before under the next number.
+    """
 
     round: RoundId
     version: int

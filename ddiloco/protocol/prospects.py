@@ -104,25 +104,25 @@ class Prospects:
 
         So a learner that is quick to offer what is never merged keeps nobody else's work out.
         """
-        if not self._nobody_waits or not r.refused or r.arrived.keys() - r.refused:
+        if not self._nobody_waits or not r.refused or r.arrived.keys() - r.refused.keys():
             return False
-        others = (m for m in self._members.live() if m.learner not in r.refused | r.failed.keys())
+        others = (m for m in self._members.live() if m.learner not in r.refused.keys() | r.failed.keys())
         return any(self._may_give(m, r) for m in others)
 
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough to give."""
-        owing = sum(self._owes(m, r) or self._may_repeat(m, r) for m in self._members.live())
-        return r.counted + owing >= self._fewest
+        able = sum(not r.has_given(m.learner) and self._has_left(m, r) for m in self._members.live())
+        return r.counted + able >= self._fewest
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a learner that is there has something to give that is not here, or is yet to say so."""
         may = m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
         return not r.has_given(m.learner) and (may or not m.counters)
 
-    def _may_repeat(self, m: Member, r: Round) -> bool:
-        """Whether its offer failed and is asked for again: not for ever, or the run would not end."""
-        tries = r.tries[m.learner]  # 0: it was refused, and would be again
-        return m.has_work(r.id.fragment, r.version) and r.has_failed(m) and 0 < tries < MOST_TRIES
+    def _has_left(self, m: Member, r: Round) -> bool:
+        """Whether a learner that is done has work that was in no merge of nothing, nor failed too often."""
+        left = m.steps_on(r.id.fragment, r.version) > r.refused.get(m.learner, 0)
+        return left and r.tries[m.learner] < MOST_TRIES
 
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has given or still may, and enough live ones still may."""

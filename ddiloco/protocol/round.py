@@ -48,9 +48,10 @@ class Round:
     left_owing: set[int] = dataclasses.field(default_factory=set)  # in the window, and may be back in it
     departed: set[int] = dataclasses.field(default_factory=set)  # whose offer is here, but who have left
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
-    tries: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # that failed
+    tries: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # at the end
     left_out: tuple[int, ...] = ()  # whose offers are not in the merge after all
-    refused: set[int] = dataclasses.field(default_factory=set)  # who gave to a merge that made no version
+    without_work: bool = False  # since all of them were left out, its version is the one before once more
+    refused: dict[int, int] = dataclasses.field(default_factory=dict)  # steps in offers to merges of nothing
     settled: int = 0  # of the live learners, how many in a row were seen to owe nothing
 
     @property
@@ -102,7 +103,7 @@ class Round:
             if m.learner in self.arrived:
                 self.failed[m.learner] = (m.incarnation, m.reports)
                 self.unasked.add(m.learner)
-        self.refused |= self.arrived.keys()
+        self.refused.update({who: c.steps for who, c in self.arrived.items()})
         self.arrived.clear()
         self.known.clear()
         self.departed.clear()

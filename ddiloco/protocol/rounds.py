@@ -81,9 +81,9 @@ class Rounds:
                 r = self._find(event.round)
                 if r is None or r.phase is not Phase.MERGING:
                     raise LocalProtocolError(f"{event.round} finished merging, but was not being merged")
-                r.left_out = event.left_out
-                if not r.given:
-                    return self._start_over(r)
+                r.left_out = (*r.left_out, *event.left_out)
+                if not r.given and not r.without_work:
+                    return self._start_over(r) if self.policy.max_run_ahead is None else self._repeat(r)
                 r.committed = True
                 return [self._committed(r)]
 
@@ -287,6 +287,11 @@ class Rounds:
         self._asking.merging(r, self.members, now)
         return [actions.Merge(r.id, r.version + 1, r.given)]
 
+    def _repeat(self, r: Round) -> Said:
+        """None of its offers was merged, and who waits has no other: the version before comes once more."""
+        r.without_work = True
+        return [actions.Merge(r.id, r.version + 1, ())]
+
     def _start_over(self, r: Round) -> Said:
         """None of its offers was merged, so that there is no version: others are waited for."""
         refused = r.refusal()
@@ -366,7 +371,7 @@ class Rounds:
         """Asks the learner for another offer, after its next report."""
         r.owed.pop(m.learner, None)
         r.failed[m.learner] = (m.incarnation, m.reports)
-        r.tries[m.learner] += 1
+        r.tries[m.learner] += self._prospects.done(m)
         r.unasked.add(m.learner)
         self._touched.add(r.id.fragment)
         return [actions.Drop(m.learner, reason, r.id)]

@@ -9,7 +9,7 @@ import pytest
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe.files import write_json
 from tests.integration.programs import LIMIT, SMALLEST
-from tests.integration.remote_runs import STEADY, UNENDING, summary_of
+from tests.integration.remote_runs import STEADY, UNENDING, steps_of, summary_of
 from tests.refusals import assert_refused
 from tests.remote.ends import until
 
@@ -72,6 +72,29 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
     again = summary_of(workdir)
     assert (again["finished"], again["params_sha256"]) == (True, hashes[1][0])
     assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["12"]
+
+
+@pytest.mark.parametrize("preset", ["decoupled", "diloco"])
+def test_processes_that_skip_nearly_all_steps_end_with_exit_code_1_and_one_line(programs, preset, tmp_path):
+    steps = 600
+    changes = [f"--config=configs/dense.py:{preset}", *STEADY[:2], "--config.driver=remote"]
+    changes += [f"--config.train.steps={steps}", "--config.sync.interval=12"]
+    changes += ["--config.inner.learning_rate=1e6", "--config.inner.warmup_steps=0"]
+    changes += ["--config.sync.num_fragments=1"] if preset == "diloco" else []
+    done = programs.train(tmp_path / "run", *changes)
+    told = done.stderr.splitlines()
+    assert done.returncode == 1 and told[-1].startswith("error: from step "), done
+    assert "inner.learning_rate" in told[-1] and "Traceback" not in done.stderr
+    assert "ended early" in done.stdout
+    summary = summary_of(tmp_path / "run")
+    assert not summary["finished"] and summary["step"] < steps / 2
+    assert told[-1].removeprefix("error: ") in summary["alarms"]
+    for learner in range(2):
+        made = steps_of(tmp_path / "run", learner)
+        assert sum(line["tokens"] for line in made) == summary["tokens"][str(learner)]
+        assert sum(line.get("skipped", 0) for line in made) > 0.5 * len(made)
+    [saved] = (tmp_path / "run" / "checkpoints").iterdir()
+    assert int(saved.name) < steps / 2
 
 
 def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, address, started, tmp_path):

@@ -98,12 +98,11 @@ def test_contributions_are_weighted_by_tokens_and_tokens_a_step():
         np.testing.assert_allclose(got, (x + 2 * y) / 3, atol=1e-5)
 
 
-@pytest.mark.parametrize("seeds, count", [([], (0, 0)), ([3, 4], (0, 0))])
-def test_a_merge_of_no_weight_changes_nothing_and_makes_no_version(seeds, count):
+def test_a_merge_of_no_weight_changes_nothing_and_makes_no_version():
     m = model(momentum=0.9)
     merge(m, 0, [1])
     before = m.state(0)
-    pieces, metrics, *_, empty = merge(m, 0, seeds, count)
+    pieces, metrics, *_, empty = merge(m, 0, [3, 4], (0, 0))
     after = m.state(0)
     assert (after.version, metrics, empty) == (before.version, {}, True)
     for a, b in zip((*after.pieces, *after.optimizer), (*before.pieces, *before.optimizer), strict=True):
@@ -207,6 +206,27 @@ def test_no_version_is_made_of_offers_that_are_all_left_out():
     assert (made.left_out, made.metrics, made.empty, m.fragment(0)[0]) == ((3,), {}, True, 0)
     for ours, theirs in zip(made.pieces, before, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("update_codec", ["f32", "int4"])
+def test_of_no_offers_the_last_version_comes_once_more_and_the_next_is_as_if_that_were_not(update_codec):
+    m, other = model(update_codec=update_codec), model(update_codec=update_codec)
+    for one in (m, other):
+        one.merge(0, near(0, [1, 2]), [(2, 100)] * 2, learners=[0, 1])
+    before, state = m.fragment(0)[1], m.state(0)
+    copies = tuple(map(np.array, before))
+    made = m.merge(0, [], [])
+    assert (made.left_out, made.metrics, made.empty, made.difference) == ((), {}, False, ())
+    assert m.fragment(0)[0] == 2
+    for ours, theirs in zip(
+        (*made.pieces, *m.state(0).optimizer), (*state.pieces, *state.optimizer), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    after = [one.merge(0, near(0, [3]), [(2, 100)], learners=[0]) for one in (m, other)]
+    for ours, theirs in zip(after[0].pieces, after[1].pieces, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(before, copies, strict=True):
+        np.testing.assert_array_equal(ours, theirs, err_msg="a merge wrote into what an earlier one returned")
 
 
 def test_after_a_new_start_learners_are_judged_as_if_for_the_first_time():

@@ -359,9 +359,24 @@ def test_an_offer_that_came_too_late_for_a_merge_of_nothing_is_asked_for_at_once
     assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
 
 
-def test_where_learners_wait_nobody_is_waited_for_after_a_merge_of_nothing():
+def test_where_learners_wait_and_no_offer_may_be_merged_the_version_comes_once_more():
+    """Blocked learners have no other offers: asked again they would wait for ever."""
     desk = offered_by([0, 1], **{**ALONE, "quorum": None}, max_run_ahead=0)
-    refuse(desk, (2, 0), 0, 1)
+    out = refuse(desk, (2, 0), 0, 1)
+    assert out == [actions.Merge(RoundId(2, 0), 1, ())]
+    assert desk.core.versions == (0,)
+    out = desk.tell(events.MergeFinished(RoundId(2, 0)))
+    assert desk.core.state().versions == (1,) and desk.core.merged_steps == (2,)
+    update = only(events.UpdateArrived, out)
+    assert (update.version, update.step, update.merged) == (1, 2, ())
+    (record,) = [a.values for a in out if isinstance(a, actions.Record) and a.name == "round"]
+    assert (record["learners"], record["quorum"], record["tokens"]) == ([], 0, 0)
+    assert record["left_out"] == [0, 1]
+
+
+def test_where_all_are_needed_but_nobody_waits_all_give_again_after_a_merge_of_nothing():
+    desk = offered_by([0, 1], **{**ALONE, "quorum": None})
+    assert records(refuse(desk, (2, 0), 0, 1), "round_refused")
     assert sorted(asked(desk.report(0, 2, steps=2)) + asked(desk.report(1, 2, steps=2))) == [
         (0, 2, 0),
         (1, 2, 0),
@@ -375,3 +390,22 @@ def test_a_last_round_of_which_nothing_came_is_abandoned():
     desk.report(1, 2, steps=0)
     out = refuse(desk, (2, 0), 0)
     assert records(out, "round_abandoned") and out[-1] == actions.Finish()
+
+
+@pytest.mark.parametrize("why", ["refused", "not sound"])
+def test_a_last_round_does_not_wait_for_offers_that_are_never_merged_though_learners_take_turns(why):
+    """With every sign of life of one, another that had failed seemed to have something left."""
+    desk = offered_by([], **ALONE, total_steps=2)
+    for turn in range(20):
+        learner = turn % 2
+        for m in (0, 1):
+            desk.report(m, 2, steps=2)
+        if why == "refused":
+            desk.offer(learner, (2, 0))
+            out = refuse(desk, (2, 0), learner)
+        else:
+            out = desk.fail(learner, (2, 0))
+        if out[-1] == actions.Finish():
+            break
+    assert turn == (1 if why == "refused" else 7)
+    assert records(out, "round_abandoned")

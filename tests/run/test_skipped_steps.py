@@ -69,6 +69,20 @@ def test_a_run_that_learns_nothing_ends_with_what_was_good(driver, algorithm, da
     assert "ended early" in told.out and told.err.splitlines()[-1] == f"error: {result.failure}"
 
 
+@pytest.mark.parametrize("algorithm", ["diloco", "streaming"])
+def test_where_learners_wait_and_the_guard_leaves_out_all_that_they_offer_the_run_goes_on(
+    algorithm, data_dir, tmp_path
+):
+    """They stood still for good: they were asked again and again for the same offers."""
+    guarded = {name: group for name, group in HOT.items() if name != "outer"}
+    result = run(experiment(data_dir, algorithm, **guarded), tmp_path)
+    assert result.failure.startswith("from step ") and result.summary["step"] > 12
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").open()]
+    assert any(not line["quorum"] and line["left_out"] for line in rounds)
+    params = checkpoints.restore(tmp_path / "checkpoints").params
+    assert all(np.isfinite(value).all() for value in params.values())
+
+
 def make_loop(place, bad=(), evaluation=0.0):
     """A loop that skips the steps whose gradient is not finite, which those of bad learners mostly are."""
 

@@ -76,7 +76,7 @@ class LeavingOut(CountingSyncer):
 
     def merge(self, fragment, given):
         left_out = tuple(c.learner for c, _ in given if c.learner in self._learners)
-        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
+        return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
 
 
 def small_fleet(

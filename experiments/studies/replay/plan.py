@@ -176,7 +176,8 @@ class _Syncer:
                     decided = _handled(core, tape, i, now, content)
                     if isinstance(content, events.MergeFinished):
                         merge = begun.pop(content.round.fragment)
-                        empty = {c.learner for _, c in merge.given} <= set(content.left_out)
+                        given = {c.learner for _, c in merge.given}
+                        empty = bool(given) and given <= set(content.left_out)
                         merges.append(dataclasses.replace(merge, entry=i, empty=empty))
                     for action in decided:
                         if isinstance(action, actions.Merge):

@@ -41,6 +41,7 @@ class _Process:
         self.answers: dict[Contribution, int] = {}  # how often its learner had been asked when the offer came
         self.arrived: dict[RoundId, set[Contribution]] = {}
         self.merging: dict[RoundId, actions.Merge] = {}
+        self.refused: set[RoundId] = set()  # rounds with a merge whose offers were all left out
 
 
 class Invariants:
@@ -140,6 +141,7 @@ class Invariants:
             mine = [r for r in self._syncer.merging if r.fragment % self.parts == part]
             for which in mine:
                 del self._syncer.merging[which]
+            self._syncer.refused = {r for r in self._syncer.refused if r.fragment % self.parts != part}
 
     def image(self) -> tuple[Any, ...]:
         """What a copy of the disk holds; for `rolled_back`."""
@@ -187,10 +189,13 @@ class Invariants:
         if uncommitted is not None:
             learners = {c.learner for c in uncommitted.contributions}
             require(learners <= set(left_out), "a merge of which something came is committed", which)
+            self._syncer.refused.add(which)
             return
         made = (which.fragment, self.committed.versions[which.fragment])
-        self._given[made] = [given for given in self._given[made] if given[0] not in left_out]
-        require(bool(self._given[made]), "no version comes of a merge whose offers are all left out", which)
+        given = self._given[made]
+        self._given[made] = [one for one in given if one[0] not in left_out]
+        some = bool(self._given[made]) or not given
+        require(some, "no version comes of a merge whose offers are all left out", which)
 
     def _stands(self, member: Member, where: _Standing) -> bool:
         """Whether the member stands there; the syncer's present process must have met it."""
@@ -297,7 +302,11 @@ class Invariants:
         require(which not in self.merged, "no round is merged twice", merge)
         learners = {c.learner for c in given}
         require(len(learners) == len(given), "a learner gives once to a merge", merge)
-        require(len(learners) >= self.policy.fewest, "a merge has its quorum", merge)
+        if given:
+            require(len(learners) >= self.policy.fewest, "a merge has its quorum", merge)
+        else:
+            waits = self.policy.max_run_ahead is not None and which in self._syncer.refused
+            require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
         for c in given:
             require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
             arrived = self._syncer.arrived.get(which, ())
@@ -309,7 +318,8 @@ class Invariants:
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )
-        self._check_come(which, learners)
+        if given:  # else who has come since is not asked for anything
+            self._check_come(which, learners)
         self._syncer.merging[which] = merge
         most = max(1, self.policy.overlap)
         same_part = [other for other in self._syncer.merging if (other.fragment - p) % self.parts == 0]

@@ -89,7 +89,9 @@ def draw_plan(seed: int) -> Plan:
     )
     # Of its own source, so that whatever else a seed has drawn stays.
     skipped = random.Random(f"skipped steps {seed}").choice([0.0, 0.0, 0.0, 0.1, 0.6, 1.0])
-    plan = dataclasses.replace(plan, weather=dataclasses.replace(plan.weather, skipped=skipped))
+    refuses_all = random.Random(f"all left out {seed}").random() < 0.1
+    weather = dataclasses.replace(plan.weather, skipped=skipped, refuses_all=refuses_all)
+    plan = dataclasses.replace(plan, weather=weather)
     later = tuple(rng.uniform(0, storm) for _ in range(rng.choice([0, 0, 1, 2])))
     joins = (*plan.joins, *later)
     leaving = rng.sample(range(len(joins)), rng.randrange(len(joins))) if rng.random() < 0.3 else ()

@@ -29,6 +29,7 @@ class Weather:
     duplicates: float = 0.0  # share of messages that come twice
     unsound: float = 0.0  # share of offers that prove unsound
     refused: float = 0.0  # share of offers that are left out of their merge
+    refuses_all: bool = False  # every offer is, to the end of the run
     skipped: float = 0.0  # share of steps that change nothing
     speed_spread: float = 0.3  # learners' mean step times are 1 + U(0, spread)
     jitter: float = 0.1  # a step takes up to this share longer than the mean
@@ -42,9 +43,9 @@ class Weather:
 class _Doubtful(CountingSyncer):
     """Finds some fragments unsound, and leaves others out of their merges."""
 
-    def __init__(self, rng: random.Random, unsound: float, refused: float, num_fragments: int) -> None:
+    def __init__(self, rng: random.Random, weather: Weather, num_fragments: int) -> None:
         super().__init__(Traffic(*[(0,) * num_fragments] * 3))
-        self.unsound, self.refused = unsound, refused
+        self.unsound, self.refused, self._refuses_all = weather.unsound, weather.refused, weather.refuses_all
         self._rng = rng
 
     def received(self, fragment: int, payload: Payload) -> Payload:
@@ -55,9 +56,9 @@ class _Doubtful(CountingSyncer):
 
     def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
         """Leaves a random share of the offers out."""
-        learners = [c.learner for c, _ in given] if self.refused else []
-        left_out = tuple(m for m in learners if self._rng.random() < self.refused)
-        return NextVersion((), {}, left_out, empty=len(left_out) == len(given))
+        learners = [c.learner for c, _ in given] if self.refused or self._refuses_all else []
+        left_out = tuple(m for m in learners if self._refuses_all or self._rng.random() < self.refused)
+        return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
 
 
 class WeatheredFleet(Fleet):
@@ -76,7 +77,7 @@ class WeatheredFleet(Fleet):
     ) -> None:
         """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
         self.weather = weather = weather or Weather()
-        self._doubtful = _Doubtful(rng, weather.unsound, weather.refused, policy.num_fragments)
+        self._doubtful = _Doubtful(rng, weather, policy.num_fragments)
         self._rng = rng
         self._retired: set[int] = set()
         places = {m: self._place() for m in range(learners or policy.num_learners)}

@@ -284,3 +284,26 @@ def test_machines_tell_what_differs_in_words():
         "xla_flags none, here --xla_a=1",
         "jax 0.10.2, here 0.11",
     ]
+
+
+@pytest.mark.parametrize("codec", ["f32", "int4"])
+def test_a_run_whose_learners_wait_and_of_whose_offers_all_are_left_out_comes_to_its_parameters_again(
+    codec, data_dir, tmp_path, monkeypatch
+):
+    """Such a round's version is the one before once more, so that nobody waits for ever."""
+    first = lambda offers, past, config: {o.learner: "too early" for o in offers if past.rounds < 2}  # noqa: E731
+    monkeypatch.setitem(guards.GATES, "first", first)
+    codecs = {**CODEC, "update_codec": "int4"} if codec == "int4" else {}
+    outer = {"guard": {"gates": ("first",)}, **codecs}
+    whole = {**LINKS, "loss": (0.0,)}
+    e = virtual(data_dir, "diloco", train={"steps": 20}, virtual=whole, outer=outer)
+    run_job(e, tmp_path)
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").open()]
+    assert [(line["version"], line["quorum"]) for line in rounds] == [(1, 0), (2, 0), (3, 2), (4, 2), (5, 2)]
+    assert [line.get("left_out") for line in rounds] == [[0, 1], [0, 1], None, None, None]
+    [did] = replay.make_plan(e, read_run(tmp_path)).merges
+    assert [len(work.given) for work in did if not work.empty] == [0, 0, 2, 2, 2]
+    done = again(tmp_path, e)
+    summary = read_json(tmp_path / "summary.json")
+    assert done.sha256 == summary["params_sha256"] and done.compared == 5
+    assert summary["offers_left_out"] == {"0": 2, "1": 2} and summary["merged_share"] == 0.6

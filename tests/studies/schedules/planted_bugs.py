@@ -179,6 +179,22 @@ def empty_version(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rounds, "_start_over", careless)
 
 
+def asked_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """Learners that wait are asked for offers again that were all left out."""
+    patch.setattr(Rounds, "_repeat", Rounds._start_over)
+
+
+def never_given_up(patch: pytest.MonkeyPatch) -> None:
+    """A last round waits for work that was in a merge of which nothing came."""
+    sound = Round.start_over
+
+    def careless(r, live):
+        sound(r, live)
+        r.refused = dict.fromkeys(r.refused, 0)
+
+    patch.setattr(Round, "start_over", careless)
+
+
 def stale_offer(patch: pytest.MonkeyPatch) -> None:
     """An offer is merged however long ago it was made."""
     patch.setattr(Round, "has_aged", lambda r, m, steps: False)
@@ -219,7 +235,16 @@ QUICKLY = (
 )
 """Those that the first schedules find within a second."""
 
-SLOWLY = (double_merge, lost_ready, endless_window, asked_once, forgotten_commit, empty_version)
+SLOWLY = (
+    double_merge,
+    lost_ready,
+    endless_window,
+    asked_once,
+    forgotten_commit,
+    empty_version,
+    asked_for_ever,
+    never_given_up,
+)
 
 UNFAIR = (deaf_to_misses,)
 """Those that break no rule but that everybody's work must count; for fair schedules to find."""

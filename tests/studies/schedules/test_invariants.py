@@ -133,6 +133,7 @@ def test_a_sound_merge_breaks_no_rule(run):
         (lambda m: dataclasses.replace(m, version=2), "versions rise by one"),
         (lambda m: dataclasses.replace(m, contributions=m.contributions[:1]), "a merge has its quorum"),
         (lambda m: dataclasses.replace(m, contributions=m.contributions[:1] * 2), "gives once"),
+        (lambda m: dataclasses.replace(m, contributions=()), "nothing is merged only for who waits"),
         (lambda m: dataclasses.replace(m, round=RoundId(2, 1)), "one of the schedule"),
         (lambda m: dataclasses.replace(m, round=RoundId(9, 1)), "past the last step"),
         (lambda m: dataclasses.replace(m, round=RoundId(3, 1)), "arrived while its learner took part"),

@@ -9,7 +9,7 @@ published figures, shown beside ours (which: `COLUMNS` in experiments/studies/co
 label of the row whose loss the gap is above, seed by seed; all else are settings. What stands after the colon
 of this program's --config is the function's argument. A setting given here, --config.any.field=value, holds
 for every run and goes before a row's own. Without --output DIR is runs/compare-FILE, with the argument behind
-it.
+it. COLUMNS, if the file has it, names the figures of the table in their order.
 
 Each row is trained with each seed of --seeds=0,1,..., in a process of its own, in DIR/<label>/seed=<seed>;
 --jobs=N at a time. A run that has finished with the same settings is not run again. Writes DIR/compare.json,
@@ -36,10 +36,11 @@ def main(_) -> int:
     config = cli.given(_CONFIG)
     output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", config))
     entries = cli.call(config, "get_comparison", "config")
+    columns = comparison.columns_of(config)
     rows = comparison.make_rows(config, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
     runs.refuse_idle(dict(_GIVEN), [run for row in rows for run in row.runs.values()])
     cli.made_folder("output", output)
-    return comparison.carry_out(rows, _JOBS.value, output, "compare")
+    return comparison.carry_out(rows, _JOBS.value, output, "compare", columns)
 
 
 if __name__ == "__main__":

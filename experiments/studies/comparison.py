@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from experiments.front import cli
 from experiments.front.tables import markdown
-from experiments.studies import runs, traffic
+from experiments.studies import merges, runs, traffic
 
 
 class Column(NamedTuple):
@@ -48,6 +48,17 @@ COLUMNS = {
     "merged_share": Column("merged", 100, ".0f", "%"),
     "mean_quorum": Column("mean quorum", 1, ".2f"),
     "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # as experiments/studies/traffic.py counts
+}
+SHOWN = tuple(COLUMNS)  # unless a config file names others
+COLUMNS |= {
+    "rounds_skipped": Column("skipped", 1, ",.0f"),
+    # Of experiments/studies/merges.py.
+    "worst_share": Column("worst learner", 100, ".0f", "%"),
+    "real_steps": Column("real steps", 1, ".2f"),
+    "age": Column("age", 1, ".1f"),
+    "late_age": Column("age, 95%", 1, ".1f"),
+    "round_seconds": Column("round, s", 1, ".1f"),
+    "largest_gap": Column("largest gap", 1, ".2f"),
 }
 _OWN_KEYS = ("label", "preset", "paper", "against")
 
@@ -100,15 +111,33 @@ def make_rows(
     return list(rows.values())
 
 
-def carry_out(rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str) -> int:
-    """Runs what the rows lack, and writes their figures as `name`.json, .md and .png; the exit code."""
+def columns_of(argument: str) -> Sequence[str]:
+    """The figures of the table: `COLUMNS` of the config file, or else SHOWN.
+
+    Raises:
+      UsageError: there is no such file or figure.
+    """
+    columns = getattr(cli.load_module(argument.partition(":")[0], "config"), "COLUMNS", SHOWN)
+    for name in columns:
+        if name not in COLUMNS:
+            raise cli.UsageError(f"config: {argument}: COLUMNS: {_unknown(name)}")
+    return columns
+
+
+def carry_out(
+    rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str, columns: Sequence[str] = SHOWN
+) -> int:
+    """Runs what the rows lack, and writes their figures as `name`.json, .md and .png; the exit code.
+
+    `columns`: of the table.
+    """
     from experiments.studies import comparison_figure
 
     def write(_: runs.Run | None = None) -> None:
         results = digest(rows)
         text = json.dumps({"rows": results}, indent=2, allow_nan=False)
         (output / f"{name}.json").write_text(text + "\n")
-        (output / f"{name}.md").write_text(table(results) + "\n")
+        (output / f"{name}.md").write_text(table(results, columns) + "\n")
         comparison_figure.draw(output / f"{name}.png", results)
 
     failed = runs.train([run for row in rows for run in row.runs.values()], jobs, write)
@@ -161,9 +190,9 @@ def clock_of(results: Sequence[Mapping[str, Any]]) -> str:
     return "virtual seconds" if len(drivers) == 1 else "seconds"
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> str:
+def table(results: Sequence[Mapping[str, Any]], columns: Sequence[str] = SHOWN) -> str:
     """The rows as a Markdown table; columns that are None in every row are left out."""
-    names = [name for name in COLUMNS if any(row["mean"][name] is not None for row in results)]
+    names = [name for name in columns if any(row["mean"][name] is not None for row in results)]
     if len(results) == 1 and "time_ratio" in names:
         names.remove("time_ratio")
     titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(results)}
@@ -191,17 +220,21 @@ def _problem(entry: Mapping[str, Any]) -> str | None:
         return f"a row's label is {label!r}, but must be a name"
     for name, value in entry.get("paper", {}).items():
         if name not in COLUMNS:
-            return f"{label!r}: paper: no figure {name!r}; known: {', '.join(COLUMNS)}"
+            return f"{label!r}: paper: {_unknown(name)}"
         if not isinstance(value, int | float):
             return f"{label!r}: paper: {name} is {value!r}, but must be a number"
     return None
+
+
+def _unknown(name: str) -> str:
+    return f"no figure {name!r}; known: {', '.join(COLUMNS)}"
 
 
 def _entry(seed: int, run: runs.Run) -> dict[str, Any]:
     finished = run.lacks() is None
     summary = runs.read_summary(run.workdir) if finished else {}
     moved, by_score = traffic.moved(run.workdir, summary)
-    figures = {**summary, "bytes_moved": moved}
+    figures = {**summary, "bytes_moved": moved, **(merges.figures(run.workdir) if finished else {})}
     scores = summary.get("eval_history", [])
     return {
         "seed": seed,

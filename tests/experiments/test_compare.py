@@ -243,6 +243,33 @@ def test_a_row_says_of_how_many_seeds_its_figures_are(results):
     assert [comparison.label_of(row) for row in results] == ["first", "a|b (2 of 3 seeds)"]
 
 
+def test_a_config_file_names_the_figures_of_its_table_in_their_order(results, tmp_path):
+    assert comparison.columns_of("configs/micro.py") == comparison.SHOWN
+    (tmp_path / "two.py").write_text('COLUMNS = ("goodput", "wall_seconds", "age")')
+    columns = comparison.columns_of(f"{tmp_path}/two.py:any")
+    head = comparison.table(results, columns).splitlines()[0]
+    assert [title.strip() for title in head.split("|")] == ["", "", "goodput", "wall seconds", ""]
+    (tmp_path / "none.py").write_text('COLUMNS = ("goodput", "speed")')
+    with pytest.raises(cli.UsageError, match="COLUMNS: no figure 'speed'; known: eval_loss, "):
+        comparison.columns_of(f"{tmp_path}/none.py")
+
+
+def test_both_rules_are_told_of_a_fleet_whose_links_are_just_full(programs, tmp_path):
+    """By the paper's, each round of two learners leaves one out."""
+    arguments = ["--config=configs/links.py:M2-1.0", f"--output={tmp_path}", "--config.train.steps=120"]
+    done = programs.run("compare", *arguments)
+    assert done.returncode == 0, done.stderr
+    head, _, *told = done.stdout.splitlines()[:4]
+    titles = ["tokens", "merged", "worst learner", "real steps", "age", "age, 95%", "skipped", "round, s"]
+    assert [title.strip() for title in head.split("|")[2:-1]] == [*titles, "largest gap"]
+    assert [line.split("|")[1].strip() for line in told] == ["M2-1.0, paper", "M2-1.0, expected"]
+    paper, expected = (row["mean"] for row in json.loads((tmp_path / "compare.json").read_text())["rows"])
+    assert paper["worst_share"] <= paper["merged_share"] < expected["worst_share"] < 1
+    for row in (paper, expected):
+        assert row["real_steps"] == 1.0 and 0 < row["age"] <= row["late_age"] < 24
+        assert 0 < row["round_seconds"] < 24 and 0.9 < row["largest_gap"] < 3
+
+
 def test_a_row_of_its_own_has_no_time_ratio(results):
     assert "time ratio" not in comparison.table(results[:1])
 

@@ -38,6 +38,7 @@ AXES = {
     "cross_region": ([f"{algorithm},{codec},5,5" for algorithm, codec in cross_region.ROWS.values()],),
     "dense": (dense.SIZES, dense.ALGORITHMS),
     "heterogeneous": (heterogeneous.PRESETS, micro.OR_TINY),
+    "links": (("counted", "trained"),),
     "loop": (("decoupled", "streaming", "diloco"),),
     "merge_rule": (micro.FAMILIES, dense.ALGORITHMS),
     "methods": (("micro", "tiny"), dense.ALGORITHMS),

@@ -1,10 +1,11 @@
 """The sweeps and comparisons of configs: every point could start, and they are equal where they say so."""
 
+import dataclasses
 import pathlib
 
 import pytest
 
-from configs import baselines, dense, methods, micro, moe, multimodal, tuned, vit
+from configs import baselines, dense, links, methods, micro, moe, multimodal, tuned, vit
 from configs.sweeps import honest, scaling
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
@@ -130,6 +131,35 @@ def test_the_five_algorithms_are_compared_at_equal_tokens_and_global_batch(modul
         module.get_comparison("streaming")
 
 
+@pytest.mark.parametrize(("argument", "names"), {"counted": links.FLEETS, "trained": links.TRAINED}.items())
+def test_fleets_are_compared_at_equal_tokens_with_both_rules_and_no_other_difference(argument, names):
+    rows = links.get_comparison(argument)
+    assert [row["label"] for row in rows] == [f"{name}, {rule}" for name in names for rule in links.RULES]
+    found = [parsed_row(links, row) for row in rows]
+    for paper, expected in zip(found[::2], found[1::2], strict=True):
+        assert (paper.sync.grace, expected.sync.grace) == links.RULES
+        sync = dataclasses.replace(paper.sync, grace=expected.sync.grace)
+        assert dataclasses.replace(paper, sync=sync) == expected
+    assert {e.virtual.arrays for e in found} == {argument == "trained"}
+    assert len({tokens(e) / e.sync.num_learners for e in found}) == 1
+
+
+def bandwidth(name):
+    """Of each learner of a fleet without arrays, in what float32 needs where a step takes a second."""
+    _, row = links.get_comparison(name)
+    e = parsed_row(links, row)
+    sent = 4 * num_parameters(links.get_config()) / e.sync.interval
+    return [round(e.virtual.of("bandwidth", m) / sent, 3) for m in range(e.sync.num_learners)]
+
+
+def test_links_of_a_fleet_carry_what_its_name_says():
+    assert bandwidth("0.85") == [0.85] * 8
+    assert bandwidth("M3-half-1.0") == [1.0, 20.0, 20.0]
+    assert bandwidth("M4-thin-latencies-0.5") == [0.5, 20.0, 20.0, 20.0]
+    assert bandwidth("failures-1.0") == [0.2] * 8  # a step takes five seconds
+    assert bandwidth("M2-slow-1.0") == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(("length", "wanted"), [("short", 480 * 32 * 128), ("long", 16_121_856)])
 def test_tuned_points_are_compared_at_equal_tokens(length, wanted):
     presets = [preset for preset in tuned.POINTS if preset[2] == length]
@@ -195,10 +225,16 @@ def test_numbers_of_learners_are_compared_on_data_that_is_as_mixed_for_each_and_
             "no preset 'sgd'; there are decoupled, data_parallel, muon, adamw",
         ),
         (tuned.get_config, "adamw,long", "decoupled was not tuned with adamw"),
+        (
+            links.get_comparison,
+            "1.0,wide-1.0",
+            "no fleet 'wide-1.0': 'wide' is none of half, thin, latencies",
+        ),
+        (links.get_comparison, "thin", "no fleet 'thin'; must end with a share of the need"),
         (tuned.get_comparison, "decoupled", "no preset 'decoupled'; there are short, long"),
     ],
 )
-def test_a_tuned_preset_that_there_is_not_says_which_there_are(call, preset, problem):
+def test_a_preset_or_fleet_that_there_is_not_says_which_there_are(call, preset, problem):
     with pytest.raises(ValueError, match=problem):
         call(preset)
 

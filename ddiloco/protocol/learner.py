@@ -90,7 +90,8 @@ class LearnerCore:
         self._last: Report | None = None  # repeated as a sign of life
         self._started: collections.deque[_StartedStep] = collections.deque()
         self._unsent = 0  # offers that waited for the link when the last step started, or were sent since
-        self._room: float = 1  # offers that may be made before the next step starts
+        self._most_waiting = policy.num_fragments  # offers, for the link
+        self._room: float = math.inf  # offers that may be made before the next step starts
 
     @property
     def recovered(self) -> bool:
@@ -392,13 +393,14 @@ class LearnerCore:
     def _make_room(self, waiting: int) -> None:
         """Holds offers back until the link has room, so that they do not grow old in its queue.
 
-        Up to one and a half times as many may wait as the link took during the last step, and one more. Where
-        learners wait for merges none is held back.
+        While some wait, as many may as the link took during the last step, half as many more, and one; twice
+        as many each time that none does. Where learners wait for merges none is held back.
         """
-        taken, self._unsent = self._unsent - waiting, waiting
-        waiting += sum(len(step.offers) for step in self._started)
-        held_back = self.policy.max_run_ahead is None
-        self._room = 1 + taken * 3 // 2 - waiting if held_back else math.inf
+        taken, self._unsent = max(0, self._unsent - waiting), waiting
+        if self.policy.max_run_ahead is None:
+            most = 1 + taken * 3 // 2 if waiting else 2 * self._most_waiting
+            self._most_waiting = min(most, self.policy.num_fragments)
+            self._room = self._most_waiting - waiting
 
     def _forget(self, fragment: int, step: int) -> None:
         """Gives up the copy of an offer."""

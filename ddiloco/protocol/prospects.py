@@ -107,7 +107,7 @@ class Prospects:
         if not self._nobody_waits or not r.refused or r.arrived.keys() - r.refused.keys():
             return False
         others = (m for m in self._members.live() if m.learner not in r.refused.keys() | r.failed.keys())
-        return any(self._may_give(m, r) for m in others)
+        return any(self.may_give(m, r) for m in others)
 
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough to give."""
@@ -126,12 +126,12 @@ class Prospects:
 
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has given or still may, and enough live ones still may."""
-        able = [m for m in self._members.live() if not r.has_given(m.learner) and self._may_give(m, r)]
+        able = [m for m in self._members.live() if not r.has_given(m.learner) and self.may_give(m, r)]
         few = r.counted + len(able) < self._fewest
         if few and self._members.count >= self._fewest:  # else others may come
             return False
         return bool(r.arrived) or any(m.step >= r.id.step for m in able)
 
-    def _may_give(self, m: Member, r: Round) -> bool:
+    def may_give(self, m: Member, r: Round) -> bool:
         """Whether a learner steps on, or has something left; one that has not reported is believed to."""
         return not self.done(m) or not m.counters or m.has_work(r.id.fragment, r.version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import cast
 
@@ -271,7 +272,9 @@ class Rounds:
         r.window_closes = now + window
         out: Said = [*self._asking.ask_late(r, self.members)] if window > 0 else []
         if self.policy.waits_for_expected:
-            whom, seconds = worth_waiting(r, self.members, self.policy.interval, self._turn(r, now), now)
+            able = [m for m in self.members.live() if self._prospects.may_give(m, r)]
+            fastest = min((m.step_time.value for m in able if m.step_time.value), default=math.inf)
+            whom, seconds = worth_waiting(r, able, self.policy.interval * fastest, self._turn(r, now), now)
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
         return out
 

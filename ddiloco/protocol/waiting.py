@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 
-from ddiloco.protocol.membership import Membership
+from ddiloco.protocol.membership import Member
 from ddiloco.protocol.round import Round
 
 AGE = 0.5
@@ -15,21 +15,22 @@ BEHIND_ANOTHER = 2.0
 
 
 def worth_waiting(
-    r: Round, members: Membership, interval: int, turn: float, now: float
+    r: Round, able: Iterable[Member], interval: float, turn: float, now: float
 ) -> tuple[set[int], float]:
     """The learners whose offers a merge waits for as its quorum is complete, and for how many seconds.
 
-    An offer adds its learner's work of an interval. A wait of a share s of the interval makes the work of
-    all that are in the merge s intervals older. Of the learners in the order in which they are expected, as
-    many are waited for as make the most of the difference. Not waited for is one whose lag was never
-    measured, or whose last offer came later than it was expected.
+    An offer adds its learner's work of an interval. A wait of a share s of the interval makes the work of all
+    that are in the merge older by s, and worth half as much less. Of the learners in the order in which they
+    are expected, as many are waited for as make the most of the difference. Not waited for is one whose lag
+    was never measured, or whose last offer came later than it was expected.
 
     Args:
-      interval: H, in steps.
+      able: who may still give.
+      interval: seconds that the fastest learner takes for one.
       turn: seconds until the fragment is due again; nobody is waited for longer.
     """
     coming = []
-    for m in members.live():
+    for m in able:
         asked = r.owed.get(m.learner)
         if asked is None:
             continue
@@ -40,10 +41,9 @@ def worth_waiting(
         asked.expected_at = now + bound
         if m.punctual and m.lag.value <= turn:
             coming.append((m.lag.value, m.learner, bound))
-    fastest = min((m.step_time.value for m in members.live() if m.step_time.value), default=math.inf)
     coming.sort()
     gains = [
-        number - AGE * lag / (interval * fastest) * (len(r.arrived) + number)
+        number - AGE * lag / interval * (len(r.arrived) + number)
         for number, (lag, _, _) in enumerate(coming, start=1)
     ]
     best = max(gains, default=0.0)

@@ -227,8 +227,26 @@ MUTANTS = (
     ),
     Mutant(
         "waiting: at no cost for those that are in",
-        "number - lag / (interval * fastest) * (len(r.arrived) + number)",
-        "number - lag / (interval * fastest)",
+        "number - AGE * lag / interval * (len(r.arrived) + number)",
+        "number - AGE * lag / interval",
+        PROTOCOL,
+    ),
+    Mutant(
+        "waiting: not for an offer that comes behind another",
+        "bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))",
+        "bound = m.lag.bound",
+        PROTOCOL,
+    ),
+    Mutant(
+        "learner: offers queue up for a link that is full",
+        "self._room = self._most_waiting - waiting",
+        "self._room = math.inf",
+        PROTOCOL,
+    ),
+    Mutant(
+        "learner: offers held back at its last step are never made",
+        "held_back = self._offer_now() if self.done and not self._started else ()",
+        "held_back = ()",
         PROTOCOL,
     ),
     Mutant(

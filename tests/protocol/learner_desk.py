@@ -13,8 +13,8 @@ def welcomed(total_steps=None, *, at_step=0, **policy):
     return core
 
 
-def start(core, tokens=10):
-    return core.handle(events.StepStarted(tokens), 0.0)
+def start(core, tokens=10, waiting=0):
+    return core.handle(events.StepStarted(tokens, waiting), 0.0)
 
 
 def finish(core):

@@ -67,6 +67,41 @@ def test_an_offer_that_an_update_has_overtaken_is_not_sent():
     assert out[0].event.report.counters[0].version == 0
 
 
+def fragments(contributions):
+    return [c.fragment for c in contributions]
+
+
+def of_four(core):
+    for fragment in range(4):
+        ask(core, 1, due=4 + fragment, fragment=fragment)
+    return core
+
+
+def test_where_the_link_takes_nothing_offers_are_held_back_and_made_in_the_order_of_their_rounds():
+    core = of_four(welcomed(num_fragments=4, interval=4))
+    out = [(fragments(made(start(core, waiting=waiting))), finish(core)) for waiting in (4, 4, 3, 2, 2)]
+    assert [one for one, _ in out] == [[], [], [], [], []], "of 3 it took 1: 2 may wait"
+    out = [(fragments(made(start(core, waiting=waiting))), finish(core)) for waiting in (1, 1, 0)]
+    assert [one for one, _ in out] == [[0], [1], [2, 3]]
+    assert [fragments(sent(one)) for _, one in out] == [[0], [1], [2, 3]]
+
+
+def test_a_link_that_takes_all_holds_nothing_back():
+    core = of_four(welcomed(num_fragments=4, interval=4))
+    assert fragments(made(start(core))) == [0, 1, 2, 3]
+
+
+def test_where_learners_wait_for_merges_no_offer_is_held_back():
+    core = of_four(welcomed(num_fragments=4, interval=4, quorum=None, max_run_ahead=1))
+    assert fragments(made(start(core, waiting=4))) == [0, 1, 2, 3]
+
+
+def test_what_was_held_back_is_offered_after_the_last_step():
+    core = of_four(welcomed(total_steps=1, num_fragments=4, interval=4))
+    assert made(start(core, waiting=4)) == []
+    assert fragments(sent(finish(core))) == [0, 1, 2, 3]
+
+
 def test_a_learner_that_is_asked_for_the_same_state_again_sends_it_again_but_copies_it_once():
     core = welcomed(num_fragments=1, interval=4)
     step(core)

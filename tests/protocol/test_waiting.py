@@ -16,7 +16,13 @@ from tests.virtual.small_fleet import small_fleet
 INTERVAL = 24  # steps of a second
 
 
-def waited_for(lags: dict[int, float | None], here: int = 1, turn: float = 24.0, late: tuple[int, ...] = ()):
+def waited_for(
+    lags: dict[int, float | None],
+    here: int = 1,
+    turn: float = 24.0,
+    late: tuple[int, ...] = (),
+    delivery: float = 0.0,
+):
     """Whom a round waits for, and how long: `here` offers have come, and those with lags are owed."""
     members, r = Membership(), Round(RoundId(24, 0), 1)
     for learner in range(here + len(lags)):
@@ -28,10 +34,11 @@ def waited_for(lags: dict[int, float | None], here: int = 1, turn: float = 24.0,
             continue
         r.owed[learner] = Asked(1, 1, 24, 24, 24)
         m.punctual = learner not in late
+        m.delivery.add(delivery)
         if (lag := lags[learner]) is not None:
             m.lag.add(lag)
             m.lag.deviation = 0.0
-    return worth_waiting(r, members, INTERVAL, turn, now=100.0)
+    return worth_waiting(r, members.live(), INTERVAL, turn, now=100.0)
 
 
 def test_a_delay_follows_the_samples_and_their_deviation():
@@ -47,11 +54,16 @@ def test_seven_of_eight_are_waited_for_though_they_are_far():
 
 
 def test_one_of_eight_is_waited_for_as_long_as_it_costs_the_others_less_than_it_gives():
-    assert waited_for({7: 2.9}, here=7) == ({7}, 2.9), (
-        "a share of 2.9 / 24 of the work of eight, for that of one"
+    assert waited_for({7: 5.9}, here=7) == ({7}, 5.9), (
+        "half of 5.9 / 24 of the work of eight, for that of one"
     )
-    assert waited_for({7: 3.1}, here=7) == (set(), 0.0)
-    assert waited_for({63: 0.5}, here=63) == (set(), 0.0), "of sixty-four it may be an eighth of that"
+    assert waited_for({7: 6.1}, here=7) == (set(), 0.0)
+    assert waited_for({63: 0.8}, here=63) == (set(), 0.0), "of sixty-four it may be an eighth of that"
+
+
+def test_an_offer_may_come_behind_another_one_of_its_learner():
+    assert waited_for({1: 1.0}, delivery=4.0) == ({1}, 8.0)
+    assert waited_for({1: 9.0}, delivery=4.0) == ({1}, 9.0)
 
 
 def test_the_near_are_waited_for_and_the_far_are_not():

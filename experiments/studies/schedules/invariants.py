@@ -1,4 +1,4 @@
-"""What must hold after every event of a fleet, judged by events and actions, not by the cores' state."""
+"""What must hold after every event of a fleet, judged by events and actions, hardly by the cores' state."""
 
 from __future__ import annotations
 
@@ -231,12 +231,20 @@ class Invariants:
                     self._check_message(member, message)
             case actions.Merge():
                 self._check_merge(action)
+                self._check_patience(action.round, now)
                 by = event.report.learner if isinstance(event, events.StepReported) else None
                 for c in action.contributions:
                     if c.learner != by:  # else this very report may say that it has gone so far
                         self._check_freshness(action.round, c)
             case actions.Finish():
                 self._check_finish()
+
+    def _check_patience(self, which: RoundId, now: float) -> None:
+        """By the core's own word: whom it expected, and until when, depends on all that it measured."""
+        for r in self._syncer.core.rounds:
+            missing = r.awaited & r.owed.keys() if r.id == which else frozenset()
+            kept = not missing or now >= r.awaited_until
+            require(kept, "whom a merge left out, it could not expect", which, sorted(missing))
 
     def _check_message(self, member: Member, message: events.FromSyncer) -> None:
         match message:

@@ -219,6 +219,11 @@ def deaf_to_misses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Asking, "merging", lambda self, r, members, now: None)
 
 
+def hasty_merge(patch: pytest.MonkeyPatch) -> None:
+    """A merge waits for the paper's window alone, whomever it expects."""
+    patch.setattr(Round, "closes", lambda self, awaits_learners: self.window_closes)
+
+
 QUICKLY = (
     stale_offer,
     running_clock,
@@ -232,6 +237,7 @@ QUICKLY = (
     lost_history,
     pushed_out,
     no_roll_call,
+    hasty_merge,
 )
 """Those that the first schedules find within a second."""
 

@@ -20,8 +20,6 @@ from ddiloco.page.view import HostView, LearnerView, RunView
 if TYPE_CHECKING:
     import jinja2
 
-    from ddiloco.page.actions import Actions
-
 FEW = 8  # learners that have a colour each
 MOST_HOSTS = 8  # of a learner that have a lane each
 _CAUSES = {
@@ -49,13 +47,9 @@ _COLUMNS: Mapping[str, Callable[[LearnerView], str]] = {
 _IF_KNOWN = ("data wait", "MFU")  # columns of measurements, which some runs do not have
 
 
-def document(
-    views: Sequence[RunView], live: bool = False, inline: bool = False, actions: Actions | None = None
-) -> str:
-    """The whole page. `live`: it asks for news; `inline`: it is one file by itself; `actions`: it offers."""
-    return (
-        _templates().get_template("page.html").render(views=views, live=live, inline=inline, actions=actions)
-    )
+def document(views: Sequence[RunView], live: bool = False, inline: bool = False) -> str:
+    """The whole page. `live`: it asks for news; `inline`: it is one file by itself."""
+    return _templates().get_template("page.html").render(views=views, live=live, inline=inline)
 
 
 def content(views: Sequence[RunView], live: bool = False) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import heapq
-import json
 import math
 import operator
 import pathlib
@@ -16,39 +14,19 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import read_json, read_values
 from ddiloco.observe.records import Evaluated, LearnerDied, Noted, Record, StateChanged, StepDone
-from ddiloco.observe.scalars import as_json
 from ddiloco.observe.tally import COUNTS, LOST, READY, SKIPPED, Tally
 
-Key = tuple[Any, ...]
-_LAST = 4096  # lines of a file: what was written, and not confirmed to who sent it before the process died
 
-
-def key_of(record: Record) -> Key | None:
-    """By which a record is known that was written and is sent again; None: such records may come twice."""
-    match record:
-        case StepDone(learner, step, time):
-            return learner, step, time
-        case Noted("round", values):  # after a rollback a version may be made again, of other work
-            work = json.dumps(as_json(values.get("contributions")))
-            return "round", values.get("fragment"), values.get("version"), work
-        case Noted("recovered", values):
-            return "recovered", values.get("learner"), values.get("seconds")
-    return None
-
-
-def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
+def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> None:
     """Adds what is in the files of earlier processes to the tally and the alarms of this one.
-
-    Gives the keys of their last records: what they had not confirmed yet is sent to this process again.
 
     Steps, tokens, losses, states, rounds and recoveries are complete. Counts without lines of their own, such
     as bytes, the evaluations and the alarms come from the last summary, at most 2 seconds old. Of a learner
     that the run no longer has only its steps count, with tokens and losses. Lines that cannot be read, such
     as a torn last one, are passed over.
     """
-    known: set[Key | None] = set()
     paths = [path for path in (workdir / "learners").glob("*/steps.jsonl") if path.parent.name.isdigit()]
-    told = (*(_steps(path, known) for path in sorted(paths)), _states(workdir), _departures(workdir))
+    told = (*(_steps(path) for path in sorted(paths)), _states(workdir), _departures(workdir))
     moments, heard = [], dict[int, float]()
     for record in heapq.merge(*told, key=operator.attrgetter("time")):  # figures mark departures at steps
         match record:
@@ -66,11 +44,8 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
         if learner not in tally.away | tally.finished:
             tally.timelines.away(learner, time)  # unless it turns out to have gone on
     for name, file in (("round", "rounds.jsonl"), ("recovered", "recoveries.jsonl")):
-        noted = collections.deque[Noted](maxlen=_LAST)
         for line in read_values(workdir / file):
-            noted.append(Noted(name, line, line["time"]))
-            tally.noted(noted[-1])
-        known.update(map(key_of, noted))
+            tally.noted(Noted(name, line, line["time"]))
     summary = read_json(workdir / "summary.json")
     tally.counts.update({name: int(summary.get(name, 0)) for name in COUNTS if name != SKIPPED})
     for name in ("sent", "received"):
@@ -86,7 +61,6 @@ def recall(workdir: pathlib.Path, tally: Tally, alarms: Alarms) -> set[Key]:
         tally.started = min(moments)
     for score in summary.get("eval_history", []):
         tally.evaluations.append(_evaluation(dict(score), tally.started or 0.0))
-    return {key for key in known if key is not None}
 
 
 def is_over(workdir: pathlib.Path, steps: int) -> bool:
@@ -96,15 +70,11 @@ def is_over(workdir: pathlib.Path, steps: int) -> bool:
     return summary.get("finished") is True and isinstance(step, int) and step >= steps
 
 
-def _steps(path: pathlib.Path, known: set[Key | None]) -> Iterator[Record]:
-    """A learner's steps; then the keys of the last are in `known`."""
-    learner, last = int(path.parent.name), collections.deque[Key | None](maxlen=_LAST)
+def _steps(path: pathlib.Path) -> Iterator[Record]:
+    learner = int(path.parent.name)
     for line in read_values(path):
         metrics = {name: _number(line[name]) for name in ("loss", "skipped") if name in line}
-        step = StepDone(learner, line["step"], line["time"], line["tokens"], metrics)
-        last.append(key_of(dataclasses.replace(step, time=line.get("own_time", step.time))))
-        yield step
-    known.update(last)
+        yield StepDone(learner, line["step"], line["time"], line["tokens"], metrics)
 
 
 def _states(workdir: pathlib.Path) -> Iterator[Record]:

@@ -2,9 +2,9 @@
 
 Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
 that step, "loss": in nats per token, null if it is not finite, "skipped": 1 if the step changed nothing (its
-tokens are 0),
-"own_time": that of the learner's clock where this is wrong}, at most a second behind. `rounds.jsonl` has a
-line for each merge: {"time", "step", "fragment", "version", "learners" (in the merge), "tokens", ...};
+tokens are 0)}, at most a second behind; of a process without those lost on their way (`records_lost`).
+`rounds.jsonl` has a line for each merge: {"time", "step", "fragment", "version", "learners" (in the merge),
+"tokens", ...};
 `states.jsonl` one for each change of a learner's state; `recoveries.jsonl` one for each process of a learner
 that joined, and where its inner optimizer state came from; `events.jsonl` one for each alarm, and for what
 else is rare: {"time", "event": its name, ...}. A run that is resumed in the same folder adds to them.
@@ -35,15 +35,13 @@ class LineFiles:
         line = json.dumps({"time": float(time), **as_json(values)})
         self._files.append(name, line.encode() + b"\n", at_once, bounded)
 
-    def step(self, record: StepDone, own_time: float) -> None:
-        """Adds a line to the learner's `steps.jsonl`; `own_time`: that of its own clock."""
+    def step(self, record: StepDone) -> None:
+        """Adds a line to the learner's `steps.jsonl`."""
         line: dict[str, Any] = {"step": int(record.step), "tokens": int(record.tokens)}
         if "loss" in record.metrics:
             line["loss"] = as_float(record.metrics["loss"])
         if record.skipped:
             line["skipped"] = 1
-        if own_time != record.time:
-            line["own_time"] = own_time  # by which the step is known if it is sent again
         self.add(f"learners/{record.learner}/steps.jsonl", record.time, line)
 
     def round(self, record: Noted, counts: Mapping[str, int]) -> None:

@@ -10,13 +10,13 @@ import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.waits import PROCESS
 from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.earlier import Key, key_of, recall
+from ddiloco.observe.earlier import recall
 from ddiloco.observe.files import GrowingFiles, read_json, write_json
 from ddiloco.observe.json_lines import about
 from ddiloco.observe.lines import LineFiles
@@ -53,7 +53,7 @@ LONGEST_RECALL = 900.0  # seconds to read what earlier processes have left, a Gi
 TOLD = frozenset(
     {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
     | {"snapshot_given_up", "guard_quarantined", "guard_released", "report_kept_back", "sdc"}
-    | {"host_here", "host_gone"}
+    | {"host_here", "host_gone", "records_lost"}
 )
 """The protocol's records that `events.jsonl` has a line for: rare ones."""
 
@@ -95,8 +95,7 @@ class Monitor:
         self._recalled = threading.Event()
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._speed, self._stall = RecentSpeed(), Stall()
-        self._flushes: dict[Hashable, Flush] = {}  # asked for since the last: the newest of each asker
-        self._told: set[Key] = set()  # of earlier processes' last records, of which some come again
+        self._flushes: list[Flush] = []  # asked for and not done
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._wake = threading.Event()
@@ -144,7 +143,7 @@ class Monitor:
     def _run(self) -> None:
         if self._resume:
             with self._alarms.guard("what earlier processes have left", Exception):
-                self._told = recall(self._workdir, self._tally, self._alarms)
+                recall(self._workdir, self._tally, self._alarms)
         self._recalled.set()
         due = {action: time.monotonic() + every for action, every in self._every.items()}
         running = True
@@ -169,14 +168,12 @@ class Monitor:
         self._end()
 
     def _take(self, record: Record) -> None:
-        sent, record = record, self._in_time(record)
-        if key_of(sent) in self._told:
-            return
+        record = self._in_time(record)
         if not isinstance(record, Transferred | Flush | Stop):
             self._tally.seen(record.time)
         match record:
             case StepDone():
-                self._step_done(record, sent.time)
+                self._step_done(record)
             case StateChanged():
                 self._state_changed(record)
             case Transferred():
@@ -190,7 +187,7 @@ class Monitor:
             case Resumed():
                 self._tally.rounds.resumed(record.versions)
             case Flush():
-                self._flushes[record if record.asker is None else record.asker] = record
+                self._flushes.append(record)
             case Alarm():
                 self._alarms.raise_once(record.sentence, record.sentence)
 
@@ -215,8 +212,8 @@ class Monitor:
             self._alarms.raise_once(f"clock of {whose}", f"the clock of {whose} is wrong: {record.time:.0f}")
         return dataclasses.replace(record, time=time)
 
-    def _step_done(self, record: StepDone, own_time: float) -> None:
-        self._lines.step(record, own_time)
+    def _step_done(self, record: StepDone) -> None:
+        self._lines.step(record)
         loss = self._tally.step_done(record)
         self._metrics.step(record)
         if loss is not None and not math.isfinite(loss):
@@ -286,13 +283,12 @@ class Monitor:
 
     def _flush(self) -> None:
         written = self._files.flush()
-        if any(flush.summary for flush in self._flushes.values()):
+        if any(flush.summary for flush in self._flushes):
             self._write_summary()
-        for flush in self._flushes.values():
-            if written or flush.summary:  # else who waits would forget what is nowhere else
+        for flush in self._flushes:
+            if written or flush.summary:  # else what led to a snapshot may be nowhere
                 flush.done()
-        waits = {} if written else self._flushes
-        self._flushes = {asker: flush for asker, flush in waits.items() if not flush.summary}
+        self._flushes = [] if written else [flush for flush in self._flushes if not flush.summary]
 
     def _write_summary(self) -> None:
         summary = summarize(self._tally, self._now(), self._alarms.sentences)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
@@ -113,9 +113,6 @@ class Flush:
     summary: bool = False
     """Whether the summary counts them by then, too."""
 
-    asker: Hashable = None
-    """Who asks, and needs no answer to what it asked before; None: nobody that asks again."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
@@ -130,7 +127,7 @@ Record = (
 def write_out(record: Callable[[Record], None], seconds: float = 2.0, summary: bool = False) -> None:
     """Waits until all earlier records are in the run's files, `seconds` at most: disks may hang."""
     done = threading.Event()
-    record(Flush(done.set, summary, threading.get_ident()))
+    record(Flush(done.set, summary))
     done.wait(seconds)
 
 

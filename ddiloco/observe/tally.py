@@ -42,8 +42,8 @@ MOST_FAILURES = 50  # deaths whose tracebacks are kept
 OTHERS = "others"
 RECENT_STEPS = 32  # of a learner, of which it is said how many were skipped
 
-SKIPPED = "skipped_steps"
-COUNTS = (SKIPPED, "bytes_sent", "bytes_received", *_COUNTED.values())
+SKIPPED, RECORDS_LOST = "skipped_steps", "records_lost"
+COUNTS = (SKIPPED, RECORDS_LOST, "bytes_sent", "bytes_received", *_COUNTED.values())
 
 
 class Rounds:
@@ -51,7 +51,6 @@ class Rounds:
 
     def __init__(self) -> None:
         self.by_fragment: collections.Counter[int] = collections.Counter()
-        self._resumed: dict[int, int] = {}
         self.quorums: collections.Counter[int] = collections.Counter()
         self.merged_tokens: collections.Counter[int] = collections.Counter()  # by learner, of all fragments
         self.left_out: collections.Counter[int] = collections.Counter()  # offers, by learner
@@ -69,8 +68,9 @@ class Rounds:
         fragment, quorum = int(record.values["fragment"]), int(record.values["quorum"])
         self.last_quorum = quorum
         self.last_grace_seconds = as_float(record.values.get("grace_seconds", 0.0))
-        if int(record.values.get("version", 0)) not in range(1, 1 + self._resumed.get(fragment, 0)):
-            self.by_fragment[fragment] += 1
+        # Each version was a merge; a part may tell late of one that was durable, or never.
+        version = int(record.values.get("version", self.by_fragment[fragment] + 1))
+        self.by_fragment[fragment] = max(version, self.by_fragment[fragment])
         self.quorums[quorum] += 1
         self.grace_seconds += self.last_grace_seconds
         self.left_out.update(record.values.get("left_out", ()))
@@ -79,8 +79,7 @@ class Rounds:
 
     def resumed(self, versions: tuple[int, ...]) -> None:
         """Corrects the counts: each version was a merge, though a crash may have lost its line."""
-        self._resumed = dict(enumerate(versions))  # a part may still tell of some that were durable
-        self.by_fragment = collections.Counter(self._resumed)
+        self.by_fragment = collections.Counter(dict(enumerate(versions)))
 
     def mean_quorum(self) -> float | None:
         """Learners in a merge on average; None before the first."""
@@ -214,6 +213,8 @@ class Tally:
                 self.quarantined.add(record.values["learner"])
             case "guard_released":
                 self.quarantined.discard(record.values["learner"])
+            case "records_lost":
+                self.counts[RECORDS_LOST] += int(record.values["count"])
             case name if name in _COUNTED:
                 self.counts[_COUNTED[name]] += 1
 

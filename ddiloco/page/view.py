@@ -364,6 +364,7 @@ _WORDS = {
     "guard_released": "a learner is out of quarantine",
     "host_here": "a host of a learner is connected",
     "host_gone": "a host of a learner is not connected any more",
+    "records_lost": "records were lost on their way, of which figures and curves have nothing",
     "snapshot": "a snapshot is complete",
     "snapshot_given_up": "a snapshot was given up",
 }

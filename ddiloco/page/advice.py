@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddiloco.observe.skips import MANY
-from ddiloco.observe.tally import SETTLED, trained_in_vain
+from ddiloco.observe.state import SETTLED, trained_in_vain
 from ddiloco.observe.words import seconds, share, size
 from ddiloco.page.view import LearnerView, RunView, SyncerView
 

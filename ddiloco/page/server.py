@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from ddiloco.observe.run_files import RunFiles
 from ddiloco.observe.scalars import as_json
-from ddiloco.page.history import History
 from ddiloco.page.view import RunView, views_of
 from ddiloco.page.visitors import NOBODY, SETTING, Visitors, check_page, context_of, is_loopback, listen
 
@@ -52,7 +52,7 @@ class Board:
 
     def __init__(self, workdirs: Sequence[pathlib.Path], share: float = SHARE) -> None:
         """`share`: of a core that looking may take."""
-        self._histories = [History(workdir) for workdir in workdirs]
+        self._runs = [RunFiles(workdir) for workdir in workdirs]
         self._share = share
         self._read_at = 0.0
         self.content = ""
@@ -60,7 +60,7 @@ class Board:
 
     def read(self) -> bool:
         """Takes in what is new in the files, for a moment; returns whether that was all."""
-        whole = [history.read(READ) for history in self._histories]
+        whole = [run.read(READ) for run in self._runs]
         return all(whole)
 
     def read_unseen(self) -> float:
@@ -75,7 +75,7 @@ class Board:
     def views(self) -> list[RunView]:
         """The runs as they are now."""
         self.read()
-        return views_of(self._histories)
+        return views_of(self._runs)
 
     def look(self) -> bool:
         """Draws what is to be seen; returns whether it differs from before."""
@@ -89,7 +89,7 @@ class Board:
     @property
     def pause(self) -> float:
         """Seconds until the next look, so that looking takes no more than its share of a core."""
-        whole = all(history.whole for history in self._histories)
+        whole = all(run.whole for run in self._runs)
         return self._pause(self._cost, EVERY if whole else 0.0)
 
     def _pause(self, spent: float, least: float) -> float:

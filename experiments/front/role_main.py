@@ -305,7 +305,7 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     from ddiloco.disk import standing_orders
     from ddiloco.disk.durable import FOLDER
     from ddiloco.disk.run_mark import RunMarkError
-    from ddiloco.observe.earlier import is_over
+    from ddiloco.observe.run_files import is_over
 
     if is_over(workdir, steps):
         return f"the run in {workdir} is over"

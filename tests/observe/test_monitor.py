@@ -187,12 +187,12 @@ def test_an_alarm_of_the_run_is_told_once_and_kept_in_order(make, capsys):
 
 def test_a_record_that_cannot_be_used_is_an_alarm_and_the_next_one_is_used(make):
     monitor = make()
-    put(monitor, object(), step(0, 1, loss="high"), StateChanged(9, State.STEPPING, 1.0))
+    put(monitor, object(), step(0, 1, loss="high"), Noted("round", {"fragment": 0}, 1.0))
     put(monitor, step(0, 2, loss=2.0))
     summary = monitor.stop()
     assert summary["train_loss"] == 2.0
     starts = [alarm.split(" was")[0] for alarm in summary["alarms"]]
-    assert starts == ["a object record", "a StepDone record", "a StateChanged record"]
+    assert starts == ["a object record", "a StepDone record", "a Noted record"]
 
 
 def test_a_workdir_that_cannot_be_written_ends_nothing(make, tmp_path, capsys):
@@ -228,7 +228,7 @@ def test_steps_are_complete_once_a_full_disk_has_room_again(make, tmp_path, monk
 
 
 def test_a_writer_that_fails_in_an_unforeseen_way_keeps_nothing_else_from_being_written(make, monkeypatch):
-    def plot(path, tally):
+    def plot(path, state):
         raise RuntimeError("no font")
 
     monkeypatch.setattr(monitor_module, "plot_loss", plot)

@@ -183,7 +183,7 @@ def test_prometheus_reads_every_metric_with_its_labels(client, run_of):
 
 def test_a_run_has_a_page_as_long_as_it_goes_on(data_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr(monitor, "plot_loss", lambda path, tally: None)
+    monkeypatch.setattr(monitor, "plot_loss", lambda path, state: None)
     experiment = virtual(data_dir, virtual={"arrays": False}, train={"steps": 8}, log={"page": "127.0.0.1:0"})
     seen = []
 

@@ -9,7 +9,6 @@ import pytest
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.earlier import recall
 from ddiloco.observe.monitor import Monitor
 from ddiloco.observe.records import (
     Alarm,
@@ -22,7 +21,8 @@ from ddiloco.observe.records import (
     StepDone,
     Transferred,
 )
-from ddiloco.observe.tally import Tally
+from ddiloco.observe.run_files import recall
+from ddiloco.observe.state import RunState
 from tests.integration.remote_runs import lines
 
 INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
@@ -128,9 +128,9 @@ def test_of_the_skipped_steps_only_those_count_whose_lines_are_left(tmp_path):
 
 def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
     monitor(tmp_path, *FIRST)
-    tally = Tally(INFO, None)
-    recall(tmp_path, tally, Alarms(pytest.fail))
-    assert tally.marks == [(2, 1, False)]
+    state = RunState(INFO, None)
+    recall(tmp_path, state, Alarms(pytest.fail))
+    assert state.marks == [(2, 1, False)]
 
 
 def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_path):
@@ -147,7 +147,7 @@ def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_pa
     for record in sorted(told, key=lambda record: record.time):
         one.queue.put(record)
     one.stop()
-    seen, recalled = one._tally, Tally(INFO, None)
+    seen, recalled = one._state, RunState(INFO, None)
     recall(tmp_path, recalled, Alarms(pytest.fail))
     assert seen.marks == [(10, 1, False), (12, 1, True), (20, 1, False), (22, 1, True), (25, 0, False)]
     for name in ("marks", "away", "recent_loss"):

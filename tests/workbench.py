@@ -16,7 +16,7 @@ from ddiloco.data.settings import ImagesConfig
 from ddiloco.data.sources import open_images, open_text
 from ddiloco.local import run as local
 from ddiloco.observe import records
-from ddiloco.observe.tally import Tally
+from ddiloco.observe.state import RunState
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, parse
@@ -99,7 +99,7 @@ class Run(Recorded):
     drawn: collections.Counter  # tokens by learner
 
     @property
-    def tally(self) -> Tally:
+    def state(self) -> RunState:
         """What the records add up to."""
         e = self.experiment
         learners = range(e.sync.num_learners)
@@ -112,16 +112,10 @@ class Run(Recorded):
             seed=e.seed,
             chips_by_learner=dict.fromkeys(learners, 1),
         )
-        tally = Tally(info, None)
-        take = {
-            records.StepDone: tally.step_done,
-            records.StateChanged: tally.state_changed,
-            records.Noted: tally.noted,
-            records.LearnerDied: tally.died,
-        }
+        state = RunState(info)
         for record in self.records:
-            take.get(type(record), lambda record: None)(record)
-        return tally
+            state.apply(record)
+        return state
 
 
 def run_local(

@@ -10,20 +10,16 @@ import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.waits import PROCESS
 from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.earlier import Key, key_of, recall
+from ddiloco.observe.figures import plot_loss
 from ddiloco.observe.files import GrowingFiles, read_json, write_json
 from ddiloco.observe.json_lines import about
-from ddiloco.observe.lines import LineFiles
-from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.owner import Owner
-from ddiloco.observe.performance import together
-from ddiloco.observe.plots import plot_loss
 from ddiloco.observe.progress import PLAIN_EVERY, Progress, RecentSpeed, Stall, glance
 from ddiloco.observe.records import (
     Alarm,
@@ -32,16 +28,17 @@ from ddiloco.observe.records import (
     LearnerDied,
     Noted,
     Record,
-    Resumed,
     RunInfo,
     StateChanged,
     StepDone,
     Stop,
     Transferred,
 )
+from ddiloco.observe.run_files import RunLines, recall
 from ddiloco.observe.scalars import as_float, as_json
-from ddiloco.observe.tally import Tally, summarize
-from ddiloco.observe.writers import SERVICES, Aside, EventFiles, Writer
+from ddiloco.observe.series import together
+from ddiloco.observe.state import RunState, summarize
+from ddiloco.observe.writers import SERVICES, Aside, EventFiles, Metrics, Writer
 
 POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than a wake-up for each record
 FLUSH_EVERY = 0.5
@@ -49,13 +46,6 @@ SUMMARY_EVERY = 2.0
 BATCH = 256
 CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without an alarm
 LONGEST_RECALL = 900.0  # seconds to read what earlier processes have left, a GiB of lines at most
-
-TOLD = frozenset(
-    {"learner_lost", "learner_silent", "learner_returned", "learner_ready", "round_refused", "snapshot"}
-    | {"snapshot_given_up", "guard_quarantined", "guard_released", "report_kept_back", "sdc"}
-    | {"host_here", "host_gone"}
-)
-"""The protocol's records that `events.jsonl` has a line for: rare ones."""
 
 
 class Monitor:
@@ -89,14 +79,13 @@ class Monitor:
         self._progress = Progress()
         self._alarms = Alarms(self._warn)
         self._files = GrowingFiles(self._workdir, self._alarms)
-        self._lines = LineFiles(self._files)
-        self._tally = Tally(run_info, clock() if clock else None)
+        self._lines = RunLines(self._files)
+        self._state = RunState(run_info, clock() if clock and not resume else None)
         self._resume = resume
         self._recalled = threading.Event()
         self._metrics = Metrics([self._writer(name) for name in writers], log_every)
         self._speed, self._stall = RecentSpeed(), Stall()
-        self._flushes: dict[Hashable, Flush] = {}  # asked for since the last: the newest of each asker
-        self._told: set[Key] = set()  # of earlier processes' last records, of which some come again
+        self._flushes: list[Flush] = []  # asked for and not done
         self._extra: dict[str, Any] = {}
         self._summary: dict[str, Any] = {}
         self._wake = threading.Event()
@@ -144,7 +133,9 @@ class Monitor:
     def _run(self) -> None:
         if self._resume:
             with self._alarms.guard("what earlier processes have left", Exception):
-                self._told = recall(self._workdir, self._tally, self._alarms)
+                recall(self._workdir, self._state, self._alarms)
+            if self._state.started is None and self._clock is not None:
+                self._state.started = self._clock()
         self._recalled.set()
         due = {action: time.monotonic() + every for action, every in self._every.items()}
         running = True
@@ -160,7 +151,7 @@ class Monitor:
                     running = False
                     break
                 guard = self._alarms.guard(f"a {type(record).__name__} record was not used", Exception)
-                with guard, about(learner=_learner(record), round=self._tally.rounds.count):
+                with guard, about(learner=_learner(record), round=self._state.rounds.count):
                     self._take(record)
             for action, moment in due.items():
                 if time.monotonic() >= moment or (action == self._show and PROCESS.untold()):
@@ -169,89 +160,72 @@ class Monitor:
         self._end()
 
     def _take(self, record: Record) -> None:
-        sent, record = record, self._in_time(record)
-        if key_of(sent) in self._told:
-            return
-        if not isinstance(record, Transferred | Flush | Stop):
-            self._tally.seen(record.time)
+        record = self._in_time(record)
+        match record:
+            case Flush():
+                self._flushes.append(record)
+                return
+            case Alarm():
+                self._alarms.raise_once(record.sentence, record.sentence)
+                return
+            case StateChanged(state=State.FAILED) if record.learner in self._state.finished:
+                return
+            case StateChanged(state=State.FAILED):
+                since = self._state.timelines.gone_since(record.learner, record.time)
+                record = dataclasses.replace(record, time=since)
+            case Evaluated():
+                statistics = {name: as_float(value) for name, value in record.statistics.items()}
+                record = dataclasses.replace(record, loss=as_float(record.loss), statistics=statistics)
+        away = set(self._state.away)
+        self._state.apply(record)
+        self._lines.write(record, self._state)
         match record:
             case StepDone():
-                self._step_done(record, sent.time)
-            case StateChanged():
-                self._state_changed(record)
-            case Transferred():
-                self._tally.transferred(record)
+                self._metrics.step(record)
+                if not record.skipped and self._state.learners[record.learner].not_finite:
+                    loss, learner = as_float(record.metrics["loss"]), f"learner {record.learner}"
+                    sentence = f"{learner}: the loss is {loss} at step {record.step}"
+                    self._alarms.raise_once(f"loss of {record.learner}", sentence)
             case Noted():
-                self._noted(record)
+                self._noted(record, record.values.get("learner") in away)
             case Evaluated():
                 self._evaluated(record)
             case LearnerDied():
-                self._died(record)
-            case Resumed():
-                self._tally.rounds.resumed(record.versions)
-            case Flush():
-                self._flushes[record if record.asker is None else record.asker] = record
-            case Alarm():
-                self._alarms.raise_once(record.sentence, record.sentence)
-
-    def _state_changed(self, record: StateChanged) -> None:
-        if record.state is State.FAILED:
-            if record.learner in self._tally.finished:
-                return
-            since = self._tally.timelines.gone_since(record.learner, record.time)
-            record = dataclasses.replace(record, time=since)
-        self._tally.state_changed(record)
-        self._lines.state(record)
+                self._say(f"learner {record.learner} died: {self._state.events[-1]['reason']}")
 
     def _in_time(self, record: Record) -> Record:
         """The record, not before the run and not in the future: another machine's clock may be wrong."""
         if isinstance(record, Transferred | Flush | Stop):
             return record
-        if self._clock is None or self._tally.started is None:
+        if self._clock is None or self._state.started is None:
             return record
-        time = min(max(record.time, self._tally.started), self._now())
+        time = min(max(record.time, self._state.started), self._now())
         if abs(time - record.time) > CLOCKS_APART:
             whose = f"learner {record.learner}" if hasattr(record, "learner") else "a learner"
             self._alarms.raise_once(f"clock of {whose}", f"the clock of {whose} is wrong: {record.time:.0f}")
         return dataclasses.replace(record, time=time)
 
-    def _step_done(self, record: StepDone, own_time: float) -> None:
-        self._lines.step(record, own_time)
-        loss = self._tally.step_done(record)
-        self._metrics.step(record)
-        if loss is not None and not math.isfinite(loss):
-            self._alarms.raise_once(
-                f"loss of {record.learner}",
-                f"learner {record.learner}: the loss is {loss} at step {record.step}",
-            )
-
     def _look_for_left_out(self) -> None:
         """An alarm for each learner that trains in vain."""
-        for learner, share in self._tally.left_out().items():
+        for learner, share in self._state.left_out().items():
             sentence = f"learner {learner}: {share:.0%} of its work is merged, less than half of the others'"
             self._alarms.raise_once(f"left out {learner}", sentence)
 
-    def _noted(self, record: Noted) -> None:
-        learner = record.values.get("learner")
-        was_away, finished = learner in self._tally.away, learner in self._tally.finished
-        self._tally.noted(record)
-        if record.name in TOLD:
-            self._lines.event(record.name, record.time, record.values)
+    def _noted(self, record: Noted, was_away: bool) -> None:
+        learner, values = record.values.get("learner"), record.values
+        finished = learner in self._state.finished
         match record.name:
             case "round":
                 self._metrics.round(record)
-                self._lines.round(record, self._tally.counts)
                 self._look_for_left_out()
-            case "recovered":
-                self._lines.add("recoveries.jsonl", record.time, record.values)
             case "snapshot_given_up":
-                self._say(f"snapshot {record.values.get('number')} given up: {record.values.get('reason')}")
+                self._say(f"snapshot {values.get('number')} given up: {values.get('reason')}")
             case "clock_ahead":
-                pace = f"its clock goes {record.values['pace']:.0f} times as fast as others step"
+                pace = f"its clock goes {values['pace']:.0f} times as fast as others step"
                 hint = "with a sync.quorum of 2 or more it would not hurry them"
                 self._alarms.raise_once(f"pace of {learner}", f"learner {learner}: {pace}; {hint}")
             case "learner_lost" if not finished:
-                self._say(f"learner {learner} lost: {record.values.get('reason', 'no reason given')}")
+                self._say(f"learner {learner} lost: {values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:
                 self._say(f"learner {learner} is silent; the others go on")
             case "learner_returned":
@@ -260,42 +234,32 @@ class Monitor:
                 self._say(f"learner {learner} is back", news=True)
 
     def _evaluated(self, record: Evaluated) -> None:
-        statistics = {name: as_float(value) for name, value in record.statistics.items()}
-        record = dataclasses.replace(record, loss=as_float(record.loss), statistics=statistics)
-        self._tally.evaluations.append(record)
         self._metrics.evaluated(record)
-        taken = f"{record.time - (self._tally.started or 0.0):.0f} {self._clock_of}s"
-        shown = f"  accuracy {statistics['accuracy']:.1%}" if "accuracy" in statistics else ""
+        taken = f"{record.time - (self._state.started or 0.0):.0f} {self._clock_of}s"
+        accuracy = record.statistics.get("accuracy")
+        shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
         self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({taken})")
         if not math.isfinite(record.loss):
             found = f"held-out loss is {record.loss} from step {record.step} on: the global model is spoilt"
             self._alarms.raise_once("held-out loss", f"{found}, or its data are")
 
-    def _died(self, record: LearnerDied) -> None:
-        self._lines.died(record)
-        self._tally.died(record)
-        reason = (record.traceback.strip() or "no traceback").splitlines()[-1]
-        self._lines.event("died", record.time, {"learner": record.learner, "reason": reason})
-        self._say(f"learner {record.learner} died: {reason}")
-
     def _now(self) -> float:
-        latest = self._tally.last_time
+        latest = self._state.last_time
         if self._clock is not None:
             return max(self._clock(), latest)
         return latest if math.isfinite(latest) else 0.0
 
     def _flush(self) -> None:
         written = self._files.flush()
-        if any(flush.summary for flush in self._flushes.values()):
+        if any(flush.summary for flush in self._flushes):
             self._write_summary()
-        for flush in self._flushes.values():
-            if written or flush.summary:  # else who waits would forget what is nowhere else
+        for flush in self._flushes:
+            if written or flush.summary:  # else what led to a snapshot may be nowhere
                 flush.done()
-        waits = {} if written else self._flushes
-        self._flushes = {asker: flush for asker, flush in waits.items() if not flush.summary}
+        self._flushes = [] if written else [flush for flush in self._flushes if not flush.summary]
 
     def _write_summary(self) -> None:
-        summary = summarize(self._tally, self._now(), self._alarms.sentences)
+        summary = summarize(self._state, self._now(), self._alarms.sentences)
         self._summary = {**summary, **as_json(self._extra)}
         path = self._workdir / "summary.json"
         with self._alarms.guard(str(path)):
@@ -303,23 +267,23 @@ class Monitor:
             write_json(path, self._summary)
 
     def _write_run_metrics(self) -> None:
-        now, lines = self._now(), self._tally.timelines
+        now, lines = self._now(), self._state.timelines
         if lines.window(now) is not None:
             values = {
                 "goodput": lines.goodput(now),
                 "uptime": lines.uptime(now),
-                "alive": lines.alive(self._tally.info.num_learners)[0],
-                "merged_share": self._tally.merged_share(),
-                **{f"merged_share/{m}": share for m, share in self._tally.merged_shares().items()},
-                **together(self._tally.performance.values()).figures(),
+                "alive": lines.alive(self._state.info.num_learners)[0],
+                "merged_share": self._state.merged_share(),
+                **{f"merged_share/{m}": share for m, share in self._state.merged_shares().items()},
+                **together(one.performance for one in self._state.learners.values()).figures(),
             }
-            self._metrics.run(self._tally.step, now, values)
+            self._metrics.run(self._state.step, now, values)
 
     def _show(self) -> None:
-        now, tally = self._now(), self._tally
-        self._speed.add(now, tally.step, tally.tokens)
-        step, *others = glance(tally, self._speed, now, self._clock_of)
-        reason = PROCESS.reason() or (self._stall.reason(tally, now) if self._clock else None)
+        now, state = self._now(), self._state
+        self._speed.add(now, state.step, state.tokens)
+        step, *others = glance(state, self._speed, now, self._clock_of)
+        reason = PROCESS.reason() or (self._stall.reason(state, now) if self._clock else None)
         with self._terminal():
             self._progress.show([step, *([reason] if reason else []), *others])
 
@@ -328,7 +292,9 @@ class Monitor:
             (self._progress.news if news else self._progress.say)(line)
 
     def _warn(self, sentence: str) -> None:
-        self._lines.event("alarm", self._now(), {"alarm": sentence})
+        alarm = Alarm(sentence, self._now())
+        self._state.apply(alarm)
+        self._lines.write(alarm, self._state)
         # An alarm that cannot be shown is still in the summary.
         with contextlib.suppress(OSError, ValueError):
             self._progress.warn(sentence)
@@ -352,7 +318,7 @@ class Monitor:
                 self._take(late)
 
     def _plot(self) -> None:
-        plot_loss(self._workdir / "loss.png", self._tally)
+        plot_loss(self._workdir / "loss.png", self._state)
 
     def _do(self, action: Callable[[], None]) -> None:
         with self._alarms.guard(f"the monitor's {action.__name__.strip('_')}", Exception):

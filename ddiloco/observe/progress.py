@@ -11,9 +11,10 @@ from typing import TextIO
 
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.waits import SHOWN_AFTER
-from ddiloco.observe.performance import together
+from ddiloco.observe.scalars import as_float
+from ddiloco.observe.series import together
 from ddiloco.observe.skips import MANY
-from ddiloco.observe.tally import Tally
+from ddiloco.observe.state import RunState
 from ddiloco.observe.terminal import LONGEST_LINE, has_room, printable
 from ddiloco.observe.words import amount, clock, number, seconds
 
@@ -24,14 +25,14 @@ LEAST_STEPS = 4
 PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
-def glance(tally: Tally, speed: RecentSpeed, now: float, clock_of: str = "") -> list[str]:
+def glance(state: RunState, speed: RecentSpeed, now: float, clock_of: str = "") -> list[str]:
     """A run at a glance, what matters most first; what is not known of its steps is left out.
 
     `clock_of`: stands before its times, unless they are a wall clock's.
     """
-    steps = together(tally.performance.values())
-    figures, rounds, lines = steps.figures(), tally.rounds, tally.timelines
-    peaks = [size for one in tally.performance.values() for size in one.peak_bytes.values()]
+    steps = together(one.performance for one in state.learners.values())
+    figures, rounds, lines = steps.figures(), state.rounds, state.timelines
+    peaks = [size for one in state.learners.values() for size in one.performance.peak_bytes.values()]
     measured = {
         "MFU {:.1%}": figures["mfu"],
         "p50 {}": seconds(figures["step_seconds_p50"]) if steps.seconds else None,
@@ -39,21 +40,22 @@ def glance(tally: Tally, speed: RecentSpeed, now: float, clock_of: str = "") -> 
         "data wait {:.1%}": figures["data_wait_share"],
         "peak {:.1f} GiB": max(peaks) / 2**30 if peaks else None,
     }
-    grace = rounds.last_grace_seconds
+    last = rounds.recent[-1] if rounds.recent else {}
+    grace = as_float(last.get("grace_seconds", 0.0)) if last else None
     goodput = lines.goodput(now) if lines.window(now) else None
-    elapsed = clock(0.0 if tally.started is None else now - tally.started)
-    skipped = tally.skipped_share
+    elapsed = clock(0.0 if state.started is None else now - state.started)
+    skipped = state.skipped_share
     return [
-        f"step {tally.step}/{tally.info.total_steps}",
-        f"loss {number(tally.recent_loss, '.3f')}",
+        f"step {state.step}/{state.info.total_steps}",
+        f"loss {number(state.recent_loss, '.3f')}",
         *([f"skipped {skipped:.0%}"] if skipped > MANY else []),
         f"{amount(speed.tokens_per_second())} tok/s",
-        "alive {}/{}".format(*lines.alive(tally.info.num_learners)),
-        f"{clock_of}{elapsed}<{clock(speed.seconds_for(tally.info.total_steps - tally.step))}",
+        "alive {}/{}".format(*lines.alive(state.info.num_learners)),
+        f"{clock_of}{elapsed}<{clock(speed.seconds_for(state.info.total_steps - state.step))}",
         f"goodput {number(goodput, '.1%')}",
-        f"merged {number(tally.merged_share(), '.0%')}",
+        f"merged {number(state.merged_share(), '.0%')}",
         *(said.format(value) for said, value in measured.items() if value is not None),
-        f"quorum {number(rounds.last_quorum, 'd')}",
+        f"quorum {number(last.get('quorum'), 'd')}",
         f"grace {number(None if grace is None else 1e3 * grace, '.0f')} ms",
     ]
 
@@ -64,19 +66,19 @@ class Stall:
     def __init__(self) -> None:
         self._tokens, self._since = -1, 0.0
 
-    def reason(self, tally: Tally, now: float) -> str | None:
+    def reason(self, state: RunState, now: float) -> str | None:
         """None while any learner steps, or until SHOWN_AFTER seconds after the last step."""
-        if tally.tokens != self._tokens:
-            self._tokens, self._since = tally.tokens, now
-        states = tally.timelines.states()
-        if tally.step >= tally.info.total_steps and (late := tally.unfinished()):
+        if state.tokens != self._tokens:
+            self._tokens, self._since = state.tokens, now
+        counts = state.timelines.states()
+        if state.step >= state.info.total_steps and (late := state.unfinished()):
             return f"waiting for learner{'s' * (len(late) > 1)} {', '.join(map(str, late))} to end"
-        if states[State.STEPPING] or now < self._since + SHOWN_AFTER:
+        if counts[State.STEPPING] or now < self._since + SHOWN_AFTER:
             return None
-        others = [state for state in states if state is not State.FINISHED]
-        named = ", ".join(f"{states[state]} {state.value.replace('_', ' ')}" for state in others)
+        others = [each for each in counts if each is not State.FINISHED]
+        named = ", ".join(f"{counts[each]} {each.value.replace('_', ' ')}" for each in others)
         if not others:
-            return None if states else f"waiting {now - self._since:.0f} s for learners to join"
+            return None if counts else f"waiting {now - self._since:.0f} s for learners to join"
         return f"no step for {now - self._since:.0f} s (learners: {named})"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
@@ -113,9 +113,6 @@ class Flush:
     summary: bool = False
     """Whether the summary counts them by then, too."""
 
-    asker: Hashable = None
-    """Who asks, and needs no answer to what it asked before; None: nobody that asks again."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
@@ -127,10 +124,33 @@ Record = (
 )
 
 
+# The protocol's records by which a learner is away, and there again.
+LOST, READY = ("learner_lost", "learner_silent"), ("learner_ready", "learner_returned")
+
+EVENTS = frozenset(
+    {*LOST, *READY, "round_refused", "snapshot", "snapshot_given_up", "guard_quarantined", "guard_released"}
+    | {"report_kept_back", "sdc", "host_here", "host_gone", "records_lost"}
+)
+"""The protocol's records that `events.jsonl` has a line for: rare ones."""
+
+
+def event_line(record: Record) -> dict[str, Any] | None:
+    """The line of `events.jsonl` for this record; None: it has none."""
+    match record:
+        case Alarm(sentence, time):
+            return {"time": time, "event": "alarm", "alarm": sentence}
+        case LearnerDied(learner, time, traceback):
+            last = (traceback.strip() or "no traceback").splitlines()[-1]
+            return {"time": time, "event": "died", "learner": learner, "reason": last}
+        case Noted(name, values, time) if name in EVENTS:
+            return {"time": time, "event": name, **values}
+    return None
+
+
 def write_out(record: Callable[[Record], None], seconds: float = 2.0, summary: bool = False) -> None:
     """Waits until all earlier records are in the run's files, `seconds` at most: disks may hang."""
     done = threading.Event()
-    record(Flush(done.set, summary, threading.get_ident()))
+    record(Flush(done.set, summary))
     done.wait(seconds)
 
 

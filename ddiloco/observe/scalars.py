@@ -11,12 +11,12 @@ import numpy as np
 
 def as_float(value: Any) -> float:
     """The value of a Python number, NumPy scalar or complete device scalar of shape ()."""
-    return float(np.asarray(value))
+    return float(value) if isinstance(value, float | int) else float(np.asarray(value))
 
 
 def was_skipped(metrics: Mapping[str, Any]) -> bool:
     """Whether a step with these metrics changed nothing, as its loss or gradient was not finite."""
-    return as_float(metrics.get("skipped", 0)) > 0
+    return "skipped" in metrics and as_float(metrics["skipped"]) > 0
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

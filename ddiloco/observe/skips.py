@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.observe.records import Alarm, LearnerDied, Noted, RunInfo, StepDone
-from ddiloco.observe.tally import LOST, READY
+from ddiloco.observe.records import LOST, READY, Alarm, LearnerDied, Noted, RunInfo, StepDone
 
 MANY = 0.1
 """Share of an interval's steps of a learner; more that are skipped are an alarm."""

@@ -1,8 +1,8 @@
 """A run as people look at it: its files in one view, and that as a live page, a report, metrics and advice.
 
-    files of the workdir -> tail -> history -> view -> advice
-                                                 |--> sheet, drawings, *.html -> server (live), report
-                                                 |--> exposition (Prometheus)
+    files of the workdir -> RunFiles, RunState -> view -> advice
+                                                   |--> sheet, *.html -> server (live), report
+                                                   |--> exposition (Prometheus)
 
 The run's files are the only source, so that the page of a run that is over is the same as while it went on.
 """

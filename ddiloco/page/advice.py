@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddiloco.observe.skips import MANY
-from ddiloco.observe.tally import SETTLED, trained_in_vain
+from ddiloco.observe.state import SETTLED, trained_in_vain
 from ddiloco.observe.words import seconds, share, size
 from ddiloco.page.view import LearnerView, RunView, SyncerView
 
@@ -31,6 +31,7 @@ class Advice:
     learner: int | None = None  # None: it concerns the whole run
     trouble: bool = True
     rule: str = ""
+    commands: Sequence[str] = ()  # that do it, for a terminal
 
 
 Rule = Callable[[RunView], Iterator[Advice]]
@@ -53,6 +54,7 @@ def not_finite(view: RunView) -> Iterator[Advice]:
                 "Restart it, so that it takes the global model again. If it comes again, look at its data, "
                 "its devices (config.sdc_check_every) and the learning rate.",
                 one.learner,
+                commands=_control(view, f"drain {one.learner}", f"add {one.learner}"),
             )
 
 
@@ -92,8 +94,10 @@ def hung(view: RunView) -> Iterator[Advice]:
             yield Advice(
                 f"Learner {one.learner} has not taken a step for {seconds(one.state_seconds)}.",
                 f"A step usually takes it {seconds(one.step_seconds)}: it hangs, or its connection is lost.",
-                "Look at its host and its network. If its process hangs, kill it: it will rejoin.",
+                "Look at its host and its network. If its process hangs, kill it: it will rejoin. If it "
+                "cannot be reached, have the syncer drop it.",
                 one.learner,
+                commands=_control(view, f"evict {one.learner}"),
             )
 
 
@@ -174,8 +178,9 @@ def quarantined(view: RunView) -> Iterator[Advice]:
                 f"Learner {one.learner} is in quarantine: its offers are not merged.",
                 f"{one.left_out} of them were unlike the others' in tokens, norm or direction.",
                 "Look at its alarm below, its data and its devices; it is released when it is like the "
-                "others again (config.outer.guard).",
+                "others again (config.outer.guard). If it is not, send it away.",
                 one.learner,
+                commands=_control(view, f"drain {one.learner}"),
             )
 
 
@@ -259,9 +264,11 @@ def restarts(view: RunView) -> Iterator[Advice]:
             yield Advice(
                 f"Learner {one.learner} has been started {one.starts} times.",
                 "Each time it loses its inner optimizer's state, or fetches it from a peer.",
-                f"See learners/{one.learner}/traceback.txt, and look at its host.",
+                f"See learners/{one.learner}/traceback.txt, and look at its host; until it is mended, the "
+                "learner may stay away.",
                 one.learner,
                 trouble=False,
+                commands=_control(view, f"drain {one.learner}"),
             )
 
 
@@ -351,6 +358,13 @@ _REMEDIES = (
 def remedy(alarm: str) -> str | None:
     """What to do about an alarm; None where its own words say all."""
     return next((told for pattern, told in _REMEDIES if re.search(pattern, alarm)), None)
+
+
+def _control(view: RunView, *verbs: str) -> list[str]:
+    """The commands by which an operator has the syncer do this, while there is one."""
+    if view.status != "running" or view.setting("driver") != "remote":
+        return []
+    return [f"python -m experiments.control --syncer=HOST:PORT {verb}" for verb in verbs]
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -61,6 +61,7 @@ OF_RUN = (
     Metric("ddiloco_quorum_seconds", "mean time until a quorum", _syncer("quorum_seconds")),
     Metric("ddiloco_grace_seconds", "mean grace used", _syncer("grace_seconds")),
     Metric("ddiloco_sync_seconds", "mean time of a merge and its write", _syncer("sync_seconds")),
+    Metric("ddiloco_records_lost_total", "of learners, lost on their way", _summary("records_lost")),
     Metric("ddiloco_alarms_total", "alarms", lambda view: len(view.summary.get("alarms") or ())),
 )
 OF_LEARNER = (

@@ -17,9 +17,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from ddiloco.observe.run_files import RunFiles
 from ddiloco.observe.scalars import as_json
-from ddiloco.page.actions import read_body
-from ddiloco.page.history import History
 from ddiloco.page.view import RunView, views_of
 from ddiloco.page.visitors import NOBODY, SETTING, Visitors, check_page, context_of, is_loopback, listen
 
@@ -53,7 +52,7 @@ class Board:
 
     def __init__(self, workdirs: Sequence[pathlib.Path], share: float = SHARE) -> None:
         """`share`: of a core that looking may take."""
-        self._histories = [History(workdir) for workdir in workdirs]
+        self._runs = [RunFiles(workdir) for workdir in workdirs]
         self._share = share
         self._read_at = 0.0
         self.content = ""
@@ -61,7 +60,7 @@ class Board:
 
     def read(self) -> bool:
         """Takes in what is new in the files, for a moment; returns whether that was all."""
-        whole = [history.read(READ) for history in self._histories]
+        whole = [run.read(READ) for run in self._runs]
         return all(whole)
 
     def read_unseen(self) -> float:
@@ -76,7 +75,7 @@ class Board:
     def views(self) -> list[RunView]:
         """The runs as they are now."""
         self.read()
-        return views_of(self._histories)
+        return views_of(self._runs)
 
     def look(self) -> bool:
         """Draws what is to be seen; returns whether it differs from before."""
@@ -90,7 +89,7 @@ class Board:
     @property
     def pause(self) -> float:
         """Seconds until the next look, so that looking takes no more than its share of a core."""
-        whole = all(history.whole for history in self._histories)
+        whole = all(run.whole for run in self._runs)
         return self._pause(self._cost, EVERY if whole else 0.0)
 
     def _pause(self, spent: float, least: float) -> float:
@@ -118,7 +117,6 @@ class PageServer:
         check_page(address, visitors, setting)
         self._host, self._loopback = address.rpartition(":")[0], is_loopback(address)
         self._visitors = NOBODY if self._loopback else visitors
-        self._actions = visitors.actions
         self._socket = listen(address, setting)
         scheme = "http" if self._visitors.tls is None else "https"
         self.url = f"{scheme}://{self._host}:{self._socket.getsockname()[1]}/"
@@ -191,7 +189,7 @@ class PageServer:
         from ddiloco.page.sheet import document
 
         def page() -> Response:
-            return HTMLResponse(document(self._board.views(), live=True, actions=self._actions))
+            return HTMLResponse(document(self._board.views(), live=True))
 
         def report() -> Response:
             whole = document(self._board.views(), inline=True)
@@ -212,8 +210,6 @@ class PageServer:
         routes = [Route(path, self._guarded(make)) for path, make in made.items()]
         routes += [Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()]
         routes.append(Route("/enter", self._enter, methods=["POST"]))
-        if self._actions is not None:
-            routes.append(Route("/act", self._actions.answer, methods=["POST"]))
         # On the loopback a page of another site could ask by a name of its own that leads here.
         hosts = ["localhost", "127.0.0.1", "[", self._host] if self._loopback else ["*"]
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
@@ -242,9 +238,11 @@ class PageServer:
         """Keeps the token that a visitor typed as a cookie of this page alone."""
         from starlette.responses import Response
 
-        body = await read_body(request, LONGEST_TOKEN)
-        if body is None:
-            return Response(status_code=413)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_TOKEN:
+                return Response(status_code=413)
         token = body.decode(errors="replace").strip().removeprefix("token=")
         answer = Response(status_code=303, headers={"location": "."})
         secure = self._visitors.tls is not None
@@ -266,7 +264,7 @@ class PageServer:
             self._watching -= 1
 
 
-_FILES = {"page.css": "text/css", "page.js": "text/javascript", "actions.js": "text/javascript"}
+_FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Any]:

@@ -1,26 +1,46 @@
-"""The page of a run, or of several side by side: what the templates beside this file make of views."""
+"""The page of a run, or of several side by side: what the templates beside this file make of views.
+
+Lanes of states, and curves over time, are paths of an SVG that stretches with the page. Labels are text of
+the page beside the drawing, so that they stay readable at any width. What colour says is said by form too: a
+lane's states differ in height and hatching, curves in their dashes.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.resources
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddiloco.config import flat
 from ddiloco.observe import words
+from ddiloco.observe.series import StateSpan
 from ddiloco.observe.words import amount, clock, number, seconds, share, size
-from ddiloco.page import drawings
 from ddiloco.page.advice import Advice, advice, remedy
-from ddiloco.page.drawings import Chart, Line, chart
-from ddiloco.page.timeline import Span
-from ddiloco.page.view import HostView, LearnerView, RunView
+from ddiloco.page.view import HostView, LearnerView, RunView, Values
 
 if TYPE_CHECKING:
     import jinja2
 
-    from ddiloco.page.actions import Actions
+WIDTH, HEIGHT = 1000, 200
+STATES = {
+    "stepping": (1, 18, "steps"),
+    "waiting": (10, 9, "waits for peers or network"),
+    "recovering": (1, 18, "starts, joins or recovers"),
+    "spare": (15, 4, "spare"),
+    "hung": (1, 18, "hangs, or is not heard"),
+    "dead": (8, 4, "dead"),
+    "finished": (17, 2, "has finished"),
+}
+"""Of a lane's states: top, height, and what it means."""
+
+HOST_STATES = {"connected": (5, 14, "host connected"), "gone": (11, 3, "host not connected")}
+
+_FORMS = STATES | HOST_STATES
+_MERGED = (22, 6)  # top and height of the strip below, which shows the share of merges that it was in
+COLOURS = 8
 
 FEW = 8  # learners that have a colour each
 MOST_HOSTS = 8  # of a learner that have a lane each
@@ -49,13 +69,9 @@ _COLUMNS: Mapping[str, Callable[[LearnerView], str]] = {
 _IF_KNOWN = ("data wait", "MFU")  # columns of measurements, which some runs do not have
 
 
-def document(
-    views: Sequence[RunView], live: bool = False, inline: bool = False, actions: Actions | None = None
-) -> str:
-    """The whole page. `live`: it asks for news; `inline`: it is one file by itself; `actions`: it offers."""
-    return (
-        _templates().get_template("page.html").render(views=views, live=live, inline=inline, actions=actions)
-    )
+def document(views: Sequence[RunView], live: bool = False, inline: bool = False) -> str:
+    """The whole page. `live`: it asks for news; `inline`: it is one file by itself."""
+    return _templates().get_template("page.html").render(views=views, live=live, inline=inline)
 
 
 def content(views: Sequence[RunView], live: bool = False) -> str:
@@ -86,9 +102,9 @@ def _templates() -> jinja2.Environment:
     )
     made.filters |= {name: getattr(words, name) for name in ("amount", "clock", "seconds", "share")}
     made.globals |= {
-        "WIDTH": drawings.WIDTH,
-        "HEIGHT": drawings.HEIGHT,
-        **{one.__name__: one for one in (drawings.forms, drawings.strip, drawings.legend)},
+        "WIDTH": WIDTH,
+        "HEIGHT": HEIGHT,
+        **{one.__name__: one for one in (forms, strip, legend)},
         **{one.__name__: one for one in (asset, advice, remedy, progress, about, figures, columns, hosts_of)},
         **{one.__name__: one for one in (in_words, charts, where_time_went, limits, last_rounds)},
         **{one.__name__: one for one in (figures_of, settings_that_differ, losses_of)},
@@ -151,7 +167,7 @@ def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
     return sorted(known[:MOST_HOSTS], key=lambda at: at.host), known[MOST_HOSTS:]
 
 
-def in_words(spans: Sequence[Span]) -> str:
+def in_words(spans: Sequence[StateSpan]) -> str:
     """What a lane shows."""
     total: dict[str, float] = {}
     for state, start, end in spans:
@@ -166,21 +182,21 @@ def charts(view: RunView, found: Sequence[Advice]) -> list[Chart | None]:
     losses = []
     for place, one in enumerate(view.learners):
         shown = len(view.learners) <= FEW or one.learner in troubled
-        losses.append(Line(f"learner {one.learner}", middles, one.loss, place if shown else None))
+        losses.append(ChartLine(f"learner {one.learner}", middles, one.loss, place if shown else None))
     moments, scores = _scores(view, "seconds")
     shown_from = view.started - view.summary.get("started", view.started)
-    held_out = Line("global model, held-out", [moment - shown_from for moment in moments], scores, -1)
-    rate = Line("tokens/s", middles, view.tokens_per_second, 0)
+    held_out = ChartLine("global model, held-out", [moment - shown_from for moment in moments], scores, -1)
+    rate = ChartLine("tokens/s", middles, view.tokens_per_second, 0)
     found_charts = [
         chart("Loss", "nats/token", [*losses, held_out], view.now),
         chart("Tokens a second", "all learners", [rate], view.now, zero=True),
     ]
     if view.syncer.rounds:
-        who = [Line("in the merge", middles, view.quorum, 0), Line("there", middles, view.live, 1)]
+        who = [ChartLine("in the merge", middles, view.quorum, 0), ChartLine("there", middles, view.live, 1)]
         spent = [
-            Line("until the quorum", middles, view.quorum_seconds, 0),
-            Line("grace", middles, view.grace_seconds, 1),
-            Line("merge and write", middles, view.sync_seconds, 2),
+            ChartLine("until the quorum", middles, view.quorum_seconds, 0),
+            ChartLine("grace", middles, view.grace_seconds, 1),
+            ChartLine("merge and write", middles, view.sync_seconds, 2),
         ]
         found_charts += [
             chart("Learners in a merge", "", who, view.now, zero=True),
@@ -270,5 +286,121 @@ def losses_of(views: Sequence[RunView]) -> Chart | None:
     """The held-out losses of several runs over tokens."""
     scores = [_scores(view, "tokens") for view in views]
     most = max((tokens for of_one, _ in scores for tokens in of_one), default=0)
-    lines = [Line(view.name, *scores[place], place) for place, view in enumerate(views)]
+    lines = [ChartLine(view.name, *scores[place], place) for place, view in enumerate(views)]
     return chart("Loss of the global model, held-out", "nats/token", lines, most, x="tokens")
+
+
+class ChartLine(NamedTuple):
+    """A curve: `place` is its colour and dashes, None for one of many in grey, -1 for the global model."""
+
+    label: str
+    xs: Sequence[float]
+    ys: Values
+    place: int | None = None
+
+
+class ChartCurve(NamedTuple):
+    """A line as it is drawn."""
+
+    label: str
+    path: str
+    look: str  # its class in page.css
+
+
+class Chart(NamedTuple):
+    """Curves with their axes; `content.html` draws it."""
+
+    title: str
+    unit: str
+    x: str  # what it is over, if not over time
+    end: float
+    ticks: Sequence[float]
+    curves: Sequence[ChartCurve]
+    named: Sequence[ChartCurve]  # those that the legend has
+    in_words: str
+
+
+def forms(spans: Sequence[StateSpan], end: float) -> list[tuple[str, str]]:
+    """The states of a lane from the beginning of the run to `end` (seconds), and each one's path."""
+    scale = WIDTH / max(end, 1e-9)
+    paths: dict[str, list[str]] = {}
+    for state, start, finish in spans:
+        if state in _FORMS and finish > start:
+            top, height, _ = _FORMS[state]
+            width = max(1.0, (min(finish, end) - start) * scale)
+            paths.setdefault(state, []).append(
+                f"M{start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
+            )
+    return [(state, "".join(paths[state])) for state in _FORMS if state in paths]
+
+
+def strip(merged: Values, slot_seconds: float, end: float) -> str:
+    """The path of a lane's strip: bars as high as each share, in quarters; one for slots of the same."""
+    width = slot_seconds * WIDTH / max(end, 1e-9)
+    bars: list[tuple[int, int]] = []  # from which slot, how many quarters
+    known = [(place, math.ceil(4 * share)) for place, share in enumerate(merged) if share is not None]
+    for place, quarters in known:
+        if not bars or quarters != bars[-1][1]:
+            bars.append((place, quarters))
+    ends = [start for start, _ in bars[1:]] + [place + 1 for place, _ in known[-1:]]
+    top, height = _MERGED
+    path = []
+    for (start, quarters), finish in zip(bars, ends, strict=True):
+        if quarters > 0:
+            tall = height * quarters / 4
+            x, w = start * width, (finish - start) * width
+            path.append(f"M{x:.1f} {top + height - tall:.1f}h{w:.1f}v{tall:.1f}h-{w:.1f}z")
+    return "".join(path)
+
+
+def legend(view: RunView) -> dict[str, tuple[int, int, str]]:
+    """The forms of a lane in this run, and what they mean."""
+    shown = _FORMS if any(one.hosts for one in view.learners) else STATES
+    return {state: form for state, form in shown.items() if state != "spare"}
+
+
+def chart(
+    title: str, unit: str, lines: Sequence[ChartLine], end: float, zero: bool = False, x: str = ""
+) -> Chart | None:
+    """Curves over time up to `end` (seconds), or over `x` if that is named; None if nothing is known."""
+    values = [y for line in lines for y in line.ys if y is not None]
+    if not values:
+        return None
+    ticks = _ticks(values, zero)
+    drawn = [ChartCurve(line.label, _path(line, end, ticks[0], ticks[-1]), _look(line)) for line in lines]
+    known = [[y for y in line.ys if y is not None and line.place is not None] for line in lines]
+    named = [(curve, ys[-1]) for curve, ys in zip(drawn, known, strict=True) if ys]
+    told = "; ".join(f"{curve.label} {amount(value)}" for curve, value in named)
+    in_words = f"{title}{unit and f' in {unit}'}. At the end: {told}."
+    return Chart(title, unit, x, end, ticks, drawn, [curve for curve, _ in named], in_words)
+
+
+def _look(line: ChartLine) -> str:
+    if line.place is None:
+        return "curve many"
+    return "curve global" if line.place < 0 else f"curve c{line.place % COLOURS}"
+
+
+def _path(line: ChartLine, end: float, low: float, high: float) -> str:
+    across, up = WIDTH / max(end, 1e-9), HEIGHT / max(high - low, 1e-12)
+    points = [
+        (x * across, HEIGHT - (y - low) * up) for x, y in zip(line.xs, line.ys, strict=True) if y is not None
+    ]
+    drawn = "".join(f"{'L' if place else 'M'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
+    if len(points) == 1:  # a dot
+        drawn += "h1"
+    return drawn
+
+
+def _ticks(values: Sequence[float], zero: bool) -> list[float]:
+    """Four to seven round numbers that enclose all values; what sticks out far above is cut off."""
+    ordered = sorted(values)
+    low, high = (0.0 if zero else ordered[0]), ordered[-1]
+    if not zero and len(ordered) > 20:
+        high = min(high, ordered[len(ordered) * 98 // 100] + (ordered[-1] - low) / 8)
+    if high - low < 1e-9:
+        high = low + (abs(low) or 1.0)
+    power = 10 ** math.floor(math.log10((high - low) / 5))
+    step = next(power * times for times in (1, 2, 2.5, 5, 10) if 5 * power * times >= (high - low) * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * place for place in range(first, last + 1)]

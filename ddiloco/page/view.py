@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.page.history import SECONDS, History, LearnerHistory, names_of
-from ddiloco.page.timeline import Slots, Span
+from ddiloco.observe.run_files import RunFiles
+from ddiloco.observe.series import Slots, StateSpan
+from ddiloco.observe.state import ROUND_SECONDS, LearnerState
 
 SPANS = 8192  # of all lanes together
 LEAST_SPANS = 48  # of a lane
@@ -26,7 +27,7 @@ class HostView:
     host: int
     state: str  # connected, gone, or finished with its learner
     state_seconds: float
-    lane: Sequence[Span]  # seconds since the run began
+    lane: Sequence[StateSpan]  # seconds since the run began
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LearnerView:
     left_out: int  # offers
     loss: Values  # in each slot
     merged: Values  # the share of the rounds that it was in, in each slot
-    lane: Sequence[Span]  # seconds since the run began
+    lane: Sequence[StateSpan]  # seconds since the run began
     hosts: Sequence[HostView] = ()  # of a learner that has several
 
 
@@ -151,27 +152,27 @@ class RunView:
         return default if value is None else value
 
 
-def view_of(history: History) -> RunView:
+def view_of(run: RunFiles) -> RunView:
     """The run as far as its files have been read."""
-    slots = history.slots or Slots(0.0)
-    now, summary = history.now, history.summary
+    state, summary, now = run.state, run.summary, run.now
+    slots = state.slots or Slots(0.0)
     return RunView(
-        name=str(history.workdir.resolve().name),
-        status=_status(history),
-        virtual=history.config.get("driver") == "virtual",
-        whole=history.whole,
-        started=history.started,
-        now=now - history.started,
+        name=str(run.workdir.resolve().name),
+        status=_status(run),
+        virtual=run.config.get("driver") == "virtual",
+        whole=run.whole,
+        started=run.started,
+        now=now - run.started,
         summary=summary,
-        config=history.config,
-        environment=history.environment,
-        learners=[_learner(history, slots, number) for number in sorted(history.learners)],
-        fragments=_fragments(history),
-        rounds=[_round(line, history.started) for line in reversed(history.rounds)][:SHOWN_ROUNDS],
-        syncer=_syncer(history),
-        events=_events(history),
+        config=run.config,
+        environment=run.environment,
+        learners=[_learner(run, slots, number) for number in sorted(state.learners)],
+        fragments=_fragments(run),
+        rounds=[_round(line, run.started) for line in reversed(state.rounds.recent)][:SHOWN_ROUNDS],
+        syncer=_syncer(run),
+        events=_events(run),
         slot_seconds=slots.width,
-        tokens_per_second=_rates(history, slots),
+        tokens_per_second=_rates(run, slots),
         quorum=slots.means("quorum", "rounds"),
         live=slots.means("live", "rounds"),
         grace_seconds=slots.means("grace_seconds", "rounds"),
@@ -180,41 +181,52 @@ def view_of(history: History) -> RunView:
     )
 
 
-def views_of(histories: Sequence[History]) -> list[RunView]:
+def views_of(runs: Sequence[RunFiles]) -> list[RunView]:
     """The runs that stand on one page, told apart by their names."""
     return [
-        dataclasses.replace(view_of(history), name=name)
-        for history, name in zip(histories, names_of(histories), strict=True)
+        dataclasses.replace(view_of(run), name=name) for run, name in zip(runs, names_of(runs), strict=True)
     ]
+
+
+def names_of(runs: Sequence[RunFiles]) -> list[str]:
+    """The runs' names: of each as many folders of its path as tell it from the others."""
+    paths = [run.workdir.resolve().parts for run in runs]
+    most = max(map(len, paths), default=0)
+    names: list[str] = []
+    for count in range(1, most + 1):
+        names = ["/".join(path[-count:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return names
 
 
 def read_views(workdirs: Sequence[pathlib.Path]) -> list[RunView]:
     """The runs in the workdirs, read from the beginning."""
-    histories = [History(workdir) for workdir in workdirs]
-    for history in histories:
-        while not history.read():
+    runs = [RunFiles(workdir) for workdir in workdirs]
+    for run in runs:
+        while not run.read():
             pass
-    return views_of(histories)
+    return views_of(runs)
 
 
-def _status(history: History) -> str:
-    if history.going_on:
+def _status(run: RunFiles) -> str:
+    if run.going_on:
         return "running"
-    if history.summary.get("interrupted"):
+    if run.summary.get("interrupted"):
         return "interrupted"
-    return "finished" if history.summary.get("finished") else "stopped"
+    return "finished" if run.summary.get("finished") else "stopped"
 
 
-def _learner(history: History, slots: Slots, number: int) -> LearnerView:
-    of, summary, now = history.learners[number], history.summary, history.now
-    state, since = _state(of, now, history.going_on)
-    most = max(LEAST_SPANS, SPANS // sum(1 + len(one.hosts) for one in history.learners.values()))
-    began = history.started
+def _learner(run: RunFiles, slots: Slots, number: int) -> LearnerView:
+    of, summary, now = run.state.learners[number], run.summary, run.now
+    state, since = _state(of, now, run.going_on)
+    most = max(LEAST_SPANS, SPANS // sum(1 + len(one.hosts) for one in run.state.learners.values()))
+    began = run.started
     lane = _since(began, of.lane.spans(now, most))
     if state == "hung" and lane:
-        stood = Span(lane[-1].state, lane[-1].start, max(lane[-1].start, since - began))
-        lane[-1:] = [stood, Span("hung", stood.end, now - began)]
-    recent = [number in line.get("learners", ()) for line in history.rounds]
+        stood = StateSpan(lane[-1].state, lane[-1].start, max(lane[-1].start, since - began))
+        lane[-1:] = [stood, StateSpan("hung", stood.end, now - began)]
+    recent = [number in line.get("learners", ()) for line in run.state.rounds.recent]
     return LearnerView(
         learner=number,
         state=state,
@@ -238,26 +250,26 @@ def _learner(history: History, slots: Slots, number: int) -> LearnerView:
         loss=slots.means(("loss", number), ("losses", number)),
         merged=slots.means(("in", number), "rounds"),
         lane=lane,
-        hosts=[_host(history, of, host, most) for host in sorted(of.hosts)],
+        hosts=[_host(run, of, host, most) for host in sorted(of.hosts)],
     )
 
 
-def _host(history: History, of: LearnerHistory, host: int, most: int) -> HostView:
+def _host(run: RunFiles, of: LearnerState, host: int, most: int) -> HostView:
     """The host's connection until its learner finished, and then that it has."""
-    spans = of.hosts[host].spans(history.now, most)
+    spans = of.hosts[host].spans(run.now, most)
     if of.lane.state == "finished":
         ends = of.lane.since
-        spans = [Span(state, start, min(end, ends)) for state, start, end in spans if start < ends]
-        spans.append(Span("finished", ends, max(ends, history.now)))
-    lane = _since(history.started, spans)
+        spans = [StateSpan(state, start, min(end, ends)) for state, start, end in spans if start < ends]
+        spans.append(StateSpan("finished", ends, max(ends, run.now)))
+    lane = _since(run.started, spans)
     return HostView(host, lane[-1].state, lane[-1].end - lane[-1].start, lane)
 
 
-def _since(moment: float, spans: Iterable[Span]) -> list[Span]:
-    return [Span(state, start - moment, end - moment) for state, start, end in spans]
+def _since(moment: float, spans: Iterable[StateSpan]) -> list[StateSpan]:
+    return [StateSpan(state, start - moment, end - moment) for state, start, end in spans]
 
 
-def _state(of: LearnerHistory, now: float, going_on: bool) -> tuple[str, float]:
+def _state(of: LearnerState, now: float, going_on: bool) -> tuple[str, float]:
     """What a learner does, and since when; it has hung if it should step and does not."""
     state = of.lane.state or "absent"
     stepped = of.stepped_at if state == "stepping" and going_on else None
@@ -266,49 +278,49 @@ def _state(of: LearnerHistory, now: float, going_on: bool) -> tuple[str, float]:
     return state, of.lane.since if of.lane.state else now
 
 
-def _fragments(history: History) -> list[FragmentView]:
-    step = max((one.clock for one in history.learners.values()), default=0)
-    count = max(int(history.summary.get("num_fragments") or 0), 1 + max(history.fragments, default=-1))
+def _fragments(run: RunFiles) -> list[FragmentView]:
+    step = max((one.clock for one in run.state.learners.values()), default=0)
+    newest = run.state.rounds.newest
+    count = max(int(run.summary.get("num_fragments") or 0), 1 + max(newest, default=-1))
     found = []
     for p in range(count):
-        if line := history.fragments.get(p):
+        if line := newest.get(p):
             age = max(0, step - line["step"])
-            found.append(FragmentView(p, line["version"], line["step"], age, history.now - line["time"]))
+            found.append(FragmentView(p, line["version"], line["step"], age, run.now - line["time"]))
         else:
             found.append(FragmentView(p, 0, 0, step, None))
     return found
 
 
 def _round(line: Mapping[str, Any], started: float) -> RoundView:
-    known = {name: line.get(name) or 0 for name in ("step", "fragment", "version", "live", *SECONDS)}
+    known = {name: line.get(name) or 0 for name in ("step", "fragment", "version", "live", *ROUND_SECONDS)}
     return RoundView(time=line["time"] - started, learners=list(line.get("learners", ())), **known)
 
 
-def _syncer(history: History) -> SyncerView:
-    summary, count = history.summary, history.round_count
-    lately = [line["time"] for line in history.rounds]
+def _syncer(run: RunFiles) -> SyncerView:
+    summary, rounds = run.summary, run.state.rounds
+    lately = [line["time"] for line in rounds.recent]
     span = lately[-1] - lately[0] if len(lately) > 1 else 0.0
-    last = list(history.rounds)[1:]  # whose work is all in the span
+    last = list(rounds.recent)[1:]  # whose work is all in the span
     merges, writes = (_known(last, name) for name in ("merge_seconds", "disk_seconds"))
     spent = sum(merges) + sum(writes) if merges else sum(_known(last, "sync_seconds"))
-    mean = {name: history.sums[name] / count if count else None for name in SECONDS}
     return SyncerView(
-        rounds=count,
+        rounds=rounds.recorded,
         skipped=summary.get("rounds_skipped") or 0,
         abandoned=summary.get("rounds_abandoned") or 0,
         rounds_per_second=(len(lately) - 1) / span if span else None,
-        due_per_second=_due(history),
+        due_per_second=_due(run),
         busy=spent / span if span else None,
         merge_seconds=statistics.fmean(merges) if merges else None,
         disk_seconds=statistics.fmean(writes) if writes else None,
-        in_per_second=_pace_of(history.rounds, "bytes_sent", span),
-        out_per_second=_pace_of(history.rounds, "bytes_received", span),
+        in_per_second=_pace_of(rounds.recent, "bytes_sent", span),
+        out_per_second=_pace_of(rounds.recent, "bytes_received", span),
         inbox=max(map(int, _known(last, "inbox")), default=None),
         merging=max(map(int, _known(last, "merging")), default=None),
-        mean_quorum=history.contributed / count if count else None,
-        mean_share=history.contributed / history.live if history.live else None,
+        mean_quorum=rounds.mean_quorum(),
+        mean_share=rounds.mean_share(),
         drops=summary.get("drops") or {},
-        **mean,
+        **{name: rounds.mean_seconds(name) for name in ROUND_SECONDS},
     )
 
 
@@ -322,22 +334,22 @@ def _pace_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> floa
     return (counts[-1] - counts[0]) / span if counts and span else None
 
 
-def _due(history: History) -> float | None:
+def _due(run: RunFiles) -> float | None:
     """Rounds a second that are due at the pace of the fastest learner."""
-    sync = history.config.get("sync") or {}
-    paces = [one.step_seconds for one in history.learners.values() if one.step_seconds]
+    sync = run.config.get("sync") or {}
+    paces = [one.step_seconds for one in run.state.learners.values() if one.step_seconds]
     if not paces or not sync.get("interval"):
         return None
     return sync["num_fragments"] / (sync["interval"] * min(paces))
 
 
-def _events(history: History) -> list[EventView]:
+def _events(run: RunFiles) -> list[EventView]:
     found = [
-        EventView(line["time"] - history.started, _text(line), line.get("event") in ("alarm", "died"))
-        for line in history.events
+        EventView(line["time"] - run.started, _text(line), line.get("event") in ("alarm", "died"))
+        for line in run.state.events
     ]
     told = {event.text for event in found}
-    late = [EventView(None, text, True) for text in history.summary.get("alarms", ()) if text not in told]
+    late = [EventView(None, text, True) for text in run.summary.get("alarms", ()) if text not in told]
     return [*late, *reversed(found)]
 
 
@@ -364,12 +376,13 @@ _WORDS = {
     "guard_released": "a learner is out of quarantine",
     "host_here": "a host of a learner is connected",
     "host_gone": "a host of a learner is not connected any more",
+    "records_lost": "records were lost on their way, of which figures and curves have nothing",
     "snapshot": "a snapshot is complete",
     "snapshot_given_up": "a snapshot was given up",
 }
 
 
-def _pace(slots: Slots, number: int, of: LearnerHistory, state: str, lane: Sequence[Span]) -> float | None:
+def _pace(slots: Slots, number: int, of: LearnerState, state: str, lane: Sequence[StateSpan]) -> float | None:
     """Tokens a second lately; of a learner that has finished, while it stepped."""
     if state == "finished":
         stepped = sum(span.end - span.start for span in lane if span.state == "stepping")
@@ -381,11 +394,11 @@ def _pace(slots: Slots, number: int, of: LearnerHistory, state: str, lane: Seque
     return sum(recent) / (len(recent) * slots.width) if recent else None
 
 
-def _rates(history: History, slots: Slots) -> Values:
+def _rates(run: RunFiles, slots: Slots) -> Values:
     """Tokens a second of all learners in each slot that is over, as means over a few steps."""
-    steps = [one.step_seconds for one in history.learners.values() if one.step_seconds]
+    steps = [one.step_seconds for one in run.state.learners.values() if one.step_seconds]
     count = max(1, round(2 * max(steps, default=0.0) / slots.width))
-    over = slots.sums("tokens")[: int((history.now - history.started) / slots.width)]
+    over = slots.sums("tokens")[: int((run.now - run.started) / slots.width)]
     spans = [over[max(0, place + 1 - count) : place + 1] for place in range(len(over))]
     rates: list[float | None] = [sum(span) / (len(span) * slots.width) for span in spans]
     return rates + [None] * (slots.used - len(over))

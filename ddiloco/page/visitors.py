@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable
 
 from ddiloco.config import ConfigError
-from ddiloco.page.actions import Actions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Visitors:
     # The authority's certificate, and this end's own and its key, in PEM. Without `admits` visitors show a
     # certificate of that authority.
     tls: tuple[bytes, bytes, bytes] | None = None
-    actions: Actions | None = None  # what they may have the run do, with credentials of their own
 
 
 SETTING = "config.log.page"

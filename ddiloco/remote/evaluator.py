@@ -21,9 +21,9 @@ from jax.sharding import Mesh
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER, DurableState, DurableStateError
 from ddiloco.disk.scores import Scored, Scores, Wanted
-from ddiloco.observe.earlier import is_over
 from ddiloco.observe.files import read_json
 from ddiloco.observe.records import Evaluated
+from ddiloco.observe.run_files import is_over
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.stacks import array_shape
 from ddiloco.roles.assembly import Assembly, Scorer

@@ -26,7 +26,6 @@ from experiments.front import cli, ending, roles
 from experiments.front.credentials import check_address
 
 if TYPE_CHECKING:
-    from ddiloco.page.actions import Actions
     from ddiloco.remote.learner.hosts import HostPlace
     from ddiloco.remote.syncer.listening import Listening
     from ddiloco.roles.assembly import Assembly
@@ -117,8 +116,7 @@ class _Process:
         experiment, security = self.experiment, self.security
         address = check_address(self.assignment.syncer, "listen")
         check_reach(address, security)
-        actions = _actions(security)
-        visitors = Visitors(security.admits_token if security.asks else None, security.tls, actions)
+        visitors = Visitors(security.admits_token if security.asks else None, security.tls)
         check_page(experiment.log.page, visitors)
         workdir, resume = self.assignment.workdir, self.assignment.resume
         listening = self._listening(address)
@@ -134,7 +132,6 @@ class _Process:
             security=security,
             folder=workdir / FOLDER,
             alone=finish,
-            actions=actions,
             # Who asks for "auto" starts another; an operator's word, and a Ctrl-C, are for the run.
             comes_back=lambda: resume is None and bool(ending.OF_OTHERS & {*self.received}),
         )
@@ -308,7 +305,7 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     from ddiloco.disk import standing_orders
     from ddiloco.disk.durable import FOLDER
     from ddiloco.disk.run_mark import RunMarkError
-    from ddiloco.observe.earlier import is_over
+    from ddiloco.observe.run_files import is_over
 
     if is_over(workdir, steps):
         return f"the run in {workdir} is over"
@@ -317,16 +314,6 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
             told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{standing_orders.NAME}"
             return f"the run in {workdir} {over}: {told}"
     return None
-
-
-def _actions(security: Security) -> Actions | None:
-    """What the run's page may have it do: by the token that manages the run, where there are no credentials
-    by a secret of the page, and where certificates alone say who somebody is nothing."""
-    from ddiloco.page.actions import Actions
-
-    if security.managed:
-        return Actions(security.admits_manager)
-    return None if security.asks or security.tls is not None else Actions()
 
 
 def _place(assignment: Assignment) -> HostPlace | None:

@@ -66,16 +66,16 @@ def test_with_all_live_learners_as_the_quorum_every_merge_has_all(algorithm, pla
 
 
 def test_decoupled_learners_never_wait_and_some_learner_always_steps(plain):
-    tally = plain("decoupled").tally
-    assert tally.timelines.blocked_seconds(tally.last_time) == 0.0
-    assert tally.timelines.uptime(tally.last_time) == 1.0
-    assert tally.timelines.goodput(tally.last_time) == 1.0
+    state = plain("decoupled").state
+    assert state.timelines.blocked_seconds(state.last_time) == 0.0
+    assert state.timelines.uptime(state.last_time) == 1.0
+    assert state.timelines.goodput(state.last_time) == 1.0
 
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "streaming", "diloco"])
 def test_tokens_reported_are_those_of_the_batches_drawn(algorithm, plain):
     run = plain(algorithm)
-    assert run.tally.tokens_by_learner == dict(run.drawn)
+    assert {m: one.tokens for m, one in run.state.learners.items()} == dict(run.drawn)
     assert all(tokens > 0 for tokens in run.drawn.values())
     assert run.of(records.Evaluated)[-1].tokens == sum(run.drawn.values())
 
@@ -102,7 +102,7 @@ def test_a_slow_learner_delays_no_other(data_dir, one_device):
     assert max(record.step for record in others) == 12
     assert max(record.time for record in others) < slow.time
     assert run.outcome.finished
-    assert run.tally.timelines.blocked_seconds(run.tally.last_time) == 0.0
+    assert run.state.timelines.blocked_seconds(run.state.last_time) == 0.0
 
 
 def raises_at(step, batches, error):
@@ -122,7 +122,7 @@ def test_a_learner_that_raises_is_told_with_its_traceback_and_the_rest_finish(da
     assert run.noted("learner_lost")[0]["reason"] == "ValueError: bad disk"
     assert (run.outcome.finished, run.outcome.failure) == (True, None)
     assert max(steps_of(run, m)[-1].step for m in (0, 2)) == 12
-    assert run.tally.finished == {0, 2}
+    assert run.state.finished == {0, 2}
 
 
 @pytest.mark.parametrize("algorithm", ["streaming", "diloco"])
@@ -187,7 +187,7 @@ def test_a_stop_in_mid_run_ends_it_with_a_sound_outcome(data_dir, one_device):
     assert 9 <= max(len(steps_of(run, m)) for m in range(2)) < 1_000_000
     assert run.outcome.step == max((values["step"] for values in run.noted("round")), default=0)
     assert np.isfinite(run.outcome.eval_loss)
-    assert run.tally.finished == {0, 1}
+    assert run.state.finished == {0, 1}
 
 
 def test_an_interrupt_of_the_caller_leaves_no_thread_that_trains(data_dir, one_device):
@@ -230,7 +230,7 @@ def test_a_learner_that_hangs_stops_neither_the_others_nor_the_end(
         release.set()
     assert (run.outcome.finished, run.outcome.failure) == (True, None)
     assert max(steps_of(run, m)[-1].step for m in (0, 1)) == 12
-    assert run.tally.finished == {0, 1}
+    assert run.state.finished == {0, 1}
     assert len(steps_of(run, 2)) <= 2
     [death] = run.of(records.LearnerDied)
     assert (death.learner, death.traceback) == (2, "it did not leave within 0 s")

@@ -44,9 +44,9 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
-        "intake: a record that comes twice counts twice",
-        "if number >= known.next:",
-        "if number >= known.next - 1:",
+        "record queue: a record that was counted as lost is taken",
+        "if number >= (self._following or 0):",
+        "if number >= (self._following or 1) - 1:",
         WIRE,
     ),
     Mutant(
@@ -56,15 +56,15 @@ MUTANTS = (
         (*WIRE, "integration/test_hangs.py"),
     ),
     Mutant(
-        "outbox: records that are confirmed are sent again",
-        "while self._kept and self._first < following:",
-        "while self._kept and self._first < following - 1:",
+        "record queue: what is given up is not missing in the numbers",
+        "self.first += len(self._waiting) == self._waiting.maxlen",
+        "self.first += len(self._waiting) > self._waiting.maxlen",
         WIRE,
     ),
     Mutant(
         "outbox: what a lost connection may have lost is not said again",
-        "self._records.send_again()\n            if self._presence",
-        "if self._presence",
+        "self._events.append(self._presence)",
+        "pass",
         WIRE,
     ),
     Mutant(

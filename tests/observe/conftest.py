@@ -41,7 +41,7 @@ def terminal(monkeypatch):
 @pytest.fixture
 def no_figure(monkeypatch):
     """Leaves `loss.png` out, which takes longer than all the rest."""
-    monkeypatch.setattr(monitor_module, "plot_loss", lambda path, tally: None)
+    monkeypatch.setattr(monitor_module, "plot_loss", lambda path, state: None)
 
 
 @pytest.fixture

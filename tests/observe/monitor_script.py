@@ -101,6 +101,7 @@ SUMMARY = {
     "bytes_sent_by_learner": {"0": 10, "1": 1},
     "bytes_received_by_learner": {"0": 20, "1": 2},
     "inner_states": {},
+    "records_lost": 0,
     "snapshots": 0,
     "snapshots_given_up": 0,
     "drops": {"late": 2, "stale": 1},

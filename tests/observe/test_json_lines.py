@@ -38,7 +38,7 @@ def test_the_lines_of_a_run_say_which_learner_and_which_round(make, no_figure, m
     monkeypatch.setattr(sys, "stderr", err)
     speak_json(run="mine", role="all", learner=None)
     monitor = make(3)
-    values = {"step": 8, "fragment": 1, "version": 2, "quorum": 2, "learners": [0, 2], "tokens": 640}
+    values = {"step": 8, "fragment": 1, "version": 1, "quorum": 2, "learners": [0, 2], "tokens": 640}
     monitor.queue.put(Noted("round", values, 1.0))
     monitor.queue.put(Noted("learner_lost", {"learner": 1, "reason": "killed"}, 2.0))
     monitor.queue.put(StepDone(2, 9, 3.0, 10, {"loss": float("nan")}))

@@ -7,9 +7,8 @@ import pytest
 
 from ddiloco.observe.alarms import Alarms
 from ddiloco.observe.files import GrowingFiles
-from ddiloco.observe.metrics import Metrics
 from ddiloco.observe.records import Evaluated, Noted, StepDone
-from ddiloco.observe.writers import EventFiles
+from ddiloco.observe.writers import EventFiles, Metrics
 from tests.observe.event_files import read, scalars
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddiloco.goodput.accounting import State
 from ddiloco.observe.progress import LIVE_EVERY, PLAIN_EVERY, Progress, RecentSpeed, Stall, fitted, glance
 from ddiloco.observe.records import Noted, StateChanged
-from ddiloco.observe.tally import Tally
+from ddiloco.observe.state import RunState
 from tests.observe.monitor_script import step
 
 WIDTH = 80  # of a terminal
@@ -23,17 +23,17 @@ def _terminal(monkeypatch):
 
 
 @pytest.fixture
-def tally(run_info):
+def state(run_info):
     """A run of four learners, of which one has died, at its 725th second."""
-    tally = Tally(run_info(4, num_fragments=1, total_steps=500), 0.0)
+    state = RunState(run_info(4, num_fragments=1, total_steps=500), 0.0)
     for learner in range(4):
-        tally.state_changed(StateChanged(learner, State.STEPPING, 0.0))
-    tally.state_changed(StateChanged(3, State.FAILED, 362.5))
+        state.apply(StateChanged(learner, State.STEPPING, 0.0))
+    state.apply(StateChanged(3, State.FAILED, 362.5))
     for learner in range(3):
-        tally.step_done(step(learner, 400, 720.0, tokens=100, loss=2.34567))
+        state.apply(step(learner, 400, 720.0, tokens=100, loss=2.34567))
     values = {"step": 400, "fragment": 0, "quorum": 3, "grace_seconds": 0.0421}
-    tally.noted(Noted("round", {**values, "contributions": [[m, 1, 0, 1, 1, 91] for m in range(3)]}, 721.0))
-    return tally
+    state.apply(Noted("round", {**values, "contributions": [[m, 1, 0, 1, 1, 91] for m in range(3)]}, 721.0))
+    return state
 
 
 def paced(*samples):
@@ -43,23 +43,23 @@ def paced(*samples):
     return speed
 
 
-def test_a_glance_has_what_matters_most_first(tally):
+def test_a_glance_has_what_matters_most_first(state):
     speed = paced((700.0, 300, 0), (720.0, 400, 2_469_120))
-    assert "  ".join(glance(tally, speed, 725.0)) == (
+    assert "  ".join(glance(state, speed, 725.0)) == (
         "step 400/500  loss 2.346  123 k tok/s  alive 3/4  12:05<0:20  goodput 87.5%  merged 91%  quorum 3  "
         "grace 42 ms"
     )
 
 
-def test_what_was_measured_of_steps_is_shown(tally):
+def test_what_was_measured_of_steps_is_shown(state):
     measured = {"step_seconds": 0.1234, "data_wait_seconds": 0.0005, "mfu": 0.4321, "peak_bytes/0": 3 << 29}
-    tally.step_done(step(0, 401, 721.0, **measured))
-    line = "  ".join(glance(tally, paced(), 725.0))
+    state.apply(step(0, 401, 721.0, **measured))
+    line = "  ".join(glance(state, paced(), 725.0))
     assert "merged 88%  MFU 43.2%  p50 124 ms  p99 124 ms  data wait 0.4%  peak 1.5 GiB  quorum" in line
 
 
 def test_what_is_not_known_yet_is_a_dash(run_info):
-    assert "  ".join(glance(Tally(run_info(2), None), RecentSpeed(), 0.0)) == (
+    assert "  ".join(glance(RunState(run_info(2), None), RecentSpeed(), 0.0)) == (
         "step 0/4  loss -  - tok/s  alive 2/2  0:00<-  goodput -  merged -  quorum -  grace - ms"
     )
 
@@ -135,28 +135,28 @@ def test_without_a_terminal_every_line_is_plain(monkeypatch):
     assert out.getvalue() == f"{fitted(KNOWN, 120)}\na return\nan evaluation\n"
 
 
-def test_a_run_that_gets_no_further_says_where_its_learners_are(tally):
+def test_a_run_that_gets_no_further_says_where_its_learners_are(state):
     stall = Stall()
-    assert stall.reason(tally, 725.0) is None
-    for learner, state in ((0, State.WAITING_FOR_PEERS), (1, State.RECONFIGURING), (2, State.STEPPING)):
-        tally.state_changed(StateChanged(learner, state, 726.0))
-    assert stall.reason(tally, 900.0) is None, "a step may take long"
-    tally.state_changed(StateChanged(2, State.WAITING_FOR_PEERS, 901.0))
+    assert stall.reason(state, 725.0) is None
+    for learner, now in ((0, State.WAITING_FOR_PEERS), (1, State.RECONFIGURING), (2, State.STEPPING)):
+        state.apply(StateChanged(learner, now, 726.0))
+    assert stall.reason(state, 900.0) is None, "a step may take long"
+    state.apply(StateChanged(2, State.WAITING_FOR_PEERS, 901.0))
     told = "no step for 200 s (learners: 2 waiting for peers, 1 reconfiguring, 1 failed)"
-    assert stall.reason(tally, 925.0) == told
-    tally.step_done(step(2, 401, 930.0, tokens=100))
-    assert stall.reason(tally, 931.0) is None
-    assert stall.reason(tally, 936.0).startswith("no step for 5 s")
+    assert stall.reason(state, 925.0) == told
+    state.apply(step(2, 401, 930.0, tokens=100))
+    assert stall.reason(state, 931.0) is None
+    assert stall.reason(state, 936.0).startswith("no step for 5 s")
 
 
-def test_learners_that_others_wait_for_after_the_last_step_are_named(tally):
-    tally.step_done(step(0, 500, 726.0, tokens=100))
-    tally.state_changed(StateChanged(0, State.FINISHED, 727.0))
-    assert Stall().reason(tally, 728.0) == "waiting for learners 1, 2 to end", "the other one is away"
-    tally.state_changed(StateChanged(1, State.FINISHED, 729.0))
-    assert Stall().reason(tally, 730.0) == "waiting for learner 2 to end"
+def test_learners_that_others_wait_for_after_the_last_step_are_named(state):
+    state.apply(step(0, 500, 726.0, tokens=100))
+    state.apply(StateChanged(0, State.FINISHED, 727.0))
+    assert Stall().reason(state, 728.0) == "waiting for learners 1, 2 to end", "the other one is away"
+    state.apply(StateChanged(1, State.FINISHED, 729.0))
+    assert Stall().reason(state, 730.0) == "waiting for learner 2 to end"
 
 
 def test_a_run_that_nobody_has_joined_says_so(run_info):
-    tally, stall = Tally(run_info(2, num_fragments=1, total_steps=5), 0.0), Stall()
-    assert [stall.reason(tally, now) for now in (0.0, 7.0)] == [None, "waiting 7 s for learners to join"]
+    state, stall = RunState(run_info(2, num_fragments=1, total_steps=5), 0.0), Stall()
+    assert [stall.reason(state, now) for now in (0.0, 7.0)] == [None, "waiting 7 s for learners to join"]

@@ -7,14 +7,14 @@ import threading
 from ddiloco.observe.alarms import MOST_ALARMS, MOST_OF_A_KIND, NO_MORE, Alarms
 from ddiloco.observe.progress import Progress
 from ddiloco.observe.records import LearnerDied, Noted, RunInfo, reason
-from ddiloco.observe.tally import MOST_FAILURES, MOST_REASONS, OTHERS, Tally
+from ddiloco.observe.state import MAX_FAILURES, MAX_REASONS, OTHERS, RunState
 from ddiloco.observe.terminal import printable, tell
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\r\nan alarm \u202e\x9b31m"
 
 
-def tally():
-    return Tally(RunInfo("decoupled", 2, 1, 1, 10, 0, {0: 1, 1: 1}), 0.0)
+def state():
+    return RunState(RunInfo("decoupled", 2, 1, 1, 10, 0, {0: 1, 1: 1}), 0.0)
 
 
 def test_control_characters_are_shown_and_not_obeyed():
@@ -43,19 +43,19 @@ def test_alarms_and_lines_hold_no_control_characters():
 
 
 def test_however_many_different_alarms_and_reasons_there_are_few_are_kept():
-    shown, counted = [], tally()
+    shown, counted = [], state()
     alarms = Alarms(shown.append)
     for n in range(6001):
         alarms.raise_once(f"key {n}", f"{n} is a sentence")
-        counted.noted(Noted("drop", {"reason": f"reason {n}"}, 1.0))
-        counted.noted(Noted("recovered", {"inner_state": f"source {n}\x1b"}, 1.0))
-        counted.died(LearnerDied(0, 1.0, f"traceback {n}"))
+        counted.apply(Noted("drop", {"reason": f"reason {n}"}, 1.0))
+        counted.apply(Noted("recovered", {"inner_state": f"source {n}\x1b"}, 1.0))
+        counted.apply(LearnerDied(0, 1.0, f"traceback {n}"))
     assert len(alarms.sentences) == len(shown) == MOST_ALARMS + 1
     assert alarms.sentences[-1] == NO_MORE
-    assert (len(counted.drops), counted.drops.total()) == (MOST_REASONS + 1, 6001)
-    assert counted.drops[OTHERS] == 6001 - MOST_REASONS
-    assert len(counted.inner_states) == MOST_REASONS + 1
-    assert len(counted.failures) == MOST_FAILURES and counted.failures[-1].traceback == "traceback 6000"
+    assert (len(counted.drops), counted.drops.total()) == (MAX_REASONS + 1, 6001)
+    assert counted.drops[OTHERS] == 6001 - MAX_REASONS
+    assert len(counted.inner_states) == MAX_REASONS + 1
+    assert len(counted.failures) == MAX_FAILURES and counted.failures[-1].traceback == "traceback 6000"
 
 
 def test_alarms_of_one_kind_do_not_hide_those_of_others():

@@ -46,7 +46,7 @@ def run_of(tmp_path_factory, data_dir):
     def made(name):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                monitor, "plot_loss", lambda path, tally: None
+                monitor, "plot_loss", lambda path, state: None
             )  # which takes longer than all the rest
             patch.setenv("CI", "true")
             if name in OTHERS:

@@ -1,5 +1,6 @@
 """Small runs in virtual time with trouble planted in them, as whole jobs that leave their files."""
 
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 from ddiloco.disk import checkpoints
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import monitor, records
+from ddiloco.page.view import RunView
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.run import job
 from ddiloco.virtual.run import RecordingObserver, VirtualRun
@@ -101,6 +103,11 @@ def with_missing_host(workdir: pathlib.Path, data_dir: str, learner: int = 2) ->
                 observer.noted(name, {"learner": learner, "host": host, "hosts": 3}, now)
 
     return halfway(workdir, data_dir, observe)
+
+
+def as_processes(view: RunView) -> RunView:
+    """The same as if its learners were processes that go on."""
+    return dataclasses.replace(view, status="running", config={**view.config, "driver": "remote"})
 
 
 class Spoilt(TrainingArrays):

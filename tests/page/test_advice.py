@@ -9,7 +9,10 @@ import pytest
 from ddiloco.observe.words import seconds
 from ddiloco.page import advice as advice_module
 from ddiloco.page.advice import advice, remedy
+from ddiloco.page.sheet import document
+from ddiloco.remote.wire.management import VERBS
 from ddiloco.settings.experiment import all_settings
+from tests.page.planted import as_processes
 from tests.virtual_runs import virtual
 
 PLANTED = {
@@ -92,6 +95,24 @@ def test_where_all_skip_steps_one_word_is_for_all(view_of):
     assert said.learner is None and said.what.startswith("All learners skip steps")
     view = changed(view_of("steady"), skipped_share=[0.5, 0.1, 0.0, 0.3])
     assert [one.learner for one in advice(view)] == [0, 3]
+
+
+def test_what_an_operator_can_do_is_a_command_to_copy_while_there_is_a_syncer_to_ask(view_of):
+    running = as_processes(view_of("hang"))
+    [said] = advice(running)
+    assert said.commands == ["python -m experiments.control --syncer=HOST:PORT evict 2"]
+    assert f"<code>{said.commands[0]}</code>" in document([running])
+    for over in (view_of("hang"), dataclasses.replace(running, status="stopped")):
+        assert "experiments.control" not in document([over])
+
+
+@pytest.mark.parametrize("name", ["nan", "hang", "inflated", "restarts"])
+def test_the_commands_are_those_of_the_program(name, view_of):
+    commands = [command for said in advice(as_processes(view_of(name))) for command in said.commands]
+    assert commands
+    for command in commands:
+        verb = command.removeprefix("python -m experiments.control --syncer=HOST:PORT ").split()
+        assert verb[0] in VERBS and verb[1].isdecimal() and len(verb) == 2
 
 
 def test_trouble_comes_before_what_could_be_better(view_of):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddiloco.page.drawings import Line, _ticks, chart, forms, strip
-from ddiloco.page.timeline import Span
+from ddiloco.observe.series import StateSpan
+from ddiloco.page.sheet import ChartLine, _ticks, chart, forms, strip
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,17 @@ def test_one_peak_does_not_flatten_a_long_curve():
 
 
 def test_a_curve_goes_from_corner_to_corner_and_leaves_out_what_is_not_known():
-    drawn = chart("Loss", "nats", [Line("a", [0.0, 5.0, 10.0], [1.0, None, 0.0], 0)], end=10.0)
+    drawn = chart("Loss", "nats", [ChartLine("a", [0.0, 5.0, 10.0], [1.0, None, 0.0], 0)], end=10.0)
     assert drawn.curves[0].path == "M0.0 0.0L1000.0 200.0"
     assert drawn.in_words == "Loss in nats. At the end: a 0."
 
 
 def test_nothing_known_is_nothing_drawn():
-    assert chart("Loss", "nats", [Line("a", [0.0], [None], 0)], end=10.0) is None
+    assert chart("Loss", "nats", [ChartLine("a", [0.0], [None], 0)], end=10.0) is None
 
 
 def test_a_lane_has_a_form_for_each_state_and_a_bar_for_each_time_of_merging():
-    spans = [Span("stepping", 0.0, 50.0), Span("dead", 50.0, 100.0)]
+    spans = [StateSpan("stepping", 0.0, 50.0), StateSpan("dead", 50.0, 100.0)]
     drawn = dict(forms(spans, 100.0))
     assert drawn["stepping"] == "M0.0 1h500.0v18h-500.0z" and drawn["dead"].startswith("M500.0 8h500.0")
     merged = strip([1.0, None, 0.0, 0.5], 25.0, 100.0)

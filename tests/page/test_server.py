@@ -132,6 +132,11 @@ def test_a_visitor_types_the_token_once(guarded):
     assert guarded.post("/enter", content="x" * 5000).status_code == 413
 
 
+def test_nothing_that_a_visitor_sends_is_taken_for_a_request_to_do_something(client):
+    for path in ("/", "/view.json", "/metrics", "/report", "/events"):
+        assert client.post(path, json={"verb": "stop"}).status_code == 405
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:80", "10.0.0.7:7071", "[::]:7071", "host.example:1"])
 def test_beyond_the_loopback_it_needs_credentials(address, tmp_path):
     with pytest.raises(ConfigError, match="which needs a syncer with --token_file or --tls"):
@@ -178,7 +183,7 @@ def test_prometheus_reads_every_metric_with_its_labels(client, run_of):
 
 def test_a_run_has_a_page_as_long_as_it_goes_on(data_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setattr(monitor, "plot_loss", lambda path, tally: None)
+    monkeypatch.setattr(monitor, "plot_loss", lambda path, state: None)
     experiment = virtual(data_dir, virtual={"arrays": False}, train={"steps": 8}, log={"page": "127.0.0.1:0"})
     seen = []
 

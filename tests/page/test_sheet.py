@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from ddiloco.page.drawings import WIDTH
-from ddiloco.page.sheet import charts, document, figures_of
+from ddiloco.page.sheet import WIDTH, charts, document, figures_of
 from ddiloco.page.view import read_views
 
 EMPTY = {"link", "meta", "input", "br"}
@@ -100,8 +99,7 @@ def test_each_host_of_a_learner_has_a_row_and_of_many_those_in_trouble(view_of):
 
 
 def test_states_differ_by_form_and_not_by_colour_alone():
-    from ddiloco.page.drawings import HOST_STATES, STATES
-    from ddiloco.page.sheet import asset
+    from ddiloco.page.sheet import HOST_STATES, STATES, asset
 
     assert len({(top, height) for top, height, _ in HOST_STATES.values()}) == len(HOST_STATES)
     hatched = {name for name in STATES if re.search(rf"\.is-{name} \{{ fill: url", asset("page.css"))}

@@ -7,8 +7,9 @@ import shutil
 
 import pytest
 
-from ddiloco.page import history as history_module
-from ddiloco.page.history import History
+from ddiloco.observe import run_files
+from ddiloco.observe.run_files import RunFiles
+from ddiloco.observe.state import RECENT_ROUNDS
 from ddiloco.page.view import read_views, view_of
 from tests.integration.remote_runs import lines
 
@@ -74,7 +75,7 @@ def test_the_load_of_a_syncer_is_that_of_the_last_rounds(run_of, tmp_path):
     measured = {"merge_seconds": 0.25, "disk_seconds": 0.125, "inbox": 3, "merging": 1}
     rounds = [{**line, **measured} for line in lines(workdir / "rounds.jsonl")]
     (workdir / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
-    load, last = read_views([workdir])[0].syncer, rounds[-history_module.RECENT :]
+    load, last = read_views([workdir])[0].syncer, rounds[-RECENT_ROUNDS:]
     span, moved = last[-1]["time"] - last[0]["time"], last[-1]["bytes_sent"] - last[0]["bytes_sent"]
     assert load.busy == 0.375 * (len(last) - 1) / span
     assert (load.merge_seconds, load.disk_seconds, load.inbox, load.merging) == (0.25, 0.125, 3, 1)
@@ -125,13 +126,13 @@ def test_a_learner_that_comes_back_with_fewer_hosts_lacks_none_of_those_before(r
 def test_hosts_that_connect_before_their_learner_has_a_line_are_seen_by_an_open_page(tmp_path, run_of):
     workdir = tmp_path / "run"
     shutil.copytree(run_of("steady"), workdir)
-    history = History(workdir)
-    assert history.read()
+    files = RunFiles(workdir)
+    assert files.read()
     line = {"time": 400.0, "event": "host_here", "learner": 9, "host": 1, "hosts": 2}
     with (workdir / "events.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    assert history.read()
-    assert sorted(history.learners[9].hosts) == [0, 1]
+    assert files.read()
+    assert sorted(files.state.learners[9].hosts) == [0, 1]
 
 
 def test_bytes_by_learner_add_up_to_those_of_the_run(view_of):
@@ -151,14 +152,14 @@ def test_a_history_read_while_the_files_grow_is_that_of_the_whole_files(run_of, 
     source, target = run_of("lives"), tmp_path / "lives"
     shutil.copytree(source, target)
     whole = {path: path.read_text().splitlines(keepends=True) for path in target.rglob("*.jsonl")}
-    history = History(target)
+    files = RunFiles(target)
     for moment in (60.0, 130.0, 210.0, 400.0):
         for path, text in whole.items():  # the same file, of the same inode
             path.write_text("".join(line for line in text if json.loads(line)["time"] <= moment))
-        history.read()
-    while not history.read():
+        files.read()
+    while not files.read():
         pass
-    parts, at_once = view_of(history), read_views([source])[0]
+    parts, at_once = view_of(files), read_views([source])[0]
     for name in ("fragments", "rounds", "tokens_per_second", "quorum", "events"):
         assert getattr(parts, name) == getattr(at_once, name), name
     for one, other in zip(parts.learners, at_once.learners, strict=True):
@@ -168,13 +169,13 @@ def test_a_history_read_while_the_files_grow_is_that_of_the_whole_files(run_of, 
 def test_another_run_in_the_same_folder_is_read_anew(run_of, tmp_path):
     target = tmp_path / "run"
     shutil.copytree(run_of("lives"), target)
-    history = History(target)
-    history.read()
+    files = RunFiles(target)
+    files.read()
     shutil.rmtree(target)
     shutil.copytree(run_of("all_links_thin"), target)
-    while not history.read():
+    while not files.read():
         pass
-    assert view_of(history).learners == read_views([run_of("all_links_thin")])[0].learners
+    assert view_of(files).learners == read_views([run_of("all_links_thin")])[0].learners
 
 
 def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, tmp_path, monkeypatch):
@@ -187,12 +188,12 @@ def test_a_run_that_moves_away_while_it_is_looked_through_is_read_anew(run_of, t
         return looked(path)
 
     monkeypatch.setattr(os, "scandir", gone_by_then)
-    history = History(target)
-    assert not history.read()
+    files = RunFiles(target)
+    assert not files.read()
     (tmp_path / "elsewhere").rename(target / "learners")
-    while not history.read():
+    while not files.read():
         pass
-    assert view_of(history).learners
+    assert view_of(files).learners
 
 
 def going_on(workdir, target, monkeypatch):
@@ -207,7 +208,7 @@ def going_on(workdir, target, monkeypatch):
             f"{json.dumps(line)}\n" for line in lines(target / "states.jsonl") if line["state"] != "finished"
         )
     )
-    monkeypatch.setattr(history_module, "ALIVE", 1e9)
+    monkeypatch.setattr(run_files, "ALIVE", 1e9)
     return target
 
 

@@ -105,22 +105,20 @@ def report(learner, incarnation, step):
 
 
 class Taken(list):
-    """Records in their order; they count as written at once, unless `held` is set."""
-
-    held = False
+    """Records in their order, which count as written at once."""
 
     def append(self, record):
-        if not isinstance(record, records.Flush):
-            super().append(record)
-        elif not self.held:
+        if isinstance(record, records.Flush):
             record.done()
+        else:
+            super().append(record)
 
 
 class SyncerEnd:
     """A SyncerServer, what it hears, and the links that it makes."""
 
     def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
-        self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), Taken()
+        self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), []
         self.links = {}
         security = security or Security()
         listening = Listening(address, security, config, terms.most_learners)

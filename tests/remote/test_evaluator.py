@@ -12,8 +12,8 @@ import pytest
 from ddiloco.disk.durable import FOLDER, DurableState
 from ddiloco.disk.scores import Scores, Wanted
 from ddiloco.observe import records
-from ddiloco.observe.earlier import is_over
 from ddiloco.observe.files import write_json
+from ddiloco.observe.run_files import is_over
 from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.messages import RoundId

@@ -132,14 +132,37 @@ def test_a_number_in_a_note_that_cannot_be_is_none(number):
     assert record.values["seconds"] is None
 
 
-def test_records_that_are_sent_again_count_once():
+def steps_of(*numbers):
+    return [record_message(records.StepDone(0, n, float(n), 10, {})) for n in numbers]
+
+
+def steps_in(taken):
+    return [r.step for r in taken if isinstance(r, records.StepDone)]
+
+
+def lost_in(taken):
+    return [r.values for r in taken if isinstance(r, records.Noted)]
+
+
+def test_records_that_are_missing_are_counted_and_late_ones_are_not_taken():
     taken = []
     intake = RecordIntake(taken.append)
     intake.joined(0, 7)
-    steps = [record_message(records.StepDone(0, n, float(n), 10, {})) for n in range(1, 5)]
-    assert intake.take(0, 7, pb.Records(first=0, records=steps[:3])) == 3
-    assert intake.take(0, 7, pb.Records(first=1, records=steps[1:])) == 4
-    assert [r.step for r in taken if isinstance(r, records.StepDone)] == [1, 2, 3, 4]
+    intake.take(0, 7, pb.Records(first=0, records=steps_of(1, 2)))
+    intake.take(0, 7, pb.Records(first=5, records=steps_of(6, 7)))
+    intake.take(0, 7, pb.Records(first=4, records=steps_of(5, 6)))  # of the connection before
+    assert (steps_in(taken), lost_in(taken)) == ([1, 2, 6, 7], [{"learner": 0, "count": 3}])
+
+
+def test_a_restarted_syncer_counts_nothing_that_the_one_before_may_have_had():
+    taken = []
+    intake = RecordIntake(taken.append)
+    intake.joined(0, 7, began=False)
+    intake.take(0, 7, pb.Records(first=90, records=steps_of(1)))
+    intake.take(0, 7, pb.Records(first=93, records=steps_of(4)))
+    assert lost_in(taken) == [{"learner": 0, "count": 2}]
+    with pytest.raises(WireError, match="malformed record"):
+        intake.take(0, 7, pb.Records(first=1 << 63, records=steps_of(5)))
 
 
 def test_what_is_found_of_corruption_comes_out_as_it_went_in():
@@ -152,13 +175,11 @@ def test_a_record_that_cannot_be_read_is_refused_once_and_holds_up_none():
     taken = []
     intake = RecordIntake(taken.append)
     intake.joined(0, 7)
-    steps = [record_message(records.StepDone(0, n, float(n), 10, {})) for n in range(1, 4)]
     wrong = pb.Record(noted={"name": "no such note", "json": "{}", "time": 1.0})
-    batch = [steps[0], wrong, *steps[1:]]
     with pytest.raises(WireError):
-        intake.take(0, 7, pb.Records(first=0, records=batch))
-    assert intake.take(0, 7, pb.Records(first=0, records=batch)) == 4
-    assert [r.step for r in taken if isinstance(r, records.StepDone)] == [1, 2, 3]
+        intake.take(0, 7, pb.Records(first=0, records=[*steps_of(1), wrong, *steps_of(2)]))
+    intake.take(0, 7, pb.Records(first=3, records=steps_of(3)))
+    assert (steps_in(taken), lost_in(taken)) == ([1, 3], [{"learner": 0, "count": 1}])
 
 
 def states(taken):
@@ -204,26 +225,24 @@ def test_a_process_whose_clock_was_set_back_takes_the_place_of_the_one_before():
     intake.joined(0, 8)
     intake.joined(0, 7)
     assert states(taken) == [State.STARTING, State.FAILED, State.STARTING]
-    step = record_message(records.StepDone(0, 1, 1.0, 10, {}))
-    assert intake.take(0, 7, pb.Records(records=[step])) == 1
+    intake.take(0, 7, pb.Records(records=steps_of(1)))
     intake.joined(0, 8)  # it lingers
     with pytest.raises(WireError, match="records of another process"):
-        intake.take(0, 8, pb.Records(records=[step]))
-    assert sum(isinstance(record, records.StepDone) for record in taken) == 1
+        intake.take(0, 8, pb.Records(records=steps_of(1)))
+    assert steps_in(taken) == [1]
 
 
 def test_a_newer_process_has_its_place_back_once_one_that_lingered_is_gone():
     taken = []
     intake = RecordIntake(taken.append)
-    step = record_message(records.StepDone(0, 1, 1.0, 10, {}))
     intake.joined(0, 8)
-    assert intake.take(0, 8, pb.Records(records=[step])) == 1
+    intake.take(0, 8, pb.Records(records=steps_of(1)))
     intake.joined(0, 7)
     intake.joined(0, 8)
     intake.lost(0, 7)
     intake.joined(0, 8)
-    assert intake.take(0, 8, pb.Records(records=[step])) == 1, "what it told before counts once"
-    assert sum(isinstance(record, records.StepDone) for record in taken) == 1
+    intake.take(0, 8, pb.Records(records=steps_of(1)))
+    assert steps_in(taken) == [1], "what it told before counts once"
 
 
 def test_a_position_longer_than_any_can_be_is_refused():

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 
+from ddiloco.goodput.accounting import State
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
 from ddiloco.protocol import events
@@ -141,6 +142,7 @@ def test_records_of_the_time_without_a_syncer_arrive_when_it_is_back(address):
     with ended(learner := LearnerEnd(syncer.address)):
         joined(syncer, learner)
         syncer.die()
+        until(lambda: learner.client._connection is None)
         for step in range(1, 301):
             learner.client.outbox.record(records.StepDone(0, step, float(step), 10, {"loss": 1.0}))
         with ended(again := SyncerEnd(address=address)):
@@ -154,6 +156,7 @@ def test_records_of_many_metrics_arrive_in_messages_that_may_be(metrics, steps, 
     with ended(learner := LearnerEnd(syncer.address)):
         joined(syncer, learner)
         syncer.die()
+        until(lambda: learner.client._connection is None)
         told = {"loss": 1.0, **{f"metric_{n}": float(n) for n in range(metrics)}}
         for step in range(1, steps + 1):
             learner.client.outbox.record(records.StepDone(0, step, float(step), 10, told))
@@ -178,18 +181,30 @@ def steps_in(taken):
     return [r.step for r in taken if isinstance(r, records.StepDone)]
 
 
-def test_records_that_a_killed_syncer_had_not_written_yet_are_told_to_the_next(address):
+def test_records_beyond_the_bound_are_counted_as_lost_by_the_syncer(ends):
+    syncer, learner = ends
+    joined(syncer, learner)
+    learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
+    until(lambda: steps_in(syncer.records) == [1])
+    learner.client.outbox._records.first += 7  # as if that many had been too many
+    learner.client.outbox.record(records.StepDone(0, 9, 9.0, 10, {"loss": 1.0}))
+    until(lambda: steps_in(syncer.records) == [1, 9])
+    assert syncer.noted("records_lost") == [{"learner": 0, "count": 7}]
+
+
+def test_a_position_is_told_to_a_syncer_that_is_back_though_no_step_is_taken(address):
+    """It may have been on its way over the connection that broke."""
     syncer = SyncerEnd(address=address)
     with ended(learner := LearnerEnd(syncer.address)):
         joined(syncer, learner)
+        learner.client.outbox.record(records.StateChanged(0, State.STEPPING, 1.0))
+        learner.client.outbox.position({"batches": 3})
         learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
-        until(lambda: steps_in(syncer.records) == [1] and not learner.client.outbox._records)
-        syncer.records.held = True
-        learner.client.outbox.record(records.StepDone(0, 2, 2.0, 10, {"loss": 1.0}))
-        until(lambda: steps_in(syncer.records) == [1, 2])
+        until(lambda: syncer.server.positions.get(0) == '{"batches": 3}')
         syncer.die()
         with ended(again := SyncerEnd(address=address)):
-            until(lambda: steps_in(again.records) == [2])
+            until(lambda: again.server.positions.get(0) == '{"batches": 3}')
+            assert again.noted("records_lost") == []
 
 
 def test_a_goodbye_ends_the_session_after_the_last_record(ends):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -129,19 +130,21 @@ class SyncerClient:
         return connection.peers(timeout) if connection is not None else pb.Peers()
 
     def finish(self, timeout: float) -> bool:
-        """Sends what is left and a goodbye, if there is a connection; returns whether all records arrived.
+        """Sends what is left and a goodbye, if there is a connection; returns whether all was sent.
 
-        Waits up to `timeout` seconds; not at all after a refusal, since there is nobody to confirm them.
+        Waits up to `timeout` seconds for records to be sent and read; not at all after a refusal.
         """
-        heard = self.outbox.finish(timeout if self.refusal is None else 0.0)
+        deadline = time.monotonic() + (timeout if self.refusal is None else 0.0)
+        sent = self.outbox.finish(deadline - time.monotonic())
         self.outbox.say(pb.FromLearner(goodbye=True))
         self._closing.set()
-        self._thread.join(1.0)  # the syncer ends the call once it has heard the goodbye
+        # The syncer ends the call once it has heard the goodbye.
+        self._thread.join(max(1.0, deadline - time.monotonic()))
         with self._lock:
             if self._control is not None:
                 self._control.cancel()
         self._thread.join(5.0)
-        return heard
+        return sent
 
     def _run(self) -> None:
         failures = 0
@@ -343,8 +346,6 @@ class _Connection:
     def _take(self, message: pb.ToLearner) -> None:
         client = self._client
         match message.WhichOneof("kind"):
-            case "records_taken":
-                client.outbox.taken(message.records_taken)
             case "leave":
                 client._leave()
             case "parts_at" if self._parts is not None:

@@ -10,35 +10,32 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.record_messages import LearnerRecord, record_message
-from ddiloco.remote.wire.unconfirmed import Unconfirmed
+from ddiloco.remote.wire.record_queue import BATCH, MAX_RECORDS, RecordQueue
 
 MOST_EVENTS = 64
-MOST_RECORDS = 500_000  # about 60 MB: two days without the syncer at three steps a second
 REPORT_EVERY = 0.002  # seconds from one report to the next: of shorter steps the syncer need not hear each
-BATCH = 256
 BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
 
 
 class Outbox:
     """Events and records on their way out. Any thread puts them in; one connection at a time takes them out.
 
-    Of the reports that wait only the newest is kept: it holds all that the older ones did. What a broken
-    connection may have lost is sent again on the next one: the last join or report, so that the syncer knows
-    at once where the learner stands; all records that it has not confirmed; and the learner's state, which a
-    restarted syncer cannot know.
+    Of the reports that wait only the newest is kept: it holds all that the older ones did. Records wait for a
+    connection, and are sent once: those that a broken one had not delivered are lost. Sent again are the last
+    join or report, so that the syncer knows at once where the learner stands; the learner's state, which a
+    restarted syncer cannot know; and, with the next records, its position in the data.
     """
 
-    def __init__(self, learner: int, most_records: int = MOST_RECORDS) -> None:
+    def __init__(self, learner: int, max_records: int = MAX_RECORDS) -> None:
         self._change = threading.Condition()
         self._events: collections.deque[pb.FromLearner] = collections.deque()
         self._presence: pb.FromLearner | None = None  # the last join or report
         self._state: pb.Record | None = None  # the last change of the learner's
-        self._records: Unconfirmed[pb.Record] = Unconfirmed(most_records)
+        self._records = RecordQueue(max_records)
         self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
         self._waiting_since: float | None = None  # the oldest record that is not sent
         self._next_report = 0.0  # when the next report may be sent
@@ -87,17 +84,10 @@ class Outbox:
 
         self._unpacked.put(keep)
 
-    def taken(self, following: int) -> None:
-        """The syncer has all records before this number."""
-        with self._change:
-            self._records.confirm(following)
-            self._change.notify_all()
-
     def connected(self) -> int:
         """Starts another connection and returns its number; the earlier one gets nothing more."""
         with self._change:
             self._connection += 1
-            self._records.send_again()
             if self._presence is not None and self._presence not in self._events:
                 self._events.append(self._presence)
             self._change.notify_all()
@@ -117,7 +107,7 @@ class Outbox:
             self._change.notify_all()
 
     def finish(self, timeout: float) -> bool:
-        """Waits until all records are confirmed; returns whether they are. Nothing may be put in later."""
+        """Waits until all records are sent; returns whether they are. Nothing may be put in later."""
         deadline = time.monotonic() + timeout
         packed = threading.Event()
         self._unpacked.put(packed.set)
@@ -137,12 +127,12 @@ class Outbox:
     def _next(self, connection: int) -> pb.FromLearner | None:
         with self._change:
             while self._connection == connection:
-                unsent = self._records.unsent
+                unsent = len(self._records)
                 now = time.monotonic()
                 if unsent and self._waiting_since is None:
                     self._waiting_since = now
                 left = self._waiting_since + BATCH_EVERY - now if unsent else None
-                if unsent and self._records.sent < self._due:
+                if unsent and self._records.first < self._due:
                     return self._batch()
                 if self._events and not _is_report(self._events[0]):
                     return self._events.popleft()
@@ -155,10 +145,10 @@ class Outbox:
             return None
 
     def _batch(self) -> pb.FromLearner:
-        first, chosen = self._records.batch(BATCH)
-        position = "" if self._position is None else json.dumps(self._position)
-        batch = pb.Records(first=first, records=chosen, position=position)
+        batch = self._records.batch()
+        batch.position = "" if self._position is None else json.dumps(self._position)
         self._waiting_since = None
+        self._change.notify_all()
         return pb.FromLearner(records=batch)
 
     def _pack(self) -> None:
@@ -175,10 +165,7 @@ class Outbox:
             self._records.append(message)
             if message.HasField("state_changed"):
                 self._state = message
-            if self._records.given_up == 1:
-                sentence = "records of steps were given up: the syncer was away too long"
-                self._records.append(record_message(records.Alarm(sentence, time.time())))
-            if self._records.unsent % BATCH == 1:  # the first of those that wait
+            if len(self._records) % BATCH == 1:  # the first of those that wait
                 self._change.notify_all()
 
 

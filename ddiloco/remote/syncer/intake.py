@@ -1,4 +1,4 @@
-"""Takes the records that learners send: each once, although broken connections repeat some."""
+"""Takes the records that learners send, counts those that were lost, and tells how each process ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ddiloco.remote.syncer.admission import MOST_REPLACED
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.record_messages import learner_record
+from ddiloco.remote.wire.record_queue import Received
 
 OVER = (State.FINISHED, State.FAILED)
 
 
 class _Learner:
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, began: bool) -> None:
         self.process = process
-        self.next = 0  # number of the record that comes next
+        self.received = Received(0 if began else None)
         self.lost_at: float | None = None
         self.state: State | None = None
 
@@ -40,8 +41,11 @@ class RecordIntake:
         self._learners: dict[int, _Learner] = {}
         self._replaced: dict[int, dict[int, _Learner]] = {}  # by learner and process
 
-    def joined(self, learner: int, process: int, newer: bool = False) -> None:
-        """A process has connected, for the first time or again; `newer`: than any an earlier syncer knew."""
+    def joined(self, learner: int, process: int, newer: bool = False, began: bool = True) -> None:
+        """A process has connected, for the first time or again.
+
+        `newer`: than any an earlier syncer knew. `began`: it has not been connected before, to any syncer.
+        """
         now = time.time()
         with self._lock:
             known = self._learners.get(learner)
@@ -56,7 +60,7 @@ class RecordIntake:
                 replaced[known.process] = known
             elif newer:
                 self._record(records.StateChanged(learner, State.FAILED, now))
-            came = replaced.pop(process, None) or _Learner(process)
+            came = replaced.pop(process, None) or _Learner(process, began)
             came.lost_at = came.state = None
             self._learners[learner] = came
             if len(replaced) > MOST_REPLACED:
@@ -70,8 +74,8 @@ class RecordIntake:
             if known is not None and known.process == process:
                 known.lost_at = time.time()
 
-    def take(self, learner: int, process: int, message: pb.Records) -> int:
-        """Passes on the records that are new; returns the number of the record that comes next.
+    def take(self, learner: int, process: int, batch: pb.Records) -> None:
+        """Passes on the records, and how many were lost before them.
 
         Raises:
           WireError: a record cannot be read; those before it are taken.
@@ -80,14 +84,14 @@ class RecordIntake:
             known = self._learners.get(learner)
             if known is None or known.process != process:
                 raise WireError("records of another process")
-            for number, entry in enumerate(message.records, message.first):
-                if number >= known.next:
-                    known.next = number + 1  # one that cannot be read is refused once, not for ever
-                    record = learner_record(entry, learner)
-                    if isinstance(record, records.StateChanged):
-                        known.state = record.state
-                    self._record(record)
-            return known.next
+            if lost := known.received.lost(batch):
+                values = {"learner": learner, "count": lost}
+                self._record(records.Noted("records_lost", values, time.time()))
+            for entry in known.received.new(batch):
+                record = learner_record(entry, learner)
+                if isinstance(record, records.StateChanged):
+                    known.state = record.state
+                self._record(record)
 
     def end(self) -> None:
         """The run is over: a process that is not connected and has not finished has died."""

@@ -21,6 +21,7 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.record_messages import part_record
+from ddiloco.remote.wire.record_queue import Received
 from ddiloco.remote.wire.security import PART, Security, host_of
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.snapshots.messages import CutBegun, FragmentsWritten
@@ -81,7 +82,7 @@ class PartLinks:
         self._links: dict[int, _Link] = {}
         self._addresses = [""] * count
         self._sessions: dict[str, Session] = {}
-        self._taken: dict[int, tuple[int, int]] = {}  # by part: its process, and the record that comes next
+        self._received: dict[tuple[int, int], Received] = {}  # by part and process
         self._leaving = False
 
     # What the worker and the server call.
@@ -225,9 +226,7 @@ class PartLinks:
             case "word":
                 self._send(FromPart(link.part, self._checked(link.part, codec.told_by(message.word))))
             case "records":
-                confirmed = pb.ToPart(records_taken=self._take_records(link, message.records))
-                asker = ("part", link.part)  # which forgets them then
-                self._record(records.Flush(lambda: link.say(confirmed), asker=asker))
+                self._take_records(link, message.records)
             case "fragments_written":
                 self._send(self._written(link.part, message.fragments_written))
             case "goodbye":
@@ -247,17 +246,12 @@ class PartLinks:
         versions = tuple(self._checked(part, codec.read(one)) for one in message.versions)
         return FragmentsWritten(part, message.snapshot, files, versions, message.problem)
 
-    def _take_records(self, link: _Link, message: pb.Records) -> int:
-        """Passes on the records that are new: a connection repeats what the one before may have lost."""
-        process, following = self._taken.get(link.part, (link.process, 0))
-        if process != link.process:
-            following = 0
-        for number, one in enumerate(message.records, message.first):
-            if number >= following:
-                self._record(part_record(one))
-                following = number + 1
-        self._taken[link.part] = link.process, following
-        return following
+    def _take_records(self, link: _Link, batch: pb.Records) -> None:
+        received = self._received.setdefault((link.part, link.process), Received(batch.first))
+        if lost := received.lost(batch):
+            self._record(records.Noted("records_lost", {"part": link.part, "count": lost}, time.time()))
+        for one in received.new(batch):
+            self._record(part_record(one))
 
 
 def _until_it_breaks(requests: Iterator[bytes]) -> Iterator[bytes]:

@@ -23,7 +23,6 @@ from ddiloco.observe import records
 from ddiloco.observe.files import read_json
 from ddiloco.outer.fragments import assemble, zeros
 from ddiloco.outer.global_model import GlobalModel
-from ddiloco.page.actions import Actions
 from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -35,7 +34,6 @@ from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.agreement import LARGEST
-from ddiloco.remote.wire.management import Command
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import terms_of
 from ddiloco.roles.assembly import Assembly
@@ -67,10 +65,9 @@ class SyncerRun:
         resumed: bool,
         alone: bool = False,
         snapshot: Snapshot | None = None,
-        actions: Actions | None = None,
         comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Listens from now on; `run` begins to answer. The last four are as in `run_syncer`.
+        """Listens from now on; `run` begins to answer. The last three are as in `run_syncer`.
 
         Raises:
           ConfigError: the port is not available, or the disk refuses.
@@ -152,8 +149,6 @@ class SyncerRun:
             lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
             lambda: self._syncer.waiting > _MOST_WAITING,
         )
-        if actions is not None:
-            actions.attach(lambda verb, learner, host: management.do(Command(verb, learner), host))
         self._server.know(core.state().incarnations)
         for lost in core.lost_for_good(lambda m: m >= e.most_learners or management.drained(m)):
             self._syncer.send(lost)
@@ -287,14 +282,13 @@ def run_syncer(
     security: Security,
     folder: pathlib.Path,
     alone: bool = False,
-    actions: Actions | None = None,
     comes_back: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
-    `alone`: all learners have left after their last step, and only the result is to be saved. `actions`: what
-    the run's page asks for. `comes_back`: whether the run goes on with another syncer though `stop` is set.
+    `alone`: all learners have left after their last step, and only the result is to be saved.
+    `comes_back`: whether the run goes on with another syncer though `stop` is set.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
@@ -304,7 +298,7 @@ def run_syncer(
     if earlier is not None and not earlier.start:
         with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
             durable.complete()
-    more = alone, snapshot, actions, comes_back
+    more = alone, snapshot, comes_back
     made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, *more)
     with made.locks:
         return made.run()

@@ -260,7 +260,8 @@ class SyncerServer:
         hosts = max(1, hello.hosts), self._terms.room(hello.learner)
         session = Session(*whose, self._newest, donor, caller, moved, *hosts)
         session.newest_incarnation = max(known, hello.process)
-        self.intake.joined(hello.learner, hello.process, newer=0 < known < hello.process)
+        whether = {"newer": 0 < known < hello.process, "began": not hello.session}
+        self.intake.joined(hello.learner, hello.process, **whether)
         with self._lock:
             self._sessions[session.name] = session
             self.away.discard(hello.learner)
@@ -319,13 +320,9 @@ class SyncerServer:
             case "goodbye":
                 return True
             case "records":
-                taken = self.intake.take(session.learner, session.process, message.records)
+                self.intake.take(session.learner, session.process, message.records)
                 if message.records.position:
                     self._keep_position(session.learner, message.records.position)
-                confirmed = pb.ToLearner(records_taken=taken)
-                # The learner forgets what is confirmed, and this process may be killed.
-                asker = ("learner", session.learner)
-                self._record(records.Flush(lambda: session.say(confirmed, replaces=True), asker=asker))
             case "state_recorded" | "part_written":
                 self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:

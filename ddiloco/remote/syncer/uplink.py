@@ -1,4 +1,4 @@
-"""A part's end of its stream with the authority: connects again whenever it breaks, and repeats no record."""
+"""A part's end of its stream with the authority: connects again whenever it breaks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import parse
 from ddiloco.remote.wire.record_messages import record_message
+from ddiloco.remote.wire.record_queue import RecordQueue
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.remote.wire.unconfirmed import Unconfirmed
 from ddiloco.roles.snapshots.messages import FragmentsWritten
 from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig, backoff
-
-MOST_RECORDS = 100_000  # kept while the authority is away
-BATCH = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Uplink:
         self._process = secrets.randbits(52)
         self._change = threading.Condition()
         self._words: collections.deque[pb.FromPart] = collections.deque()
-        self._records: Unconfirmed[pb.Record] = Unconfirmed(MOST_RECORDS)
+        self._records = RecordQueue()
         self._connection = 0
         self._control: grpc.Call | None = None
         self._closing = threading.Event()
@@ -84,7 +81,7 @@ class Uplink:
         self._put(pb.FromPart(fragments_written=message))
 
     def record(self, record: records.Record) -> None:
-        """Passes a record on to the run's monitor, once, also if the authority is away."""
+        """Passes a record on to the run's monitor, if the authority is away then later."""
         message = record_message(record)
         with self._change:
             self._records.append(message)
@@ -136,7 +133,6 @@ class Uplink:
         with self._change:
             self._connection += 1
             self._words.clear()
-            self._records.send_again()
             number = self._connection
         options = wire.options(self._config.keepalive)
         with self._security.channel(self._authority, options) as channel:
@@ -149,13 +145,7 @@ class Uplink:
             try:
                 for data in control:
                     begun = True
-                    message = parse(pb.ToPart, data)
-                    if not message.HasField("records_taken"):
-                        self._take(message)
-                        continue
-                    with self._change:
-                        self._records.confirm(message.records_taken)
-                        self._change.notify_all()
+                    self._take(parse(pb.ToPart, data))
             except grpc.RpcError:
                 if not begun:
                     raise
@@ -182,10 +172,11 @@ class Uplink:
     def _next(self, number: int) -> pb.FromPart | None:
         with self._change:
             while self._connection == number:
-                if self._words and not (self._records.unsent and self._words[0].HasField("goodbye")):
+                if self._words and not (self._records and self._words[0].HasField("goodbye")):
                     return self._words.popleft()
-                if self._records.unsent:
-                    first, chosen = self._records.batch(BATCH)
-                    return pb.FromPart(records=pb.Records(first=first, records=chosen))
+                if self._records:
+                    batch = self._records.batch()
+                    self._change.notify_all()
+                    return pb.FromPart(records=batch)
                 self._change.wait()
             return None

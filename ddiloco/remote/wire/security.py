@@ -95,15 +95,6 @@ class Security:
         """Whether this is the token of all, or that of any learner."""
         return self.admits(((TOKEN_KEY, f"Bearer {token}"),))
 
-    def admits_manager(self, token: str) -> bool:
-        """Whether this is the token of all, or the operator's."""
-        return self._shows(((TOKEN_KEY, f"Bearer {token}"),)) in (-1, OPERATOR)
-
-    @property
-    def managed(self) -> bool:
-        """Whether there is a token with which a run can be managed."""
-        return self.token is not None or self.operator is not None
-
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Who makes an admitted call: the learner that the token is of, or else the certificate."""
         shown = self._shows(context.invocation_metadata()) if self.asks else None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ddiloco.goodput.accounting import State, Timelines
-from ddiloco.page.timeline import Span
+from ddiloco.observe.series import StateSpan
 from experiments.studies.chaos.processes import SYNCER, learner_name
 from experiments.studies.chaos.traces import Blow, Life, Mark, Trace
 
@@ -85,23 +85,23 @@ def clock_rate(trace: Trace) -> float:
     return statistics.mean(moves) if moves else 1.0
 
 
-def lane(trace: Trace, target: str) -> list[Span]:
+def lane(trace: Trace, target: str) -> list[StateSpan]:
     """The target from the start of its first process to its last step or round, in the order of time.
 
     States are "stepping" (of the syncer "merging"), "stalled", "dead", "recovering" and "hung".
     """
     busy = "merging" if target == SYNCER else "stepping"
     lives = trace.of(target)
-    spans: list[Span] = []
+    spans: list[StateSpan] = []
     for life, following in itertools.zip_longest(lives, lives[1:]):
         times = [mark.time for mark in trace.marks_in(life)]
         end = life.ended if life.ended is not None and following is not None else max(times, default=None)
         if end is None:
             continue
         begun = min(times, default=end)
-        spans += [Span("recovering", life.started, begun), Span(busy, begun, end)]
+        spans += [StateSpan("recovering", life.started, begun), StateSpan(busy, begun, end)]
         if following is not None:
-            spans.append(Span("dead", end, following.started))
+            spans.append(StateSpan("dead", end, following.started))
     if target != SYNCER:
         usual = median_step(trace, target)
         long = [gap for gap in gaps_of(trace, target) if gap.seconds > STALL * usual]
@@ -187,7 +187,7 @@ def _hangs(trace: Trace, target: str) -> list[tuple[float, float]]:
     return found
 
 
-def _cut(spans: Sequence[Span], state: str, stretches: Iterable[tuple[float, float]]) -> list[Span]:
+def _cut(spans: Sequence[StateSpan], state: str, stretches: Iterable[tuple[float, float]]) -> list[StateSpan]:
     """The spans, but in this state during the stretches; who is dead stays dead."""
     out = list(spans)
     for start, end in stretches:
@@ -197,13 +197,13 @@ def _cut(spans: Sequence[Span], state: str, stretches: Iterable[tuple[float, flo
             if span.state == "dead" or a >= b:
                 out.append(span)
             else:
-                out += [span._replace(end=a), Span(state, a, b), span._replace(start=b)]
+                out += [span._replace(end=a), StateSpan(state, a, b), span._replace(start=b)]
     return out
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
+def _joined(spans: Iterable[StateSpan]) -> list[StateSpan]:
     """Neighbours of one state as one span; empty ones are left out."""
-    out: list[Span] = []
+    out: list[StateSpan] = []
     for span in spans:
         if span.end <= span.start:
             continue

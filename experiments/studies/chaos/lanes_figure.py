@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddiloco.observe.figures import figure_at
-from ddiloco.page.timeline import Span
+from ddiloco.observe.series import StateSpan
 from experiments.studies.chaos.lanes import lane
 from experiments.studies.chaos.traces import Trace
 
@@ -42,7 +42,7 @@ def draw(path: pathlib.Path, trace: Trace) -> None:
         figure.legend(loc="outside lower center", ncols=9, frameon=False, fontsize=8)
 
 
-def _draw_lanes(axes: Axes, lanes: Mapping[str, list[Span]], start: float) -> None:
+def _draw_lanes(axes: Axes, lanes: Mapping[str, list[StateSpan]], start: float) -> None:
     for state, colour in _COLOURS.items():
         label = state
         for place, spans in enumerate(lanes.values()):

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.studies.chaos import aftermath
 from experiments.studies.chaos.lanes import (
-    Span,
+    StateSpan,
     aftermaths,
     clock_rate,
     gaps_of,
@@ -136,7 +136,7 @@ def test_a_hang_is_a_hang_and_no_stall(made):
     trace = made.trace()
     assert trace.blows == [Blow(T0 + 20.1, "learner 0", "hang", T0 + 25.0)]
     assert [span.state for span in lane(trace, "learner 0")] == ["recovering", "stepping", "hung", "stepping"]
-    assert Span("hung", T0 + 20.1, T0 + 25.0) in lane(trace, "learner 0")
+    assert StateSpan("hung", T0 + 20.1, T0 + 25.0) in lane(trace, "learner 0")
     assert max(gap.seconds for gap in gaps_of(trace, "learner 0")) == pytest.approx(0.6)
 
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from ddiloco.page import tail
-from ddiloco.page.tail import LineTail, Replaced
+from ddiloco.observe import run_files
+from ddiloco.observe.run_files import LineTail, Replaced
 
 
 def taken(lines):
@@ -42,7 +42,7 @@ def test_a_line_that_cannot_be_read_is_skipped(tmp_path):
 
 
 def test_a_long_file_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(tail, "CHUNK", 64)
+    monkeypatch.setattr(run_files, "CHUNK", 64)
     path = tmp_path / "steps.jsonl"
     write(path, *range(100))
     assert taken(LineTail(path)) == list(range(100))

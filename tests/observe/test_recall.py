@@ -9,7 +9,6 @@ import pytest
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import monitor as monitor_module
 from ddiloco.observe.alarms import Alarms
-from ddiloco.observe.earlier import recall
 from ddiloco.observe.monitor import Monitor
 from ddiloco.observe.records import (
     Alarm,
@@ -22,7 +21,8 @@ from ddiloco.observe.records import (
     StepDone,
     Transferred,
 )
-from ddiloco.observe.tally import Tally
+from ddiloco.observe.run_files import recall
+from ddiloco.observe.state import RunState
 from tests.integration.remote_runs import lines
 
 INFO = RunInfo("decoupled", 2, 1000, 2, 8, 0, {0: 1, 1: 1})
@@ -54,6 +54,7 @@ FIRST = [
     *steps(1, 1, 2, 102.0),
     Transferred(0, 100, 200),
     Noted("drop", {"learner": 0, "reason": "late"}, 103.0),
+    Noted("records_lost", {"learner": 0, "count": 3}, 103.0),
     Noted("recovered", {"learner": 0, "inner_state": "fresh", "seconds": 0.25}, 103.0),
     merge(0, 1, [0, 1], 103.0),
     Noted("round_refused", {"step": 2, "fragment": 1, "left_out": [0]}, 103.2),
@@ -67,6 +68,7 @@ THEN = [
     *steps(0, 4, 2, 106.0),
     Transferred(0, 1, 2),
     Noted("drop", {"learner": 0, "reason": "late"}, 106.5),
+    Noted("records_lost", {"learner": 0, "count": 2}, 106.5),
     Noted("recovered", {"learner": 1, "inner_state": "peer", "donor_step": 4}, 106.5),
     merge(1, 3, [0], 106.5),
     StateChanged(1, State.STEPPING, 107.0),
@@ -89,6 +91,7 @@ CONTINUED = (
     "bytes_sent_by_learner",
     "bytes_received_by_learner",
     "drops",
+    "records_lost",
     "inner_states",
     "offers_left_out",
     "failures",
@@ -101,30 +104,8 @@ def test_two_processes_one_after_the_other_count_as_one(tmp_path):
     monitor(tmp_path / "parts", *FIRST)
     both = monitor(tmp_path / "parts", *THEN, resume=True)
     assert {name: both[name] for name in CONTINUED} == {name: whole[name] for name in CONTINUED}
-    assert both["tokens"] == {"0": 50, "1": 30}
+    assert both["tokens"] == {"0": 50, "1": 30} and both["records_lost"] == 5
     assert both["goodput"] < 1
-
-
-def test_what_a_process_had_written_and_not_confirmed_counts_once_though_it_is_sent_again(tmp_path):
-    whole = monitor(tmp_path / "whole", *FIRST, *THEN)
-    monitor(tmp_path / "parts", *FIRST)
-    again = [r for r in FIRST if isinstance(r, StepDone) or getattr(r, "name", "") in ("round", "recovered")]
-    both = monitor(tmp_path / "parts", *again, *THEN, resume=True)
-    assert {name: both[name] for name in CONTINUED} == {name: whole[name] for name in CONTINUED}
-    for name in ("learners/0/steps.jsonl", "learners/1/steps.jsonl", "rounds.jsonl", "recoveries.jsonl"):
-        lines = (tmp_path / "parts" / name).read_text().splitlines()
-        assert len(lines) == len(set(lines))
-
-
-def test_a_step_by_a_clock_that_is_ahead_counts_once_though_it_is_sent_again(tmp_path):
-    begun = StateChanged(0, State.STEPPING, 100.0)
-    ahead = [dataclasses.replace(one, time=one.time + 60.0) for one in steps(0, 1, 3, 101.0)]
-    for resume in (False, True):
-        one = Monitor(tmp_path, INFO, log_every=1, clock=lambda: 110.0, resume=resume)
-        for record in (begun, *ahead):
-            one.queue.put(record)
-        summary = one.stop()
-    assert (summary["inner_steps"], summary["tokens"]["0"]) == ({"0": 3, "1": 0}, 30)
 
 
 def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path):
@@ -147,9 +128,9 @@ def test_of_the_skipped_steps_only_those_count_whose_lines_are_left(tmp_path):
 
 def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
     monitor(tmp_path, *FIRST)
-    tally = Tally(INFO, None)
-    recall(tmp_path, tally, Alarms(pytest.fail))
-    assert tally.marks == [(2, 1, False)]
+    state = RunState(INFO, None)
+    recall(tmp_path, state, Alarms(pytest.fail))
+    assert state.marks == [(2, 1, False)]
 
 
 def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_path):
@@ -166,7 +147,7 @@ def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_pa
     for record in sorted(told, key=lambda record: record.time):
         one.queue.put(record)
     one.stop()
-    seen, recalled = one._tally, Tally(INFO, None)
+    seen, recalled = one._state, RunState(INFO, None)
     recall(tmp_path, recalled, Alarms(pytest.fail))
     assert seen.marks == [(10, 1, False), (12, 1, True), (20, 1, False), (22, 1, True), (25, 0, False)]
     for name in ("marks", "away", "recent_loss"):

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from ddiloco.config import REFUSED
+from ddiloco.config import REFUSED, ConfigError
 from ddiloco.goodput.waits import waiting
-from ddiloco.launch import chips, processes
+from ddiloco.launch import processes
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.observe.records import reason
 from ddiloco.settings.remote import RemoteConfig, backoff
@@ -29,6 +29,7 @@ STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forg
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
+CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # of so many TPU chips of one process
 ASKED = tuple(SIGNALLED + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -320,7 +321,7 @@ def learner_environment(
         each = max(1, len(gpus) // num_learners)
         own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
         given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    return given | chips.share(learner, num_learners, environment)
+    return given | share_of_chips(learner, num_learners, environment)
 
 
 def evaluator_environment(num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -336,3 +337,23 @@ def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the syncer's process, which computes on one CPU device."""
     flags = _DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", ""))
     return {**environment, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def share_of_chips(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have a learner see its share of the chips that TPU_VISIBLE_CHIPS lists, if it does.
+
+    Raises:
+      ConfigError: there are fewer chips than learners, since a chip is of one process.
+    """
+    chips = [chip for chip in environment.get("TPU_VISIBLE_CHIPS", "").split(",") if chip]
+    if not chips or num_learners == 1:
+        return {}
+    if len(chips) < num_learners:
+        raise ConfigError(f"TPU_VISIBLE_CHIPS: lists {len(chips)} chips for {num_learners} learners")
+    each = max(size for size in CHIP_BOUNDS if size <= len(chips) // num_learners)
+    return {
+        "TPU_VISIBLE_CHIPS": ",".join(chips[learner * each : (learner + 1) * each]),
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": CHIP_BOUNDS[each],
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a process of four chips otherwise counts as that of all
+    }

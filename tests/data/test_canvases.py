@@ -8,7 +8,7 @@ import pytest
 
 from ddiloco.config import ConfigError, build
 from ddiloco.data.batches import Selection
-from ddiloco.data.canvases import (
+from ddiloco.data.images import (
     WORDS,
     caption,
     caption_length,

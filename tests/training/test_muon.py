@@ -13,8 +13,13 @@ from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.models.moe import MoEConfig
 from ddiloco.models.vit import ViTConfig
 from ddiloco.outer.stacks import unstacked
-from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer
-from ddiloco.training.muon import is_matrix, muon
+from ddiloco.training.inner_optimizer import (
+    InnerConfig,
+    is_matrix,
+    learning_rate_at,
+    make_inner_optimizer,
+    muon,
+)
 from ddiloco.training.parameters import logical_axes
 from ddiloco.training.sharding import partition
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch, trained

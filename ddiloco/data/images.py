@@ -203,11 +203,12 @@ def _open(config: ClassificationConfig, split: str, channels: int, num_classes: 
 
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = 1, 3  # on a canvas, at least and at most
 
 
 def caption_length(config: CanvasConfig) -> int:
     """The tokens, L, of the longest caption: its bytes and one that ends it."""
-    return len(caption([3] * config.most_digits)) + 1
+    return len(caption([3] * DIGITS[1])) + 1
 
 
 def caption(labels: Sequence[int]) -> str:
@@ -231,7 +232,7 @@ def make_canvas_batches(config: CanvasConfig, shape: tuple[int, int, int], selec
     def example(record: Record, others: Sequence[Record], rng: np.random.Generator) -> Example:
         return _canvas(record, others, config, shape, rng)
 
-    identity = {"canvas": [*shape, config.fewest_digits, config.most_digits]}
+    identity = {"canvas": [*shape, *DIGITS]}
     return make_example_batches(config, source, selection, example, identity)
 
 
@@ -272,7 +273,7 @@ def _canvas(
     shape: tuple[int, int, int],
     rng: np.random.Generator,
 ) -> Example:
-    count = int(rng.integers(config.fewest_digits, config.most_digits + 1))
+    count = int(rng.integers(DIGITS[0], DIGITS[1] + 1))
     shown = [record, *(others[int(i)] for i in rng.integers(0, len(others), count - 1))]
     shown = [shown[i] for i in rng.permutation(count)]
     tokens = ByteTokenizer().encode(caption([digit["label"] for digit in shown]))
@@ -292,9 +293,9 @@ def _open_digits(config: CanvasConfig, split: str, shape: tuple[int, int, int]) 
         told = f"{config.name} has {source.num_classes} classes, but captions need ten digits"
         raise DataError(f"config.data.name: {told}")
     rows, columns = source[0]["image"].shape[:2]
-    if rows > height or columns * config.most_digits > width:
+    if rows > height or columns * DIGITS[1] > width:
         raise ConfigError(
-            f"config.data.most_digits: {config.most_digits} images of {rows} x {columns} do not fit on a "
-            f"canvas of {height} x {width}, which config.model sets"
+            f"config.model: its canvas of {height} x {width} has no room for {DIGITS[1]} images of "
+            f"{rows} x {columns}"
         )
     return source

@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 from ddiloco.config import setting
 
@@ -94,6 +95,8 @@ class RecordsConfig:
 class DataConfig(RecordsConfig):
     """Which text is read, and how it becomes tokens and rows."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"held_out_pool": "it is of 4,194,304 tokens"}
+
     name: str = setting(
         "stdlib_text",
         "stdlib_text (built here), any TFDS data set such as c4/en, or files of one's own: /data/*.jsonl",
@@ -120,12 +123,6 @@ class DataConfig(RecordsConfig):
     )
     interleave: int = setting(
         128, "documents of a shard that are read side by side, row by row; 1: one after the other", at_least=1
-    )
-    held_out_pool: int = setting(
-        4_194_304,
-        "tokens of the eval split that held-out rows are picked from, evenly spaced",
-        at_least=1,
-        may_change="process",
     )
 
     def __post_init__(self) -> None:
@@ -177,12 +174,6 @@ class ClassificationConfig(ImagesConfig):
 class CanvasConfig(ImagesConfig):
     """Canvases of several images of digits side by side, and their captions."""
 
-    fewest_digits: int = setting(1, "on a canvas", at_least=1)
-    most_digits: int = setting(3, "on a canvas", at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fewest_digits > self.most_digits:
-            raise ValueError(
-                f"fewest_digits: is {self.fewest_digits}, but must be at most most_digits, {self.most_digits}"
-            )
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("fewest_digits", "most_digits"), "a canvas has one to three"
+    )

@@ -168,6 +168,7 @@ class InterleavedRows:
 
 
 _HELD_OUT_SEED = 0
+HELD_OUT_POOL = 4_194_304  # tokens of the eval split that held-out rows are picked from
 
 
 def make_text_batches(config: DataConfig, tokenizer: Tokenizer, selection: Selection) -> Batches:
@@ -194,7 +195,7 @@ def make_text_batches(config: DataConfig, tokenizer: Tokenizer, selection: Selec
 def held_out_text(config: DataConfig, tokenizer: Tokenizer, batch_size: int, num_batches: int) -> list[Batch]:
     """The held-out batches, the same for every learner: rows evenly spaced over the packed eval split.
 
-    Only the first `held_out_pool` tokens of a large split are read, its documents shuffled by a fixed seed.
+    Only the first `HELD_OUT_POOL` tokens of a large split are read, its documents shuffled by a fixed seed.
     A split with fewer rows gives fewer batches, the last one padded; no token is scored twice.
 
     Raises:
@@ -208,7 +209,7 @@ def held_out_text(config: DataConfig, tokenizer: Tokenizer, batch_size: int, num
         if len(piece):
             pieces.append(piece)
             pooled += len(piece)
-        if pooled >= config.held_out_pool:
+        if pooled >= HELD_OUT_POOL:
             break
     length, wanted = config.sequence_length, batch_size * num_batches
     having = -(-max(pooled - 1, 1) // length)

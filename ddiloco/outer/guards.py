@@ -16,7 +16,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,9 @@ _FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/
 _DISPUTED = 100.0  # the same where half of a round are as long as each other: nobody knows who is right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
+_WARM_UP = 6  # rounds of a fragment before offers are judged by those of earlier rounds
+_STRIKES = 3  # offers left out, of the last 12, that put a learner in quarantine
+_RELEASE = 24  # offers in a row that would have passed, after which a learner is let in again
 _RECENT = 3  # rounds of a fragment after which an offer is no measure: the learning rate may have changed
 _RECALL = 24  # rounds of a fragment in which what passed is no reason to leave out as much again
 _STILL = 1e-7  # root mean square of the largest piece, below which a fragment did not move: rare rows do not
@@ -85,13 +88,11 @@ class GuardConfig:
     gates: tuple[str, ...] = setting(
         ("tokens", "norm", "direction"), "what offers are judged by; (): all that are finite are merged"
     )
-    warm_up: int = setting(
-        6, "rounds of a fragment before offers are judged by those of earlier rounds", at_least=1
-    )
-    strikes: int = setting(3, "offers left out, of the last 12, that put a learner in quarantine", at_least=1)
-    release: int = setting(
-        24, "offers in a row that would have passed, after which a learner is let in again", at_least=1
-    )
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "warm_up": f"it is {_WARM_UP}",
+        "strikes": f"there are {_STRIKES}",
+        "release": f"it is after {_RELEASE} offers",
+    }
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.gates if name not in GATES]
@@ -99,14 +100,14 @@ class GuardConfig:
             raise ValueError(f"gates: {unknown[0]!r} is none; there are {', '.join(GATES)}")
 
 
-Gate = Callable[[Sequence[Offered], Past, GuardConfig], dict[int, str]]
+Gate = Callable[[Sequence[Offered], Past], dict[int, str]]
 
 
-def tokens(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+def tokens(offers: Sequence[Offered], past: Past) -> dict[int, str]:
     """Finds offers that claim more tokens than their steps can have had: they would outweigh all others.
 
     Example:
-      >>> tokens([Offered(0, 24, 1.0, 0.1, tokens=2**53)], Past(step_tokens=2048), GuardConfig())
+      >>> tokens([Offered(0, 24, 1.0, 0.1, tokens=2**53)], Past(step_tokens=2048))
       {0: 'it claims more tokens than its steps can have had'}
     """
     if past.step_tokens is None:
@@ -115,7 +116,7 @@ def tokens(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[i
     return {offer.learner: why for offer in offers if offer.tokens > offer.steps * past.step_tokens}
 
 
-def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+def norm(offers: Sequence[Offered], past: Past) -> dict[int, str]:
     """Finds outer gradients far longer than those of the others, as a whole or in one piece.
 
     Each is compared with the other offers of the round, or, where there are fewer than two and the fragment
@@ -126,7 +127,7 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
 
     Example:
       >>> offers = [Offered(0, 24, 1.0, 0.1), Offered(1, 24, 1.2, 0.1), Offered(2, 24, 1e6, 0.1)]
-      >>> norm(offers, Past(), GuardConfig())
+      >>> norm(offers, Past())
       {2: 'its outer gradient is far longer than those of others'}
     """
     found = {}
@@ -134,7 +135,7 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
     for offer in here.values():
         others = [other for m, other in here.items() if m != offer.learner]
         together = len(others) >= 2
-        if not together and past.rounds >= config.warm_up:
+        if not together and past.rounds >= _WARM_UP:
             earlier = {m: other for m, other in past.newest.items() if m != offer.learner and m not in here}
             others += earlier.values()
         if len(others) >= 2:
@@ -150,7 +151,7 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
     return found
 
 
-def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+def direction(offers: Sequence[Offered], past: Past) -> dict[int, str]:
     """Finds outer gradients that point away from the others', and learners whose own point nowhere.
 
     In one round, an offer is out of line if the others' cosines are large and its own is as far on the other
@@ -160,7 +161,7 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
 
     Example:
       >>> offers = [Offered(m, 24, 1.0, 0.1, cosine) for m, cosine in enumerate([0.6, 0.5, -0.5])]
-      >>> direction(offers, Past(), GuardConfig())
+      >>> direction(offers, Past())
       {2: 'its outer gradient points away from those of others'}
     """
     found = {}
@@ -293,12 +294,12 @@ class Guard:
             self._step_tokens,
         )
         for name in self._config.gates:
-            bad |= GATES[name](trusted, past, self._config)
+            bad |= GATES[name](trusted, past)
             for offer in offers:
                 if offer.learner in away:
                     own = {offer.learner: self._standings[offer.learner].scores}
                     with_own = dataclasses.replace(past, scores={**past.scores, **own})
-                    found = GATES[name]([*trusted, offer], with_own, self._config)
+                    found = GATES[name]([*trusted, offer], with_own)
                     bad |= {m: why for m, why in found.items() if m == offer.learner}
         return bad
 
@@ -307,15 +308,15 @@ class Guard:
         standing = self._standings[learner]
         if standing.passed is not None:
             standing.passed = 0 if why else standing.passed + 1
-            if standing.passed < self._config.release:
+            if standing.passed < _RELEASE:
                 return []
             standing.passed = None
             standing.out_of_line.clear()
-            return [Notice("released", learner, f"its last {self._config.release} offers would have passed")]
+            return [Notice("released", learner, f"its last {_RELEASE} offers would have passed")]
         standing.out_of_line.append(why is not None)
         # Where half of them are out of line, nobody knows who is right.
         minority = 2 * (len(self.quarantined) + 1) < len(self._standings)
-        if why is None or sum(standing.out_of_line) < self._config.strikes or not minority:
+        if why is None or sum(standing.out_of_line) < _STRIKES or not minority:
             return []
         standing.passed = 0
         return [Notice("quarantined", learner, why)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -156,11 +156,10 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 class OuterConfig:
     """How learners' fragments become the next global model."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"split_large": "large tensors are cut along their rows"}
+
     fragmentation: str = setting(
         "balanced", "how tensors are divided into fragments", choices=tuple(STRATEGIES), **_OF_FRAGMENTS
-    )
-    split_large: bool = setting(
-        True, "whether tensors larger than a fragment's share are cut along their rows", **_OF_FRAGMENTS
     )
     merge: str = setting("rda", "merge rule", choices=tuple(MERGE_RULES))
     embeddings: str = setting(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 from ddiloco.config import setting
+
+HANDSHAKE = 20.0
+"""Seconds that joining may take."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RemoteConfig:
     """How the processes of learners and syncer stay connected and are restarted."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {"handshake": f"joining may take {HANDSHAKE:g} s"}
 
     hosts: tuple[int, ...] = setting(
         (),
@@ -39,7 +46,6 @@ class RemoteConfig:
         "seconds without a sign of the other end until it is asked for one, and again to answer",
         above=0.0,
     )
-    handshake: float = setting(20.0, "seconds that joining may take", above=0.0)
     longest_backoff: float = setting(
         15.0, "seconds between two tries to reach the syncer, or to restart a process, at most", above=0.0
     )

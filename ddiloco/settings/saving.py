@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 from ddiloco.config import setting
 
@@ -11,8 +13,9 @@ from ddiloco.config import setting
 class TapeConfig:
     """Whether a run can be replayed."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"max_gib": "a process's tape ends at 4 GiB, with an alarm"}
+
     enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
-    max_gib: float = setting(4.0, "size of one process's tape at which it ends, with an alarm", above=0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from ddiloco.outer.stacks import is_stack
 # Muon: the momentum of each matrix of the layers, made orthogonal.
 _ITERATIONS, _COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 _EPS = 1e-8  # added to the norm of a momentum
+# Root mean square of an update of full rank before the learning rate, whatever the shape (arXiv 2502.16982,
+# equation 4): Adam's, so that both parts share a learning rate.
+_UPDATE_RMS = 0.2
 
 
 class MuonState(NamedTuple):
@@ -51,7 +54,6 @@ def muon(
     axes: Mapping[str, Axes],
     momentum: float,
     mu_dtype: str,
-    update_rms: float,
     others: optax.GradientTransformation,
     shardings: Mapping[str, NamedSharding] | None = None,
 ) -> optax.GradientTransformation:
@@ -61,8 +63,6 @@ def muon(
       axes: the logical axes of every parameter.
       momentum: decay of the mean of gradients.
       mu_dtype: the type in which that mean is kept.
-      update_rms: the root mean square of an update of full rank before the learning rate, whatever the shape
-        (arXiv 2502.16982, equation 4: 0.2 is Adam's, so that both parts share a learning rate).
       others: moves all other parameters.
       shardings: of every parameter, on the mesh whose devices share the matrices; None: one device has all.
     """
@@ -81,7 +81,7 @@ def muon(
         gradients = optax.tree.bias_correction(gradients, momentum, steps)
         ahead = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, mean, gradients)
         whole = {name: x for name, x in ahead.items() if name in matrices}  # the rest is masked
-        turned = _all_orthogonal(whole, axes, update_rms, shardings)
+        turned = _all_orthogonal(whole, axes, shardings)
         return {**ahead, **turned}, MuonState(steps, optax.tree.cast(mu, mu_dtype))
 
     matrices = {name for name, names in axes.items() if is_matrix(name, names)}
@@ -94,10 +94,9 @@ def muon(
 def _all_orthogonal(
     stacks: Mapping[str, jax.Array],
     axes: Mapping[str, Axes],
-    rms: float,
     shardings: Mapping[str, NamedSharding] | None,
 ) -> dict[str, jax.Array]:
-    """Each matrix made orthogonal, and scaled to this root mean square.
+    """Each matrix made orthogonal, and scaled to one root mean square.
 
     On several devices each takes some matrices whole, in one exchange there and one back: a product of what
     lies divided would be an exchange for each of the iterations. All matrices of one size are dealt out
@@ -110,7 +109,7 @@ def _all_orthogonal(
         specs = {name: _flat_spec(axes[name], shardings[name].spec) for name in flat}
         turned = _shared(flat, specs, next(iter(shardings.values())).mesh)
     return {
-        name: _as_it_was(x * (rms * math.sqrt(max(x.shape[-2:]))), axes[name], stacks[name].shape)
+        name: _as_it_was(x * (_UPDATE_RMS * math.sqrt(max(x.shape[-2:]))), axes[name], stacks[name].shape)
         for name, x in turned.items()
     }
 
@@ -211,6 +210,11 @@ _OF_STATES = Marks(may_change="never", because="the learners' inner states have 
 class InnerConfig:
     """Settings of the inner optimizer and of the loss that it minimises."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "decay_embeddings": "the input embedding does not decay",
+        "update_rms": f"it is {_UPDATE_RMS}",
+    }
+
     optimizer: str = setting(
         "adamw",
         "what moves the matrices of layers; all else goes by AdamW",
@@ -221,16 +225,12 @@ class InnerConfig:
     warmup_steps: int = setting(40, "steps of linear warm-up", at_least=0)
     final_fraction: float = setting(0.1, "share of the peak left at the end", at_least=0.0, at_most=1.0)
     weight_decay: float = setting(0.1, "decoupled decay, times the learning rate", at_least=0.0)
-    decay_embeddings: bool = setting(False, "decay the input embedding too")
     b1: float = setting(0.9, "decay of Adam's first moment", at_least=0.0, below=1.0)
     b2: float = setting(0.95, "decay of Adam's second moment", at_least=0.0, below=1.0)
     mu_dtype: str = setting(
         "float32", "type in which first moments are kept", choices=("bfloat16", "float32"), **_OF_STATES
     )
     momentum: float = setting(0.95, "decay of Muon's mean of gradients", at_least=0.0, below=1.0)
-    update_rms: float = setting(
-        0.2, "root mean square of Muon's update before the learning rate; 0.2 is like Adam's", above=0.0
-    )
     eps: float = setting(1e-8, "added to the root of Adam's second moment", above=0.0)
     clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
     accumulation: int = setting(
@@ -253,12 +253,11 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: int) -> np.fl
     return np.float32(config.learning_rate * warm * share)
 
 
-def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
-    """Which parameters decay: matrices, embeddings only if configured, and never a norm or a bias."""
+def decay_mask(params: Mapping[str, Any]) -> dict[str, bool]:
+    """Which parameters decay: matrices, but no embedding, norm or bias."""
 
     def decays(name: str, axes: int) -> bool:
-        matrix = axes >= 2 and not name.endswith("/bias")
-        return matrix and (config.decay_embeddings or not name.startswith("embed"))
+        return axes >= 2 and not name.endswith("/bias") and not name.startswith("embed")
 
     return {name: decays(name, leaf.ndim - is_stack(name)) for name, leaf in params.items()}
 
@@ -298,10 +297,9 @@ def make_inner_optimizer(
         parts.append(optax.clip_by_global_norm(config.clip_norm))
     scaled = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype)
     if config.optimizer == "muon":
-        scaled = muon(axes, config.momentum, config.mu_dtype, config.update_rms, scaled, shardings)
+        scaled = muon(axes, config.momentum, config.mu_dtype, scaled, shardings)
     parts.append(scaled)
     if config.weight_decay:
-        mask = functools.partial(decay_mask, config)
-        parts.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
+        parts.append(optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
     parts.append(scale_by_rate())
     return optax.with_extra_args_support(optax.chain(*parts))

@@ -9,7 +9,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.calendar import Calendar
-from ddiloco.virtual.learner_process import Place, VirtualLearner
+from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
 from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
 from ddiloco.virtual.syncer_process import VirtualSyncer
@@ -27,7 +27,7 @@ class Fleet:
         self,
         policy: SyncPolicy,
         total_steps: int | None,
-        places: Mapping[int, Place],
+        places: Mapping[int, VirtualPlace],
         learner_arrays: Callable[[int], LearnerArrays],
         syncer_arrays: SyncerArrays,
         *,

@@ -14,7 +14,7 @@ from ddiloco.goodput.spare_capacity import draw_extra
 from ddiloco.outer.encoding import Traffic
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import PAUSES, Change, read_trace
 from ddiloco.virtual.ports import LearnerArrays, Observer, SyncerArrays
@@ -179,7 +179,7 @@ def make_fleet(
         )
         return Link(quality, random.Random(f"{experiment.seed} {direction} {learner}"))
 
-    places = {m: Place(times[m], link(m, "up"), link(m, "down"), chips[m]) for m in range(len(times))}
+    places = {m: VirtualPlace(times[m], link(m, "up"), link(m, "down"), chips[m]) for m in range(len(times))}
     fleet = Fleet(
         experiment.sync,
         total_steps,

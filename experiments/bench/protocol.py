@@ -16,7 +16,7 @@ from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer
@@ -70,9 +70,9 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, i
     policy = SyncPolicy(num_learners=learners, num_fragments=fragments, overlap=8, quorum=learners // 2)
     rng, sizes = random.Random(0), (0,) * fragments
 
-    def place() -> Place:
+    def place() -> VirtualPlace:
         links = (Link(LinkQuality(latency=0.1), rng) for _ in range(2))
-        return Place(lambda: 1.0 + 0.1 * rng.random(), *links)
+        return VirtualPlace(lambda: 1.0 + 0.1 * rng.random(), *links)
 
     places, nothing = {m: place() for m in range(learners)}, CountingSyncer(Traffic(sizes, sizes, sizes))
     fleet = Fleet(

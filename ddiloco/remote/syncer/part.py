@@ -35,6 +35,7 @@ from ddiloco.roles.snapshots.messages import CutBegun, CutOver
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.schema import codec
+from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for threads to end
@@ -66,9 +67,7 @@ class PartServer:
         self._unnamed: set[str] = set()  # those that a new connection to the authority has yet to name
         self._attached: set[str] = set()  # sessions to which a learner has come
         self._newest = NewestFragments()
-        self._calls = FragmentCalls(
-            terms, self._find, worker.send, worker.take_offer, uplink.record, listening.handshake
-        )
+        self._calls = FragmentCalls(terms, self._find, worker.send, worker.take_offer, uplink.record)
 
     def start(self) -> None:
         """Answers from now on."""
@@ -273,7 +272,7 @@ class PartRun:
         tell, patience = uplink.tell_of_fragments, e.sync.offer_timeout
         recording = FragmentsRecording(place.part, self._own, epoch, self._writer, tell, patience)
         worker.take_part_in_snapshots(recording)
-        server = PartServer(self._terms, self._security, self._listening, worker, uplink, e.remote.handshake)
+        server = PartServer(self._terms, self._security, self._listening, worker, uplink, HANDSHAKE)
         uplink.mark = mark
         self._worker, self._server = worker, server
         worker.start()

@@ -107,7 +107,7 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        self._calls = FragmentCalls(terms, self._find, send, take_offer, record, listening.handshake)
+        self._calls = FragmentCalls(terms, self._find, send, take_offer, record)
         self._management = management or Management(security, terms.most_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {

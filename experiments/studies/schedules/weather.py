@@ -12,7 +12,7 @@ from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place, VirtualLearner
+from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
 from ddiloco.virtual.syncer_process import VirtualSyncer
@@ -121,9 +121,9 @@ class WeatheredFleet(Fleet):
     def _skips(self) -> bool:
         return bool(self.weather.skipped) and self._rng.random() < self.weather.skipped
 
-    def _place(self) -> Place:
+    def _place(self) -> VirtualPlace:
         weather, rng = self.weather, self._rng
         mean = 1 + rng.random() * weather.speed_spread
         latency = rng.random() * weather.far if weather.far else 0.0
         links = (Link(weather.link(latency), rng), Link(weather.link(latency), rng))
-        return Place(lambda: mean * (1 + weather.jitter * rng.random()), *links)
+        return VirtualPlace(lambda: mean * (1 + weather.jitter * rng.random()), *links)

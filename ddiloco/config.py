@@ -85,18 +85,13 @@ def leaves(settings: Any, prefix: str = "", around: Mapping[str, Any] = _UNMARKE
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "config") -> T:
     """Makes a dataclass from nested mappings (a ConfigDict or parsed JSON), checking every field.
 
-    A class may have REMOVED: by name of a setting of an earlier version, what holds in its place.
-
     Raises:
       ConfigError: an unknown or missing field, a value of another type, or one outside its bounds.
     """
     if not hasattr(values, "items"):
         raise ConfigError(f"{prefix}: is {values!r}, but is a group of settings")
     known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    removed = getattr(cls, "REMOVED", {})
     for name in values:
-        if name in removed:
-            raise ConfigError(f"{prefix}.{name}: is a setting no more: {removed[name]}")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"

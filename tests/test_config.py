@@ -38,7 +38,6 @@ class Boat:
     berths: tuple[int, ...] = setting((), "by cabin", at_least=1)
     trim: typing.Any = setting(None, "anything")
     engine: Engine = section(Engine)
-    REMOVED: typing.ClassVar[typing.Mapping[str, str]] = {"oars": "there are two"}
 
     def __post_init__(self):
         if self.kind == "ferry" and self.seats < 2:
@@ -46,7 +45,6 @@ class Boat:
 
 
 WRONG = [
-    ({"oars": 2}, "config.oars: is a setting no more: there are two"),
     ({"nam": "x"}, "config.nam: no such setting; did you mean name?"),
     (
         {"zzz": 1},

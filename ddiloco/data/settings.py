@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ddiloco.config import setting
 
@@ -95,8 +94,6 @@ class RecordsConfig:
 class DataConfig(RecordsConfig):
     """Which text is read, and how it becomes tokens and rows."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {"held_out_pool": "it is of 4,194,304 tokens"}
-
     name: str = setting(
         "stdlib_text",
         "stdlib_text (built here), any TFDS data set such as c4/en, or files of one's own: /data/*.jsonl",
@@ -173,7 +170,3 @@ class ClassificationConfig(ImagesConfig):
 @dataclasses.dataclass(frozen=True)
 class CanvasConfig(ImagesConfig):
     """Canvases of several images of digits side by side, and their captions."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("fewest_digits", "most_digits"), "a canvas has one to three"
-    )

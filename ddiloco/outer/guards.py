@@ -16,7 +16,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -88,11 +88,6 @@ class GuardConfig:
     gates: tuple[str, ...] = setting(
         ("tokens", "norm", "direction"), "what offers are judged by; (): all that are finite are merged"
     )
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "warm_up": f"it is {_WARM_UP}",
-        "strikes": f"there are {_STRIKES}",
-        "release": f"it is after {_RELEASE} offers",
-    }
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.gates if name not in GATES]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -155,8 +155,6 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 @dataclasses.dataclass(frozen=True)
 class OuterConfig:
     """How learners' fragments become the next global model."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {"split_large": "large tensors are cut along their rows"}
 
     fragmentation: str = setting(
         "balanced", "how tensors are divided into fragments", choices=tuple(STRATEGIES), **_OF_FRAGMENTS

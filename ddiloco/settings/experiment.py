@@ -11,7 +11,7 @@ from ddiloco.models import MODELS, model_of, name_of
 from ddiloco.observe.writers import NEEDS
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.settings import loop
+from ddiloco.settings import loop, removed
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.saving import SnapshotConfig, TapeConfig
@@ -333,6 +333,7 @@ class Experiment:
 
 def parse(config: Mapping[str, Any]) -> Experiment:
     """An Experiment from a ConfigDict or from what `to_json` gave; raises ConfigError, in one line."""
+    removed.check(config)
     values = dict(config.items())
     model = dict(values.pop("model", {}).items())
     name = model.pop("name", "dense")

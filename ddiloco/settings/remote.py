@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import ClassVar
 
 from ddiloco.config import setting
 
@@ -15,8 +13,6 @@ HANDSHAKE = 20.0
 @dataclasses.dataclass(frozen=True)
 class RemoteConfig:
     """How the processes of learners and syncer stay connected and are restarted."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {"handshake": f"joining may take {HANDSHAKE:g} s"}
 
     hosts: tuple[int, ...] = setting(
         (),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import ClassVar
 
 from ddiloco.config import setting
 
@@ -12,8 +10,6 @@ from ddiloco.config import setting
 @dataclasses.dataclass(frozen=True)
 class TapeConfig:
     """Whether a run can be replayed."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {"max_gib": "a process's tape ends at 4 GiB, with an alarm"}
 
     enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
 

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -209,11 +209,6 @@ _OF_STATES = Marks(may_change="never", because="the learners' inner states have 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig:
     """Settings of the inner optimizer and of the loss that it minimises."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "decay_embeddings": "the input embedding does not decay",
-        "update_rms": f"it is {_UPDATE_RMS}",
-    }
 
     optimizer: str = setting(
         "adamw",

@@ -15,7 +15,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
@@ -76,7 +76,7 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, i
 
     places, nothing = {m: place() for m in range(learners)}, CountingSyncer(Traffic(sizes, sizes, sizes))
     fleet = Fleet(
-        policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, merge_time=lambda: 0.1
+        policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, takes=Durations(lambda: 0.1)
     )
     fleet.live(Change(rng.random(), m, "join") for m in range(learners))
     core = fleet.syncer.core = _Timed(policy)

@@ -23,7 +23,7 @@ OVERLAP = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class SyncerHost:
     """A machine of the syncer; by default a common one of a cloud, which is stated, not measured.
 
     Attributes:
@@ -112,7 +112,7 @@ class SyncerNeeds(NamedTuple):
         return max(self.hosts.values())
 
 
-def needs(run: LargeRun, rates: Rates, host: Machine) -> SyncerNeeds:
+def needs(run: LargeRun, rates: Rates, host: SyncerHost) -> SyncerNeeds:
     """Closed forms; the round's stages follow one another, its learners and merge use all cores."""
     size, offered = run.fragment, run.learners * run.fragment
     kept = 3 if run.down == "f32" else 4  # two versions, momentum, and what the update codec left out
@@ -142,7 +142,7 @@ RUNS = (
 """Step times of 70B and 1T are stated: of learners that are large enough for them."""
 
 
-def table(rows: Sequence[Mapping[str, Any]], host: Machine) -> str:
+def table(rows: Sequence[Mapping[str, Any]], host: SyncerHost) -> str:
     """Markdown: what each run needs with each pair of codecs that was measured."""
     names = ["run", "codecs", "GB/s in", "out", "durable", "cores", "host memory"]
     names += ["S by cores, network, disk, memory", "**S**", "a round takes", "P for two steps"]
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
     path = pathlib.Path(arguments[1])
     with cli.reaching("file", path):
         text = path.read_text()
-    print(table(json.loads(text)["rows"], Machine()))
+    print(table(json.loads(text)["rows"], SyncerHost()))
     return 0
 
 

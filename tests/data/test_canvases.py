@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ddiloco.config import ConfigError, build
+from ddiloco.config import ConfigError
 from ddiloco.data.batches import Selection
 from ddiloco.data.images import (
     WORDS,
@@ -110,5 +110,3 @@ def test_what_does_not_fit_is_told_in_one_line(config):
         ConfigError, match=r"config.model: its canvas of 12 x 20 has no room for 3 images of 8 x 8"
     ):
         batches(config, shape=(12, 20, 1))
-    with pytest.raises(ConfigError, match=r"config.fewest_digits: is a setting no more: a canvas has one to"):
-        build(CanvasConfig, {"fewest_digits": 4})

@@ -6,10 +6,10 @@ import pytest
 
 from experiments.bench import syncer_processes
 from experiments.bench.syncer_processes import PlayedTraffic
-from experiments.studies.syncer_scale import RUNS, LargeRun, Machine, Rates, needs, table
+from experiments.studies.syncer_scale import RUNS, LargeRun, Rates, SyncerHost, needs, table
 
 RUN = LargeRun("hundred", 2.4e9, step_seconds=2.0, up="f32", down="f32")  # fragments of 400 MB
-HOST = Machine(cores=10, network=1e9, disk=2e8, memory=1e10)
+HOST = SyncerHost(cores=10, network=1e9, disk=2e8, memory=1e10)
 RATES = Rates(exchange=2e-9, merge=1e-9, disk=5e-9)
 ROW = {
     "name": "f32/f32 merge",
@@ -50,7 +50,7 @@ def test_rates_are_those_of_a_row():
 
 def test_the_table_has_a_line_for_each_run_and_pair_of_codecs():
     lines = table(
-        [ROW, {**ROW, "name": "f32/f32 disk"}, {**ROW, "name": "int4/int8 merge"}], Machine()
+        [ROW, {**ROW, "name": "f32/f32 disk"}, {**ROW, "name": "int4/int8 merge"}], SyncerHost()
     ).splitlines()
     assert len(lines) == 2 + len(RUNS) * 2
     assert {line.count("|") for line in lines} == {12}

@@ -9,7 +9,7 @@ from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
@@ -115,9 +115,7 @@ def small_fleet(
         {learner: place(learner) for learner in range(policy.num_learners)},
         learner_arrays,
         LeavingOut(sizes or (0,) * policy.num_fragments, left_out),
-        merge_time=lambda: merge_seconds,
-        notice_seconds=notice,
-        recovery_seconds=recovery,
+        takes=Durations(lambda: merge_seconds, notice, recovery),
         observer=observer or told,
         make_syncer=make_syncer,
     )

@@ -19,7 +19,7 @@ from ddiloco.observe import records
 from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import zeros
 from ddiloco.protocol.parts import Part, fragments_of
-from ddiloco.remote.syncer.downlink import NewestFragments
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.session import Session
@@ -85,8 +85,8 @@ class PartServer:
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
 
-        hosts = {"hosts": opened.hosts, "room": self._terms.room(learner)}
-        session = Session(name, learner, opened.process, self._newest, moved=moved, **hosts)
+        down = Downlink(self._newest, moved, opened.hosts)
+        session = Session(name, learner, opened.process, down, room=self._terms.room(learner))
         with self._change:
             self._sessions[name] = session
             self._change.notify_all()

@@ -12,7 +12,7 @@ import grpc
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.admission import LEAP, Admission
-from ddiloco.remote.syncer.downlink import NewestFragments
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
@@ -275,9 +275,8 @@ class SyncerServer:
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
-        whose = name, hello.learner, hello.process
-        hosts = max(1, hello.hosts), self._terms.room(hello.learner)
-        session = Session(*whose, self._newest, donor, caller, moved, *hosts)
+        down, room = Downlink(self._newest, moved, max(1, hello.hosts)), self._terms.room(hello.learner)
+        session = Session(name, hello.learner, hello.process, down, donor, caller, room)
         session.newest_incarnation = max(known, hello.process)
         self.intake.joined(hello.learner, hello.process, newer=0 < known < hello.process)
         with self._lock:

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 import numpy as np
@@ -15,7 +15,7 @@ from ddiloco.outer.blocks import Blocks, Cut, Gathered
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
-from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
+from ddiloco.remote.syncer.downlink import Downlink
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import HOST_KEY, WireError, metadata_value
 from ddiloco.remote.wire.event_messages import from_syncer
@@ -92,19 +92,14 @@ class Session:
         name: str,
         learner: int,
         process: int,
-        newest: NewestFragments,
+        down: Downlink,
         donor: str | None = None,
         caller: Caller = UNKNOWN,
-        moved: Callable[[int], None] = lambda size: None,
-        hosts: int = 1,
         room: int = 1,
     ) -> None:
-        """`name` is known only to this learner's process. `moved`, `hosts`: as a Downlink's.
-
-        `room`: the hosts for whose calls there is room.
-        """
-        self.hosts, self._most_calls = hosts, MOST_CALLS * room
-        self.offers = HostOffers(hosts) if hosts > 1 else None  # puts together what they send
+        """`name` is known only to this learner's process. `room`: the hosts for whose calls there is room."""
+        self.down, self.hosts, self._most_calls = down, down.hosts, MOST_CALLS * room
+        self.offers = HostOffers(self.hosts) if self.hosts > 1 else None  # puts together what they send
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.caller = caller
@@ -113,7 +108,6 @@ class Session:
         self.counted = 0  # the newest incarnation that takes part, by the syncer's word
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
-        self.down = Downlink(newest, moved, self.hosts)
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState, DurableStateError
-from ddiloco.launch.all_roles import run_all
+from ddiloco.launch.all_roles import FailureStudy, run_all
 from ddiloco.observe.files import read_json
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
@@ -66,8 +66,8 @@ def run(
     arguments = [*cli.config_arguments(), *overrides]
     try:
         played = dict.fromkeys(range(honest, experiment.sync.num_learners), HOSTILE)
-        hooks = {"observe": watch.observe, "route": watch.route, "played": played}
-        code = run_all(experiment, arguments, workdir, stop, cli.tell, **hooks)
+        study = FailureStudy(watch.observe, watch.route, played)
+        code = run_all(experiment, arguments, workdir, stop, cli.tell, study=study)
     finally:
         over.set()
         struck.wait()

@@ -11,7 +11,7 @@ from ddiloco.outer.encoding import InvalidContribution, Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
@@ -86,7 +86,7 @@ class WeatheredFleet(Fleet):
             places,
             lambda learner: CountingLearner(lambda: rng.randint(1, 100), self._skips),
             self._doubtful,
-            merge_time=lambda: rng.expovariate(1 / weather.merge_time),
+            takes=Durations(lambda: rng.expovariate(1 / weather.merge_time)),
             observer=observer,
             make_syncer=functools.partial(PartedSyncer, parts=parts, rng=rng) if parts > 1 else VirtualSyncer,
         )

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.from_settings import spread
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
@@ -74,7 +74,7 @@ def run(
         {learner: place(learner) for learner in range(learners)},
         lambda learner: CountingLearner(lambda: TOKENS),
         LeavingOut((0,) * fragments, refused),
-        merge_time=lambda: merge,
+        takes=Durations(lambda: merge),
         observer=watch,
     )
     join_all(fleet, starts or [0.0] * learners)

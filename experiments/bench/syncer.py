@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench.another_process import another_process, heard
 from experiments.bench.durability import write
 from experiments.bench.measuring import medians, row
-from experiments.bench.processes import another_process, heard
 from experiments.bench.syncer_processes import Played, PlayedTraffic, play
 from experiments.bench.wire import receive
 

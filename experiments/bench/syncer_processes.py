@@ -33,8 +33,8 @@ from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, parse
 from ddiloco.training import platform
+from experiments.bench.another_process import PATIENCE, another_process, heard
 from experiments.bench.measuring import Seconds, processor_seconds, resident_bytes
-from experiments.bench.processes import PATIENCE, another_process, heard
 from experiments.front import cli
 
 TOKENS = 1  # of a step, as learners claim

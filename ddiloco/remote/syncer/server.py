@@ -31,26 +31,6 @@ from ddiloco.roles.exchange import Leave
 from ddiloco.roles.links import LearnerLink
 from ddiloco.roles.snapshots.messages import SnapshotMessage
 
-
-class Allowances:
-    """By learner, a bucket that fills up again; for several threads."""
-
-    def __init__(self, most: float, a_second: float) -> None:
-        """`most`: at once. `a_second`: how many a second brings back."""
-        self._most, self._a_second = most, a_second
-        self._lock = threading.Lock()
-        self._left: dict[int, tuple[float, float]] = {}  # by learner: how many, and when
-
-    def take(self, learner: int, now: float, cost: float = 1.0) -> bool:
-        """Whether it may once more; `now` in monotonic seconds. What costs more than all only empties it."""
-        with self._lock:
-            left, then = self._left.get(learner, (self._most, now))
-            left = min(self._most, left + (now - then) * self._a_second)
-            enough = left >= min(cost, self._most)
-            self._left[learner] = (max(0.0, left - cost) if enough else left, now)
-            return enough
-
-
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
 JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
@@ -406,3 +386,22 @@ class SyncerServer:
 
     def _alarm(self, sentence: str) -> None:
         self._record(records.Alarm(sentence, time.time()))
+
+
+class Allowances:
+    """By learner, a bucket that fills up again; for several threads."""
+
+    def __init__(self, most: float, a_second: float) -> None:
+        """`most`: at once. `a_second`: how many a second brings back."""
+        self._most, self._a_second = most, a_second
+        self._lock = threading.Lock()
+        self._left: dict[int, tuple[float, float]] = {}  # by learner: how many, and when
+
+    def take(self, learner: int, now: float, cost: float = 1.0) -> bool:
+        """Whether it may once more; `now` in monotonic seconds. What costs more than all only empties it."""
+        with self._lock:
+            left, then = self._left.get(learner, (self._most, now))
+            left = min(self._most, left + (now - then) * self._a_second)
+            enough = left >= min(cost, self._most)
+            self._left[learner] = (max(0.0, left - cost) if enough else left, now)
+            return enough

@@ -19,7 +19,7 @@ from experiments.studies.chaos import aftermath
 from experiments.studies.chaos.killer import Journal, Killer
 from experiments.studies.chaos.processes import DEEDS, HOSTILE, SYNCER, PlannedFault, learner_name
 from experiments.studies.chaos.proxy import Proxy
-from experiments.studies.chaos.traces import Trace, read_trace
+from experiments.studies.chaos.run_files import Trace, read_trace
 
 _LOOK = 0.2  # seconds between two looks at whether all learners step
 

@@ -96,7 +96,7 @@ _PASSED_ON = ("JAX_", "LIBTPU_", "TFDS_", "XLA_")  # variables that every proces
 
 def main(_) -> int:
     from ddiloco.config import ConfigError
-    from ddiloco.launch.plan import Fleet
+    from ddiloco.launch.plan import LaunchedRun
 
     if not _LAUNCHER.value:
         raise cli.UsageError(f"launcher: is missing; give --launcher={'|'.join(_ENGINES)}")
@@ -107,7 +107,7 @@ def main(_) -> int:
     if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every):
         must = f"must be 0 with --launcher={_LAUNCHER.value}: its learners do not share the syncer's workdir"
         raise ConfigError(f"config.snapshot.every: is {every}, but {must}")
-    fleet = Fleet(
+    fleet = LaunchedRun(
         _NAME.value,
         [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
         experiment.most_learners,

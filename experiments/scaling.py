@@ -26,7 +26,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of these samples.", lower_bound=0)
 def main(_) -> int:
     from experiments.studies.scaling import figure, study
     from experiments.studies.scaling.measurements import ScalingError
-    from experiments.studies.scaling.report import report
+    from experiments.studies.scaling.tables import report
 
     folders, output = cli.given(_SWEEP), cli.given(_OUTPUT)
     losses, *others = [read_sweep(pathlib.Path(folder)) for folder in folders]

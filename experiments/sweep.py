@@ -52,7 +52,7 @@ def main(_) -> int:
         runs.refuse_idle(sweep.points[0], planned, "sweep: ")
     output = cli.made_folder("output", folder)
 
-    def gather(_: runs.Run | None = None) -> None:
+    def gather(_: runs.PlannedRun | None = None) -> None:
         rows: list[dict[str, Any]] = []
         for given, run in zip(sweep.points, planned, strict=True):
             if run.lacks() is None:

@@ -45,7 +45,7 @@ def main(_) -> int:
     if set(choosing) & set(reporting):
         raise cli.UsageError("tuning_seeds: a seed that chooses must not be reported")
     output = pathlib.Path(_OUTPUT.value or runs.default_output("tune", _CONFIG.value))
-    planned: list[runs.Run] = []
+    planned: list[runs.PlannedRun] = []
     for row in plan.rows:  # before any run starts
         tuning.check_free(row, [name for name, _ in _GIVEN])
         for point in tuning.each_value(row):
@@ -59,22 +59,22 @@ def main(_) -> int:
     rows = []
     for one in tuned:
         by_seed = _planned(one.row, one.best, {}, reporting, output / "reported")
-        rows.append(comparison.Row(one.row.label, {}, by_seed, one.row.against))
+        rows.append(comparison.ComparisonRow(one.row.label, {}, by_seed, one.row.against))
     status = comparison.carry_out(rows, _JOBS.value, output, "tune")
     return runs.tell_failed(failed) or status
 
 
-Climb = Iterator[list[runs.Run]]
+Climb = Iterator[list[runs.PlannedRun]]
 
 
 def _climbed(
-    plan: tuning.Plan, seeds: list[int], output: pathlib.Path
+    plan: tuning.TuningPlan, seeds: list[int], output: pathlib.Path
 ) -> tuple[list[tuning.Tuned], list[str]]:
     """The end of every row's climb, and the runs that failed on the way; rows climb side by side."""
     tuned: dict[str, tuning.Tuned] = {}
     waits: dict[str, Climb] = {}  # by run, the climb that goes on once it has no other here
 
-    def on(climb: Climb) -> list[runs.Run]:
+    def on(climb: Climb) -> list[runs.PlannedRun]:
         """The runs that the next point lacks, of those at which some lack; empty at the climb's end."""
         for planned in climb:
             missing = [run for run in planned if run.lacks() is not None]
@@ -83,7 +83,7 @@ def _climbed(
                 return missing
         return []
 
-    def ended(run: runs.Run) -> list[runs.Run]:
+    def ended(run: runs.PlannedRun) -> list[runs.PlannedRun]:
         climb = waits.pop(run.name)
         return [] if climb in waits.values() else on(climb)
 
@@ -93,7 +93,11 @@ def _climbed(
 
 
 def _climb(
-    row: tuning.Row, plan: tuning.Plan, seeds: list[int], output: pathlib.Path, tuned: dict[str, tuning.Tuned]
+    row: tuning.TuningRow,
+    plan: tuning.TuningPlan,
+    seeds: list[int],
+    output: pathlib.Path,
+    tuned: dict[str, tuning.Tuned],
 ) -> Climb:
     """A row's runs, point by point, by the losses of those before; what came of it goes into `tuned`."""
     climb = tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together)
@@ -113,8 +117,12 @@ def _climb(
 
 
 def _planned(
-    row: tuning.Row, point: tuning.Point, changes: Mapping[str, Any], seeds: list[int], output: pathlib.Path
-) -> dict[int, runs.Run]:
+    row: tuning.TuningRow,
+    point: tuning.Point,
+    changes: Mapping[str, Any],
+    seeds: list[int],
+    output: pathlib.Path,
+) -> dict[int, runs.PlannedRun]:
     """The runs of a row at a point, one for each seed."""
     path, at = _CONFIG.value.partition(":")[0], dict(zip(row.axes, point, strict=True))
     place = grid.point_name(at)

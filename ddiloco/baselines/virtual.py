@@ -25,7 +25,7 @@ _BACKWARD_SHARE = 2 / 3  # of a step's time; it has twice the operations of the 
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
+class JobPhase:
     """What the job's chips do from `time` on, and how fast: a `pace` of 1 is that of a whole steady fleet."""
 
     time: float  # virtual seconds
@@ -34,7 +34,7 @@ class Phase:
     states: tuple[tuple[int, State, int], ...] = ()  # of every learner in the metrics: state and chips
 
 
-def phases(experiment: Experiment, exchange: float = 0.0) -> list[Phase]:
+def phases(experiment: Experiment, exchange: float = 0.0) -> list[JobPhase]:
     """The phases of the job, from time 0 on; it meets the same failures as a fleet of learners.
 
     `exchange`: seconds that an exchange of gradients takes.
@@ -45,7 +45,7 @@ def phases(experiment: Experiment, exchange: float = 0.0) -> list[Phase]:
         return list(_failing(experiment, chips, until))
     if v.lives == "spare_capacity":
         return list(_scavenging(experiment, chips, until))
-    return [Phase(0.0, State.STEPPING, 1.0, ((0, State.STEPPING, chips[0]),))]
+    return [JobPhase(0.0, State.STEPPING, 1.0, ((0, State.STEPPING, chips[0]),))]
 
 
 class StandsStill(Exception):
@@ -215,7 +215,7 @@ def steps_within(experiment: Experiment, num_params: int, seconds: float) -> int
     return max(1, steps)
 
 
-def _failing(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[Phase]:
+def _failing(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[JobPhase]:
     spares = tuple((job, State.STANDBY, chips[job]) for job in chips if job)
     fleet = sum(chips.values())  # what spares could do is missing
     for change in fleet_changes(experiment, until):
@@ -223,10 +223,10 @@ def _failing(experiment: Experiment, chips: Mapping[int, int], until: float) -> 
             continue
         pace = change.chips / fleet if change.state is State.STEPPING else 0.0
         states = ((0, change.state, change.chips), *spares)
-        yield Phase(change.time, change.state, pace, states)
+        yield JobPhase(change.time, change.state, pace, states)
 
 
-def _scavenging(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[Phase]:
+def _scavenging(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[JobPhase]:
     """When chips come or go, all stand still for `resize_seconds`; further changes wait that long."""
     v, learners = experiment.virtual, experiment.sync.num_learners
     drawn = draw_extra(v.spare_capacity, learners, experiment.seed, until)
@@ -246,6 +246,6 @@ def _scavenging(experiment: Experiment, chips: Mapping[int, int], until: float) 
             return ((0, state, chips[0]), *present)
 
         if i:
-            yield Phase(begin, State.RECONFIGURING, 0.0, states(State.RECONFIGURING))
+            yield JobPhase(begin, State.RECONFIGURING, 0.0, states(State.RECONFIGURING))
         free_at = begin + (v.resize_seconds if i else 0.0)
-        yield Phase(free_at, State.STEPPING, 1.0 + count / learners, states(State.STEPPING))
+        yield JobPhase(free_at, State.STEPPING, 1.0 + count / learners, states(State.STEPPING))

@@ -1,4 +1,4 @@
-"""Batches of labelled images: cropped, augmented, resized.
+"""Batches of labelled images, cropped, augmented and resized; and of canvases, several with a caption.
 
 Images stay uint8 up to the devices, a quarter of the bytes of float32; the model normalises them.
 """
@@ -6,21 +6,76 @@ Images stay uint8 up to the devices, a quarter of the bytes of float32; the mode
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import grain
 import numpy as np
 from PIL import Image
 
 from ddiloco.config import ConfigError
-from ddiloco.data.batches import Batch, Batches, Selection
-from ddiloco.data.examples import (
-    Example,
-    Record,
-    held_out_examples,
-    make_example_batches,
-)
-from ddiloco.data.settings import ClassificationConfig
+from ddiloco.data.batches import Batch, Batches, Selection, make_batches
+from ddiloco.data.errors import DataError
+from ddiloco.data.settings import CanvasConfig, ClassificationConfig, ImagesConfig
 from ddiloco.data.sources import ImageSource, open_images
+from ddiloco.data.tokenizers import ByteTokenizer
+
+Example = dict[str, Any]
+Record = dict[str, Any]
+
+
+class Examples:
+    """The endless examples of one shard; their position is the number of the next one."""
+
+    def __init__(self, example: Callable[[int], Example]) -> None:
+        """`example` gives example n = 0, 1, ... without end, the same one each time."""
+        self._example = example
+        self.position = 0
+
+    def take(self, count: int) -> Batch:
+        """The next `count` examples, stacked."""
+        found = [self._example(n) for n in range(self.position, self.position + count)]
+        self.position += count
+        return {name: np.stack([example[name] for example in found]) for name in found[0]}
+
+
+def make_example_batches(
+    config: ImagesConfig,
+    source: ImageSource,
+    selection: Selection,
+    example: Callable[[Record, Sequence[Record], np.random.Generator], Example],
+    identity: dict[str, Any],
+) -> Batches:
+    """The endless training batches of the selected shards.
+
+    Example n of a shard is made from the shard's n-th record and from random numbers that depend on seed,
+    shard and n alone: `example` is (record, all records of the shard, random numbers) -> the arrays of one
+    row. Otherwise as `make_batches`.
+    """
+
+    def read(order: grain.MapDataset, records: grain.MapDataset, seed: int) -> grain.MapDataset:
+        return order.random_map(lambda record, rng: example(record, records, rng), seed=seed)
+
+    identity = {"data_set": source.full_name, **identity}
+    return make_batches(config, source, selection, read, lambda made, _: Examples(made), identity)
+
+
+def held_out_examples(
+    example: Callable[[int], Example], available: int, batch_size: int, num_batches: int
+) -> list[Batch]:
+    """Batches of examples evenly spaced over 0 .. available - 1, each at most once.
+
+    With fewer examples there are fewer batches, the last one filled up with zeros, `weights` too.
+    """
+    wanted = min(batch_size * num_batches, available)
+    found = [example(i * available // wanted) for i in range(wanted)]
+    empty = {name: np.zeros_like(array) for name, array in found[0].items()}
+    found += [empty] * (-wanted % batch_size)
+    return [
+        {name: np.stack([row[name] for row in found[start : start + batch_size]]) for name in empty}
+        for start in range(0, len(found), batch_size)
+    ]
+
 
 _ASPECTS = (3 / 4, 4 / 3)  # of parts of an image, width over height
 _TRIES = 10  # to find a part that fits
@@ -143,5 +198,104 @@ def _open(config: ClassificationConfig, split: str, channels: int, num_classes: 
     if source.num_classes > num_classes:
         raise ConfigError(
             f"config.model.num_classes: is {num_classes}, but {source.full_name} has {source.num_classes}"
+        )
+    return source
+
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = 1, 3  # on a canvas, at least and at most
+
+
+def caption_length(config: CanvasConfig) -> int:
+    """The tokens, L, of the longest caption: its bytes and one that ends it."""
+    return len(caption([3] * DIGITS[1])) + 1
+
+
+def caption(labels: Sequence[int]) -> str:
+    """The digits in words, from left to right: `four two seven`."""
+    return " ".join(WORDS[label] for label in labels)
+
+
+def make_canvas_batches(config: CanvasConfig, shape: tuple[int, int, int], selection: Selection) -> Batches:
+    """The endless training batches of the selected shards.
+
+    Each canvas holds the shard's next image, and others of the shard drawn at random. A batch has `image`
+    (B, *shape) uint8, and (B, L) int32 `inputs` (begin of sequence and the caption's bytes), `targets` (the
+    caption's bytes and end of sequence) and `weights` (1 where a target counts).
+
+    Raises:
+      ConfigError: the digits do not fit on the canvas.
+      DataError: the data set cannot be opened, has labels other than digits, or fewer images than shards.
+    """
+    source = _open_digits(config, config.train_split, shape)
+
+    def example(record: Record, others: Sequence[Record], rng: np.random.Generator) -> Example:
+        return _canvas(record, others, config, shape, rng)
+
+    identity = {"canvas": [*shape, *DIGITS]}
+    return make_example_batches(config, source, selection, example, identity)
+
+
+def held_out_canvases(
+    config: CanvasConfig, shape: tuple[int, int, int], batch_size: int, num_batches: int
+) -> list[Batch]:
+    """The held-out batches, the same for every learner: canvases of images of the eval split alone.
+
+    At most one canvas for each image of the split. Raises as `make_canvas_batches` does.
+    """
+    source = _open_digits(config, config.eval_split, shape)
+
+    def example(index: int) -> Example:
+        rng = np.random.default_rng([0, index])
+        return _canvas(source[index], source, config, shape, rng)
+
+    return held_out_examples(example, len(source), batch_size, num_batches)
+
+
+def drawn(digits: Sequence[np.ndarray], shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
+    """A black canvas (H, W, C) uint8 with these images (h, w, C) from left to right, at random places."""
+    canvas = np.zeros(shape, np.uint8)
+    free = shape[1] - sum(digit.shape[1] for digit in digits)
+    gaps = np.sort(rng.integers(0, free + 1, len(digits)))
+    left = 0
+    for digit, gap in zip(digits, gaps, strict=True):
+        height, width = digit.shape[:2]
+        top = rng.integers(0, shape[0] - height + 1)
+        canvas[top : top + height, left + gap : left + gap + width] = digit
+        left += width
+    return canvas
+
+
+def _canvas(
+    record: Record,
+    others: Sequence[Record],
+    config: CanvasConfig,
+    shape: tuple[int, int, int],
+    rng: np.random.Generator,
+) -> Example:
+    count = int(rng.integers(DIGITS[0], DIGITS[1] + 1))
+    shown = [record, *(others[int(i)] for i in rng.integers(0, len(others), count - 1))]
+    shown = [shown[i] for i in rng.permutation(count)]
+    tokens = ByteTokenizer().encode(caption([digit["label"] for digit in shown]))
+    length, end = caption_length(config), len(tokens)
+    inputs, targets = np.full((2, length), ByteTokenizer.pad, np.int32)
+    inputs[0], inputs[1 : end + 1] = ByteTokenizer.bos, tokens
+    targets[:end], targets[end] = tokens, ByteTokenizer.eos
+    weights = (np.arange(length) <= end).astype(np.int32)
+    image = drawn([digit["image"] for digit in shown], shape, rng)
+    return {"image": image, "inputs": inputs, "targets": targets, "weights": weights}
+
+
+def _open_digits(config: CanvasConfig, split: str, shape: tuple[int, int, int]) -> ImageSource:
+    height, width, channels = shape
+    source = open_images(config, split, channels)
+    if source.num_classes != len(WORDS):
+        told = f"{config.name} has {source.num_classes} classes, but captions need ten digits"
+        raise DataError(f"config.data.name: {told}")
+    rows, columns = source[0]["image"].shape[:2]
+    if rows > height or columns * DIGITS[1] > width:
+        raise ConfigError(
+            f"config.model: its canvas of {height} x {width} has no room for {DIGITS[1]} images of "
+            f"{rows} x {columns}"
         )
     return source

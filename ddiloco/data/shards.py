@@ -27,7 +27,7 @@ Position = Any
 """JSON values: where a shard's rows are, `at`; once shards have changed, {left, epoch, at}."""
 
 
-class Span(NamedTuple):
+class ShardSpan(NamedTuple):
     """Documents `first` to `stop - 1` in the order in which a shard by itself reads all epochs."""
 
     num_shards: int
@@ -39,22 +39,22 @@ class Span(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Assignment:
+class ShardAssignment:
     """The documents that a shard reads, numbered 0, 1, ... without end: some spans, then epochs by itself."""
 
     shard: int
     num_shards: int
     records: int
     """Documents in the data set."""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[ShardSpan, ...] = ()
     epoch: int = 0
     """The first that the shard reads by itself."""
 
-    def at(self, number: int) -> Span:
+    def at(self, number: int) -> ShardSpan:
         """The document with this number, alone."""
         if number >= self._in_spans:
             own = self.epoch * self.epoch_size + number - self._in_spans
-            return Span(self.num_shards, self.shard, own, own + 1)
+            return ShardSpan(self.num_shards, self.shard, own, own + 1)
         i = bisect.bisect_right(self._ends, number)
         span = self.spans[i]
         first = span.stop - (self._ends[i] - number)
@@ -67,24 +67,24 @@ class Assignment:
             return self.epoch - 1
         return self.epoch + (number - self._in_spans) // self.epoch_size
 
-    def rest(self, begun: int) -> list[Span]:
+    def rest(self, begun: int) -> list[ShardSpan]:
         """What the first `begun` documents leave of the epoch of the last of them."""
         last = max(begun - 1, 0)
         if last < self._in_spans:
             return _cut(self.spans, begun, self._in_spans)
         own = self.epoch * self.epoch_size + begun - self._in_spans
         end = (self.epoch_of(last) + 1) * self.epoch_size
-        return [Span(self.num_shards, self.shard, own, end)] if own < end else []
+        return [ShardSpan(self.num_shards, self.shard, own, end)] if own < end else []
 
     def position(self, at: Any) -> Position:
         """The position `at` of the shard's rows, together with this assignment."""
         return {"left": [list(span) for span in self.spans], "epoch": self.epoch, "at": at}
 
-    def read(self, position: Position) -> tuple[Assignment, Any]:
+    def read(self, position: Position) -> tuple[ShardAssignment, Any]:
         """The assignment in a position of this shard, and the position of the shard's rows."""
         if not isinstance(position, Mapping):
             return dataclasses.replace(self, spans=(), epoch=0), position
-        spans = tuple(Span(*map(int, span)) for span in position["left"])
+        spans = tuple(ShardSpan(*map(int, span)) for span in position["left"])
         return dataclasses.replace(self, spans=spans, epoch=int(position["epoch"])), position["at"]
 
     @functools.cached_property
@@ -162,7 +162,7 @@ class ShardStream:
         count: int = 0,
     ) -> None:
         self._by_itself = functools.cache(by_itself)
-        self._initial = self._assignment = Assignment(shard, num_shards, records)
+        self._initial = self._assignment = ShardAssignment(shard, num_shards, records)
         self._ahead = Ahead(self._document, pool, count)
         self._rows = rows(self._ahead)
         self._start = self._rows.position
@@ -253,9 +253,9 @@ def beside(state: Mapping[str, Any]) -> dict[str, Any]:
         shards, records = stream["num_shards"], stream["records"]
         begins = {}
         for shard, position in state["shards"].items():
-            assignment, at = Assignment(int(shard), shards, records).read(position)
+            assignment, at = ShardAssignment(int(shard), shards, records).read(position)
             epoch = max(assignment.epoch, assignment.epoch_of(max(_begun(at)[0] - 1, 0)))
-            second = Assignment(int(shard) + shards, shards, records, epoch=epoch)
+            second = ShardAssignment(int(shard) + shards, shards, records, epoch=epoch)
             begins[str(second.shard)] = second.position(None)
         return {"stream": dict(stream), "shards": begins, "batches": 0}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -281,11 +281,11 @@ def _reassigned(
     positions: Mapping[int, Position], before: int, now: int, records: int
 ) -> dict[int, Position]:
     """The positions of `now` shards, given those of some of `before` shards."""
-    half_read: list[Span] = []
-    unread: list[Span] = []
+    half_read: list[ShardSpan] = []
+    unread: list[ShardSpan] = []
     newest = 0
     for shard, position in sorted(positions.items()):
-        assignment, at = Assignment(shard, before, records).read(position)
+        assignment, at = ShardAssignment(shard, before, records).read(position)
         begun, unfinished = _begun(at)
         for number, offset in unfinished:
             span = assignment.at(number)
@@ -298,23 +298,23 @@ def _reassigned(
         newest = max(newest, assignment.epoch_of(max(begun - 1, 0)))
     missing = [shard for shard in range(before) if shard not in positions]
     if now == before:
-        fresh = {m: Assignment(m, now, records, epoch=newest).position(None) for m in missing}
+        fresh = {m: ShardAssignment(m, now, records, epoch=newest).position(None) for m in missing}
         return {**positions, **fresh}
     for shard in missing:
         size = epoch_size(records, shard, before)
-        unread.append(Span(before, shard, newest * size, (newest + 1) * size))
+        unread.append(ShardSpan(before, shard, newest * size, (newest + 1) * size))
     result = {}
     for shard in range(now):
         spans = (*_part(half_read, shard, now), *_part(unread, shard, now))
-        result[shard] = Assignment(shard, now, records, spans, newest + 1).position(None)
+        result[shard] = ShardAssignment(shard, now, records, spans, newest + 1).position(None)
     return result
 
 
 def _unread_by_both(
-    rest: Sequence[Span], shard: int, num_shards: int, records: int, second: Position
-) -> list[Span]:
+    rest: Sequence[ShardSpan], shard: int, num_shards: int, records: int, second: Position
+) -> list[ShardSpan]:
     """The part of a shard's rest that its second reader, at this position, has not read either."""
-    assignment, at = Assignment(shard + num_shards, num_shards, records).read(second)
+    assignment, at = ShardAssignment(shard + num_shards, num_shards, records).read(second)
     size = assignment.epoch_size
     first = assignment.epoch * size
     read = first + _begun(at)[0]
@@ -338,13 +338,13 @@ def _begun(at: Any) -> tuple[int, list[tuple[int, int]]]:
     return begun, [(number, offset) for number, offset in unfinished]
 
 
-def _part(spans: Sequence[Span], shard: int, num_shards: int) -> list[Span]:
+def _part(spans: Sequence[ShardSpan], shard: int, num_shards: int) -> list[ShardSpan]:
     """The shard's part of these documents; no two parts differ by more than one document."""
     total = sum(span.stop - span.first for span in spans)
     return _cut(spans, total * shard // num_shards, total * (shard + 1) // num_shards)
 
 
-def _cut(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
+def _cut(spans: Sequence[ShardSpan], start: int, stop: int) -> list[ShardSpan]:
     """The documents from `start` to `stop - 1`, counted over all these spans."""
     found, before = [], 0
     for span in spans:

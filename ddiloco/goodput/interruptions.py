@@ -45,7 +45,7 @@ def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: 
     return sorted(found, key=lambda one: (one.time, one.slice))
 
 
-class Source(Protocol):
+class InterruptionSource(Protocol):
     """Gives each job its interruptions, one after the other."""
 
     next: np.ndarray  # float [jobs]: seconds of each job's next interruption, infinite if there is none
@@ -113,7 +113,7 @@ class ListedInterruptions:
         return self._listed[jobs, at, 1], self._listed[jobs, at, 2]
 
     def resized(self, jobs: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
-        """As of `Source`; the list is the same whatever the sizes."""
+        """As of `InterruptionSource`; the list is the same whatever the sizes."""
         while (past := self._listed[jobs, self._at[jobs], 0] < now).any():
             self._at[jobs] += past
         self.next[jobs] = self._listed[jobs, self._at[jobs], 0]

@@ -20,7 +20,7 @@ import numpy as np
 
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.interruptions import Draws, Source
+from ddiloco.goodput.interruptions import Draws, InterruptionSource
 
 
 class Stretch(NamedTuple):
@@ -45,7 +45,7 @@ class Jobs:
         model: FailureModel,
         slices: np.ndarray,
         elastic: np.ndarray,
-        source: Source,
+        source: InterruptionSource,
         draws: Draws,
         tell: Callable[[Stretch], None],
         horizon: float,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ddiloco.disk import run_mark, standing_orders
+from ddiloco.disk import run_mark
 from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.ports import reserved_port
-from ddiloco.observe.files import read_json
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 
@@ -65,6 +65,24 @@ def _parts(
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class FailureStudy:
+    """What a study of failures sees and does of a run's processes.
+
+    Attributes:
+      observe: as the supervisor's.
+      route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
+      played: by learner, a module that plays it in the place of experiments.learner; no spare replaces it.
+    """
+
+    observe: supervisor.Observe = lambda name, pid, code: None
+    route: Callable[[int, str], str] = lambda learner, address: address
+    played: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+
+_NOTHING = FailureStudy()
+
+
 def run_all(
     experiment: Experiment,
     config: Sequence[str],
@@ -72,27 +90,23 @@ def run_all(
     stop: threading.Event,
     note: Callable[[str], None],
     *,
-    observe: supervisor.Observe = lambda name, pid, code: None,
-    route: Callable[[int, str], str] = lambda learner, address: address,
     profile: str | None = None,
-    played: Mapping[int, str] | None = None,
+    study: FailureStudy = _NOTHING,
 ) -> int:
     """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
     Args:
       config: the same settings as program arguments, `--config=FILE` first.
       note: takes a line on what happens to the processes.
-      observe: as the supervisor's.
       profile: FIRST:LAST steps of which learner 0 takes a trace.
-      played: by learner, a module that plays it in the place of experiments.learner; no spare replaces it.
-      route: from a learner and the syncer's HOST:PORT, the HOST:PORT that the learner connects to.
+      study: what a study of failures sees and does.
     """
-    learners, played = experiment.most_learners, played or {}
+    count, played = experiment.most_learners, study.played
     processes.warm_up()
     with contextlib.ExitStack() as held:
         port = held.enter_context(reserved_port())
         address = f"127.0.0.1:{port}"
-        environment = _with_tokens(os.environ, learners)
+        environment = _with_tokens(os.environ, count)
         shared = [*config, f"--workdir={workdir}"]
         syncer = supervisor.Role(
             "the syncer",
@@ -111,28 +125,28 @@ def run_all(
         loop = isinstance(experiment.model, LoopConfig)
         scored = experiment.eval.every is not None or not (loop or not task_of(experiment).samples)
         profiled = [] if profile is None else [f"--profile={profile}"]
-        roles = [
+        learners = [
             supervisor.Role(
                 f"learner {m}",
                 played.get(m, "experiments.learner"),
                 [
                     *shared,
-                    f"--syncer={route(m, address)}",
+                    f"--syncer={study.route(m, address)}",
                     f"--learner_id={m}",
                     *(profiled if m == 0 else []),
                 ],
-                supervisor.learner_environment(m, learners, environment, hosts=experiment.hosts(m)),
+                supervisor.learner_environment(m, count, environment, hosts=experiment.hosts(m)),
                 again=[] if m in played else RESTARTED,
-                assignment="" if m in played else f"{m} {route(m, address)}",
+                assignment="" if m in played else f"{m} {study.route(m, address)}",
                 hosts=experiment.hosts(m),
             )
-            for m in range(learners)
+            for m in range(count)
         ]
         evaluator = supervisor.Role(
             "the evaluator",
             "experiments.evaluator",
             [*config, f"--workdir={workdir}"],
-            supervisor.evaluator_environment(learners, os.environ),
+            supervisor.evaluator_environment(count, os.environ),
             RESTARTED,
         )
         spares = [
@@ -140,20 +154,10 @@ def run_all(
                 f"spare {n}",
                 "experiments.learner",
                 [*shared, "--spare", *RESTARTED],  # it stands in for one
-                supervisor.learner_environment(0, learners, environment),
+                supervisor.learner_environment(0, count, environment),
             )
             for n in range(experiment.remote.spares)
         ]
-        watched = supervisor.Supervisor(
-            syncer,
-            roles,
-            experiment.remote,
-            note,
-            observe=observe,
-            spares=spares,
-            evaluator=evaluator if scored else None,
-            parts=parts,
-            progress=lambda: read_json(workdir / "summary.json").get("rounds") or 0,
-            has_failed=lambda: standing_orders.has_failed(workdir / FOLDER),
-        )
+        roles = supervisor.Roles(syncer, learners, parts, spares, evaluator if scored else None)
+        watched = supervisor.Supervisor(roles, experiment.remote, note, workdir, study.observe)
         return watched.run(stop)

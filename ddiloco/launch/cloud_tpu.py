@@ -12,7 +12,7 @@ import dataclasses
 
 from ddiloco.config import REFUSED
 from ddiloco.launch.assignment import PREFIX
-from ddiloco.launch.plan import Fleet, Plan, filled
+from ddiloco.launch.plan import LaunchedRun, LaunchPlan, filled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,11 @@ class CloudTpu:
     spot: bool = False  # whether it may be preempted
 
 
-def plan(fleet: Fleet, tpu: CloudTpu) -> Plan:
+def plan(fleet: LaunchedRun, tpu: CloudTpu) -> LaunchPlan:
     """The startup script, the script that asks for the resources, and the command that runs it first."""
     where = [f"--zone={tpu.zone}", *([f"--project={tpu.project}"] if tpu.project else [])]
     what = [f"--accelerator-type={tpu.accelerator}", f"--runtime-version={tpu.runtime}"]
     what += ["--spot"] if tpu.spot else []
     values = {"fleet": fleet, "tpu": tpu, "where": where, "what": what, "PREFIX": PREFIX, "REFUSED": REFUSED}
     files = {name: filled(f"cloud_tpu_{name}", **values) for name in ("startup.sh", "keep.sh")}
-    return Plan(files, [["./keep.sh"]])
+    return LaunchPlan(files, [["./keep.sh"]])

@@ -15,7 +15,7 @@ import math
 
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.launch.assignment import PREFIX
-from ddiloco.launch.plan import GIB, Fleet, Plan, filled
+from ddiloco.launch.plan import GIB, LaunchedRun, LaunchPlan, filled
 
 CACHE = "/cache"  # compiled programs, prepared data, a learner's copies of its inner state
 RUN = "/run/ddiloco"  # the syncer's disk
@@ -51,7 +51,7 @@ class Gke:
         return chips // self.chips
 
 
-def plan(fleet: Fleet, gke: Gke) -> Plan:
+def plan(fleet: LaunchedRun, gke: Gke) -> LaunchPlan:
     """The manifests, and the commands that give them to the cluster; raises ConfigError."""
     fleet = dataclasses.replace(fleet, processes=gke.hosts)
     values = {
@@ -64,4 +64,4 @@ def plan(fleet: Fleet, gke: Gke) -> Plan:
         "RUN": RUN,
     }
     files = {f"{name}.yaml": filled(f"gke_{name}.yaml", **values) for name in ("syncer", "learners")}
-    return Plan(files, [["kubectl", "apply", "-f", name] for name in files])
+    return LaunchPlan(files, [["kubectl", "apply", "-f", name] for name in files])

@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Fleet:
+class LaunchedRun:
     """A run on some engine."""
 
     name: str  # of the run, in lower case letters, digits and dashes
@@ -58,7 +58,7 @@ class Fleet:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """Files by name, and commands that name them."""
 
     files: Mapping[str, str]

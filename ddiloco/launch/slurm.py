@@ -12,7 +12,7 @@ import math
 import shlex
 
 from ddiloco.launch.assignment import FINAL, PREFIX
-from ddiloco.launch.plan import Fleet, Plan, filled
+from ddiloco.launch.plan import LaunchedRun, LaunchPlan, filled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Slurm:
     evaluator: bool = True  # whether one runs beside the syncer
 
 
-def plan(fleet: Fleet, slurm: Slurm) -> Plan:
+def plan(fleet: LaunchedRun, slurm: Slurm) -> LaunchPlan:
     """The batch scripts, and the command that submits them."""
     array = [f"--array=0-{fleet.learners - 1}", f"--nodes={fleet.processes}", f"--ntasks={fleet.processes}"]
     values = {
@@ -45,4 +45,4 @@ def plan(fleet: Fleet, slurm: Slurm) -> Plan:
         "FINAL": FINAL,
     }
     names = ["syncer.sbatch", "learners.sbatch", "submit.sh", *["parts.sbatch"] * bool(fleet.parts)]
-    return Plan({name: filled(f"slurm_{name}", **values) for name in names}, [["./submit.sh"]])
+    return LaunchPlan({name: filled(f"slurm_{name}", **values) for name in names}, [["./submit.sh"]])

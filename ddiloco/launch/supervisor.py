@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import pathlib
 import re
 import signal
 import threading
@@ -14,10 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from ddiloco.config import REFUSED
+from ddiloco.config import REFUSED, ConfigError
+from ddiloco.disk import standing_orders
+from ddiloco.disk.durable import FOLDER
 from ddiloco.goodput.waits import waiting
-from ddiloco.launch import chips, processes
+from ddiloco.launch import processes
 from ddiloco.launch.ports import reserved_ports
+from ddiloco.observe.files import read_json
 from ddiloco.observe.records import reason
 from ddiloco.settings.remote import RemoteConfig, backoff
 
@@ -29,6 +33,7 @@ STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forg
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
+CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # of so many TPU chips of one process
 ASKED = tuple(SIGNALLED + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -68,38 +73,46 @@ class Role:
         return self.due_at is None and (self.process is None or self.process.exitcode is not None)
 
 
+@dataclasses.dataclass
+class Roles:
+    """All processes of a run."""
+
+    syncer: Role
+    learners: Sequence[Role]
+    parts: Sequence[Role] = ()  # the syncer's other processes, where it is several
+    spares: Sequence[Role] = ()  # each waits to take the place of a learner that dies
+    evaluator: Role | None = None  # the run does not depend on it
+
+    @property
+    def needed(self) -> list[Role]:
+        """Those that make up the run."""
+        return [self.syncer, *self.parts, *self.learners]
+
+    @property
+    def beside(self) -> list[Role]:
+        """Those without which it goes on."""
+        return [*self.spares, *([] if self.evaluator is None else [self.evaluator])]
+
+
 class Supervisor:
     """Runs a syncer and its learners; they end with this process, however it was killed."""
 
     def __init__(
         self,
-        syncer: Role,
-        learners: Sequence[Role],
+        roles: Roles,
         config: RemoteConfig,
         note: Callable[[str], None],
-        late_seconds: float = LATE_SECONDS,
+        workdir: pathlib.Path,
         observe: Observe = lambda name, pid, code: None,
-        spares: Sequence[Role] = (),
-        evaluator: Role | None = None,
-        parts: Sequence[Role] = (),
-        progress: Callable[[], object] = lambda: None,
-        has_failed: Callable[[], bool] = lambda: False,
+        late_seconds: float = LATE_SECONDS,
     ) -> None:
         """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
-        `progress` gives what changes as the run gets on: else no failure is forgotten. `has_failed`: whether
-        the run failed for good, so that another syncer would not go on with it.
-
-        `parts`: the syncer's other processes, where it is several.
-
-        `spares` wait to take the place of a learner that dies. The run does not depend on the `evaluator`.
+        `workdir`: the run's, which tells whether it gets on, else no failure is forgotten, and whether it has
+        failed for good, so that another syncer would not go on with it.
         """
-        self._spares = list(spares)
-        self._beside = [] if evaluator is None else [evaluator]
+        self._roles, self._config, self._note, self._workdir = roles, config, note, workdir
         self._late_seconds, self._observe = late_seconds, observe
-        self._syncer, self._learners, self._parts = syncer, learners, parts
-        self._config, self._note, self._progress = config, note, progress
-        self._has_failed = has_failed
 
     def run(self, stop: threading.Event) -> int:
         """Runs until the syncer's process has ended, as `stop` asks it to; returns the run's exit code."""
@@ -109,43 +122,50 @@ class Supervisor:
             self._end_all()
 
     def _run(self, stop: threading.Event) -> int:
-        for role in (self._syncer, *self._parts, *self._learners, *self._spares, *self._beside):
+        for role in (*self._roles.needed, *self._roles.beside):
             self._start(role)
         while not stop.wait(POLL):
             if self._run_is_over():
                 break
-            for role in (self._syncer, *self._parts, *self._learners):
+            for role in self._roles.needed:
                 self._note_end(role)
                 self._look_after(role)
-            for role in (*self._spares, *self._beside):
+            for role in self._roles.beside:
                 self._look_after(role)
-            if any(map(_refused, self._learners)):
+            if any(map(_refused, self._roles.learners)):
                 return REFUSED
             if self._is_deserted():
                 self._note("every learner has died or left, and none is restarted any more")
                 self._stop_syncer()
                 return 1
-            if self._given_up(self._syncer):
-                return max(1, self._syncer.process.exitcode)
-            if any(self._given_up(r) or _refused(r) for r in self._parts):
+            if self._given_up(self._roles.syncer):
+                return max(1, self._roles.syncer.process.exitcode)
+            if any(self._given_up(r) or _refused(r) for r in self._roles.parts):
                 self._note("a part of the syncer cannot be started any more")
                 self._stop_syncer()
                 return 1
         else:
             self._stop_syncer()
         self._wait_for_learners()
-        code = self._syncer.process.exitcode
+        code = self._roles.syncer.process.exitcode
         if code in (-signal.SIGTERM, -signal.SIGHUP):  # before it could take that for the word to save
             return SIGNALLED - code
         return code if code is not None and code >= 0 else 1  # killed, or too slow to leave
 
     def _run_is_over(self) -> bool:
         """Whether the syncer has ended as it should, or as it would again; else it is restarted."""
-        code = self._syncer.process.exitcode
-        if code is None or self._syncer.due_at is not None:
+        code = self._roles.syncer.process.exitcode
+        if code is None or self._roles.syncer.due_at is not None:
             return False
+        if code in (0, REFUSED, *ASKED):
+            return True
         by_itself = 0 < code < LOST
-        return code in (0, REFUSED, *ASKED) or (by_itself and (self._is_trained() or self._has_failed()))
+        return by_itself and (self._is_trained() or standing_orders.has_failed(self._workdir / FOLDER))
+
+    def _rounds(self) -> int:
+        """Merges so far, by the summary."""
+        rounds: int = read_json(self._workdir / "summary.json").get("rounds") or 0
+        return rounds
 
     def _given_up(self, role: Role) -> bool:
         """Whether it has failed too often; one that has only just died has not yet."""
@@ -153,10 +173,10 @@ class Supervisor:
 
     def _last_learner(self) -> Role | None:
         """The learner that ended last; None while one runs, or will be started."""
-        for role in self._learners:
+        for role in self._roles.learners:
             self._note_end(role)
-        if all(r.over and (r.process.exitcode == 0 or self._given_up(r)) for r in self._learners):
-            return max(self._learners, key=lambda r: r.ended_at)
+        if all(r.over and (r.process.exitcode == 0 or self._given_up(r)) for r in self._roles.learners):
+            return max(self._roles.learners, key=lambda r: r.ended_at)
         return None
 
     def _is_trained(self) -> bool:
@@ -169,7 +189,7 @@ class Supervisor:
         last = self._last_learner()
         if last is None or last.process.exitcode == 0:
             return False
-        everyone = all(map(self._given_up, self._learners))
+        everyone = all(map(self._given_up, self._roles.learners))
         return everyone or time.monotonic() > last.ended_at + LEAVE_SECONDS
 
     def _look_after(self, role: Role) -> None:
@@ -186,14 +206,14 @@ class Supervisor:
         code = role.process.exitcode
         if code in (None, 0) or _refused(role) or role.failures > self._config.restarts:
             return
-        if now - role.started_at > STEADY_SECONDS and role.seen != (seen := self._progress()):
+        if now - role.started_at > STEADY_SECONDS and role.seen != (seen := self._rounds()):
             role.failures, role.seen = 0, seen
         role.failures += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if role.failures > self._config.restarts:
             self._note(f"the process of {role.name} {how} and is given up")
             return
-        ready = [s for s in self._spares if s.process is not None and s.process.exitcode is None]
+        ready = [s for s in self._roles.spares if s.process is not None and s.process.exitcode is None]
         if ready and role.assignment:
             self._put_in(ready[0], role)
             self._note(f"the process of {role.name} {how}; a spare takes its place")
@@ -226,11 +246,11 @@ class Supervisor:
     def _start(self, role: Role) -> None:
         self._note_end(role)
         again = role.again if role.process is not None and role.begun() else ()
-        if all(r.process is not None for r in self._learners) and self._is_trained():
+        if all(r.process is not None for r in self._roles.learners) and self._is_trained():
             again = (*again, *role.alone)
         arguments = [*role.arguments, *again]
         role.started_at, role.due_at = time.monotonic(), None
-        if role in self._spares:  # without a role yet
+        if role in self._roles.spares:  # without a role yet
             reading, role.stdin = multiprocessing.Pipe(duplex=False)
             with reading:
                 role.process = processes.start(role.module, arguments, role.environment, stdin=reading)
@@ -239,7 +259,7 @@ class Supervisor:
                 processes.start(role.module, [*arguments, *own], environment)
                 for own, environment in _of_each_host(role)
             ]
-            if role not in self._beside:
+            if role is not self._roles.evaluator:
                 role.observed = False
                 self._observe(role.name, role.process.pid, None)
 
@@ -253,10 +273,10 @@ class Supervisor:
 
         That takes as long as the model is large: who does not want to wait ends this process.
         """
-        dead = self._syncer.process.exitcode is not None and not self._run_is_over()
-        if dead and self._syncer.begun():
-            self._start(self._syncer)
-        process = self._syncer.process
+        dead = self._roles.syncer.process.exitcode is not None and not self._run_is_over()
+        if dead and self._roles.syncer.begun():
+            self._start(self._roles.syncer)
+        process = self._roles.syncer.process
         if process.exitcode is None:
             process.terminate()
             with waiting("the syncer to save and leave"):
@@ -264,13 +284,13 @@ class Supervisor:
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
-        for role in (*self._learners, *self._parts):
+        for role in (*self._roles.learners, *self._roles.parts):
             with waiting(f"{role.name} to leave"):
                 for process in (role.process, *role.others):
                     process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:
-        for role in (self._syncer, *self._parts, *self._learners, *self._spares, *self._beside):
+        for role in (*self._roles.needed, *self._roles.beside):
             for process in (role.process, *role.others):
                 if process is not None and process.exitcode is None:
                     process.kill()
@@ -320,7 +340,7 @@ def learner_environment(
         each = max(1, len(gpus) // num_learners)
         own = [gpus[(learner * each + i) % len(gpus)] for i in range(each)]
         given["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    return given | chips.share(learner, num_learners, environment)
+    return given | share_of_chips(learner, num_learners, environment)
 
 
 def evaluator_environment(num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -336,3 +356,23 @@ def syncer_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of the syncer's process, which computes on one CPU device."""
     flags = _DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", ""))
     return {**environment, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+
+def share_of_chips(learner: int, num_learners: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have a learner see its share of the chips that TPU_VISIBLE_CHIPS lists, if it does.
+
+    Raises:
+      ConfigError: there are fewer chips than learners, since a chip is of one process.
+    """
+    chips = [chip for chip in environment.get("TPU_VISIBLE_CHIPS", "").split(",") if chip]
+    if not chips or num_learners == 1:
+        return {}
+    if len(chips) < num_learners:
+        raise ConfigError(f"TPU_VISIBLE_CHIPS: lists {len(chips)} chips for {num_learners} learners")
+    each = max(size for size in CHIP_BOUNDS if size <= len(chips) // num_learners)
+    return {
+        "TPU_VISIBLE_CHIPS": ",".join(chips[learner * each : (learner + 1) * each]),
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": CHIP_BOUNDS[each],
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a process of four chips otherwise counts as that of all
+    }

@@ -268,7 +268,7 @@ class MoE(nnx.Module):
         return y_BxLxD, {**router_counts(routing, counted_BxL), "dropped": dropped}
 
 
-class Layer(dense.Layer):
+class _Layer(dense.Layer):
     """Attention, then the MLP or the experts, each added to the residual stream after a norm of its input."""
 
     def __init__(self, config: MoEConfig, number: int, rngs: nnx.Rngs) -> None:
@@ -290,14 +290,14 @@ class Layer(dense.Layer):
         return x_BxLxD + y_BxLxD, counts
 
 
-class Decoder(dense.Decoder):
+class MoEDecoder(dense.Decoder):
     """The whole model: token ids in, float32 logits of the next token, penalty and router counts out."""
 
     config: MoEConfig
 
     def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         """The layers, as `stack.layers` makes them: those with an MLP, then those with experts."""
-        c, make = self.config, lambda number: Layer(self.config, number, rngs)
+        c, make = self.config, lambda number: _Layer(self.config, number, rngs)
         kinds = (0, c.dense_layers), (c.dense_layers, c.num_layers)
         return {name: layer for kind in kinds for name, layer in stack.layers(make, *kind, c).items()}
 
@@ -328,7 +328,7 @@ class Decoder(dense.Decoder):
     ) -> stack.Call:
         """What calls a layer on some rows, and gives its router's counts beside."""
 
-        def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
+        def call(layer: _Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
             counted = jnp.ones(x_BxLxD.shape[:2], bool) if counted_BxL is None else counted_BxL
             x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted, constrain)
             return constrain(x_BxLxD, ("batch", None, None)), counts
@@ -384,4 +384,4 @@ def flops_per_token(config: MoEConfig, seq_len: int) -> float:
     return dense_flops + 6.0 * mlps * c.model_dim * (3 * width + c.num_experts)
 
 
-MODEL = Model(MoEConfig, Decoder, flops_per_token, statistics, idle_parameters, sampling=sampling)
+MODEL = Model(MoEConfig, MoEDecoder, flops_per_token, statistics, idle_parameters, sampling=sampling)

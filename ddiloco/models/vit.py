@@ -104,7 +104,7 @@ class LayerNorm(nnx.Module):
         return (scaled * self.scale[...] + self.bias[...]).astype(x.dtype)
 
 
-class Attention(nnx.Module):
+class _Attention(nnx.Module):
     """Multi-head attention of every patch to every patch."""
 
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
@@ -148,12 +148,12 @@ class MLP(nnx.Module):
         return self.down(jax.nn.gelu(self.up(x_BxLxD), self.approximate))
 
 
-class Layer(nnx.Module):
+class _Layer(nnx.Module):
     """Attention, then the MLP, each added to the residual stream after a norm of its input."""
 
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
         self.attention_norm = LayerNorm(rngs, config.model_dim, config.norm_epsilon)
-        self.attention = Attention(config, rngs)
+        self.attention = _Attention(config, rngs)
         self.mlp_norm = LayerNorm(rngs, config.model_dim, config.norm_epsilon)
         self.mlp = MLP(config, rngs)
 
@@ -188,7 +188,7 @@ def sincos_positions(rows: int, columns: int, dim: int) -> np.ndarray:
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-class Embedding(nnx.Module):
+class _Embedding(nnx.Module):
     """A linear map of each patch plus an embedding of its place; before them, a class token if configured."""
 
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
@@ -221,8 +221,8 @@ class ViT(nnx.Module):
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs) -> None:
         c = config
         self.config = c
-        self.embed = Embedding(c, rngs)
-        layers = stack.layers(lambda number: Layer(c, rngs), 0, c.num_layers, c)
+        self.embed = _Embedding(c, rngs)
+        layers = stack.layers(lambda number: _Layer(c, rngs), 0, c.num_layers, c)
         self.layers = nnx.Dict(layers)
         self.final_norm = LayerNorm(rngs, c.model_dim, c.norm_epsilon)
         shape, stddev = (c.model_dim, c.num_classes), c.model_dim**-0.5

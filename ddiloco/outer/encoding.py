@@ -1,28 +1,38 @@
-"""Fragments as learners send them: encoded on a learner's devices, decoded on the syncer's CPU.
+"""Fragments as they travel: learners' offers, encoded where their shards lie, and the syncer's new versions.
 
 With the codec f32 a learner sends its parameters theta_{m,p}; with any other, its outer gradient
 Theta_p(version) - theta_{m,p}, piece by piece. The syncer decodes against its current version of the fragment
 alone: what a learner computed from an older one decodes to nonsense, and the syncer's core drops it.
+
+A new version is sent whole in f32, or as its difference from the last one. Then the version is what can be
+made of the difference, so that every learner has the same one to the bit; what the codec left out is added to
+the next difference.
+
+A codec works on groups of neighbours in row-major order. A tensor is encoded where its shards lie, so that no
+device ever holds more of it than its share: shards that cut through groups first change places, by an
+all-to-all, never a gather.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
-from ddiloco.outer.codecs import CODECS, ArrayFormat, Codec, Shape
+from ddiloco.outer.codecs import CODECS, UPDATE_CODECS, ArrayFormat, Codec, Shape
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.host_memory import aligned
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.outer.sharded_encoding import encode_sharded
+from ddiloco.outer.sharded_rows import Parts, mesh_axes, spec_of, ways
 
 Arrays = Sequence[Any]
+Tensors = tuple[jax.Array, ...]
 
 
 class InvalidContribution(ValueError):
@@ -177,3 +187,137 @@ def described(
 def _read(codec: Codec, arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:
     steps = differences(codec, arrays, [origin.shape for origin in anchor])
     return tuple(origin - step for origin, step in zip(anchor, steps, strict=True))
+
+
+class Difference(NamedTuple):
+    """One step of a fragment from a version to the next."""
+
+    arrays: tuple[np.ndarray, ...]  # what travels, as `wire_format` says of the codec
+    # The next version, which a `FragmentDecoder` of the codec makes of the arrays and the last one
+    pieces: Tensors
+    left_out: Tensors  # what the codec left out, in the pieces' shapes
+
+
+class DifferenceEncoder:
+    """Encodes on the CPU; its only state is compiled code. Fragments of equal shapes share it.
+
+    What travels is computed by one program, the version from it by another: within one, XLA might compute a
+    code twice and round it in two ways.
+    """
+
+    def __init__(self, layout: FragmentLayout, codec: str) -> None:
+        """Compiles nothing yet. `codec`: one of `UPDATE_CODECS`, not f32."""
+        self._layout, self._codec = layout, UPDATE_CODECS[codec]
+        self._programs = functools.cache(self._compiled)
+
+    def compile(self, p: int) -> None:
+        """Compiles for fragment p, unless it has been done for one of the same shapes."""
+        self._programs(self._layout.piece_shapes(p))
+
+    def __call__(
+        self, p: int, last: Sequence[np.ndarray | jax.Array], new: Tensors, left_out: Tensors
+    ) -> Difference:
+        """Encodes a step of fragment p, and waits for the result.
+
+        Args:
+          last: the version before, numpy or on the CPU device.
+          new: what the outer step made of it; its memory is taken.
+          left_out: by earlier updates; its memory is taken.
+        """
+        encode, read = self._programs(self._layout.piece_shapes(p))
+        arrays, wanted = encode(last, new, left_out)
+        pieces, left = jax.block_until_ready(read(new, arrays, last, wanted))
+        return Difference(tuple(map(np.asarray, arrays)), pieces, left)
+
+    def _compiled(self, shapes: tuple[Shape, ...]) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+        pieces, arrays = described(self._codec, shapes, jax.local_devices(backend="cpu")[0])
+        return (
+            _encode_difference.lower(self._codec, pieces, pieces, pieces).compile(),
+            _read_difference.lower(self._codec, pieces, arrays, pieces, pieces).compile(),
+        )
+
+
+# Jitted here and not in each DifferenceEncoder, so that JAX compiles them once for all of a process.
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _encode_difference(
+    codec: Codec, last: Tensors, new: Tensors, left_out: Tensors
+) -> tuple[Tensors, Tensors]:
+    wanted = tuple(old - made + left for old, made, left in zip(last, new, left_out, strict=True))
+    return tuple(array for value in wanted for array in codec.encode(value)), wanted
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 4), keep_unused=True)
+def _read_difference(
+    codec: Codec, spare: Tensors, arrays: Tensors, last: Tensors, wanted: Tensors
+) -> tuple[Tensors, Tensors]:
+    del spare
+    steps = differences(codec, arrays, [old.shape for old in last])
+    pieces = tuple(old - step for old, step in zip(last, steps, strict=True))
+    return pieces, tuple(value - step for value, step in zip(wanted, steps, strict=True))
+
+
+class Encoded(NamedTuple):
+    """The codec's arrays, and what it decodes them to, of the tensor's shape.
+
+    The arrays are those of `Codec.encode` but for their shape: row by row they have the same elements.
+    """
+
+    arrays: tuple[jax.Array, ...]
+    decoded: jax.Array
+
+
+def encode_sharded(codec: Codec, value: jax.Array, sharding: NamedSharding | None) -> Encoded:
+    """Encodes a tensor that lies as `sharding` says; None: on one device. Pure, for use under jit."""
+    rows = _axes_before_groups(value.shape, codec.group)
+    if sharding is None or sharding.is_fully_replicated or rows is None:
+        return _encoded(codec, value, 0, flat=True)
+    mesh = sharding.mesh
+    assert isinstance(mesh, Mesh)
+    parts = _without_cut_groups(mesh, value.shape, mesh_axes(sharding, value.ndim), rows, codec.group)
+    laid, outside = spec_of(parts), spec_of(parts[: rows + 1])
+    count = len(codec.formats(value.shape))
+    value = jax.lax.with_sharding_constraint(value, NamedSharding(mesh, laid))
+    encode: Callable[[jax.Array], Any] = jax.shard_map(
+        lambda shard: tuple(_encoded(codec, shard, rows)),
+        mesh=mesh,
+        in_specs=laid,
+        out_specs=((outside,) * count, laid),
+        check_vma=False,
+    )
+    return Encoded(*encode(value))
+
+
+def _encoded(codec: Codec, value: jax.Array, rows: int, flat: bool = False) -> Encoded:
+    arrays = codec.encode(value)
+    shaped = arrays if flat else tuple(array.reshape(*value.shape[:rows], -1) for array in arrays)
+    return Encoded(shaped, codec.decode(arrays, value.shape))
+
+
+def _axes_before_groups(shape: tuple[int, ...], group: int) -> int | None:
+    """How many axes can be cut anywhere: those before the shortest tail of whole groups; None: no tail is.
+
+    >>> _axes_before_groups((8, 4, 64), group=64), _axes_before_groups((8, 4, 64), group=128)
+    (2, 1)
+    >>> _axes_before_groups((3, 5), group=64) is None
+    True
+    """
+    tails = [n for n in range(len(shape)) if math.prod(shape[n:]) % group == 0]
+    return max(tails, default=None)
+
+
+def _without_cut_groups(mesh: Mesh, shape: tuple[int, ...], parts: Parts, rows: int, group: int) -> Parts:
+    """Moves the mesh axes that cut groups to the first axis that can take them; drops those of no place."""
+
+    def fits(axis: int, names: tuple[str, ...]) -> bool:
+        count = ways(mesh, names)
+        shard = shape[axis] // count * math.prod(shape[axis + 1 :])
+        return shape[axis] % count == 0 and (axis < rows or (axis == rows and shard % group == 0))
+
+    found = [part if fits(axis, part) or not part else () for axis, part in enumerate(parts)]
+    for name in (name for part, kept in zip(parts, found, strict=True) if part and not kept for name in part):
+        place = next((axis for axis in range(rows + 1) if fits(axis, (*found[axis], name))), None)
+        if place is not None:
+            found[place] = (*found[place], name)
+    return found

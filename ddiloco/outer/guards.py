@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ _FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/
 _DISPUTED = 100.0  # the same where half of a round are as long as each other: nobody knows who is right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
+_WARM_UP = 6  # rounds of a fragment before offers are judged by those of earlier rounds
+_STRIKES = 3  # offers left out, of the last 12, that put a learner in quarantine
+_RELEASE = 24  # offers in a row that would have passed, after which a learner is let in again
 _RECENT = 3  # rounds of a fragment after which an offer is no measure: the learning rate may have changed
 _RECALL = 24  # rounds of a fragment in which what passed is no reason to leave out as much again
 _STILL = 1e-7  # root mean square of the largest piece, below which a fragment did not move: rare rows do not
@@ -84,13 +88,6 @@ class GuardConfig:
     gates: tuple[str, ...] = setting(
         ("tokens", "norm", "direction"), "what offers are judged by; (): all that are finite are merged"
     )
-    warm_up: int = setting(
-        6, "rounds of a fragment before offers are judged by those of earlier rounds", at_least=1
-    )
-    strikes: int = setting(3, "offers left out, of the last 12, that put a learner in quarantine", at_least=1)
-    release: int = setting(
-        24, "offers in a row that would have passed, after which a learner is let in again", at_least=1
-    )
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.gates if name not in GATES]
@@ -98,14 +95,14 @@ class GuardConfig:
             raise ValueError(f"gates: {unknown[0]!r} is none; there are {', '.join(GATES)}")
 
 
-Gate = Callable[[Sequence[Offered], Past, GuardConfig], dict[int, str]]
+Gate = Callable[[Sequence[Offered], Past], dict[int, str]]
 
 
-def tokens(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+def tokens(offers: Sequence[Offered], past: Past) -> dict[int, str]:
     """Finds offers that claim more tokens than their steps can have had: they would outweigh all others.
 
     Example:
-      >>> tokens([Offered(0, 24, 1.0, 0.1, tokens=2**53)], Past(step_tokens=2048), GuardConfig())
+      >>> tokens([Offered(0, 24, 1.0, 0.1, tokens=2**53)], Past(step_tokens=2048))
       {0: 'it claims more tokens than its steps can have had'}
     """
     if past.step_tokens is None:
@@ -114,7 +111,7 @@ def tokens(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[i
     return {offer.learner: why for offer in offers if offer.tokens > offer.steps * past.step_tokens}
 
 
-def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+def norm(offers: Sequence[Offered], past: Past) -> dict[int, str]:
     """Finds outer gradients far longer than those of the others, as a whole or in one piece.
 
     Each is compared with the other offers of the round, or, where there are fewer than two and the fragment
@@ -125,7 +122,7 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
 
     Example:
       >>> offers = [Offered(0, 24, 1.0, 0.1), Offered(1, 24, 1.2, 0.1), Offered(2, 24, 1e6, 0.1)]
-      >>> norm(offers, Past(), GuardConfig())
+      >>> norm(offers, Past())
       {2: 'its outer gradient is far longer than those of others'}
     """
     found = {}
@@ -133,7 +130,7 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
     for offer in here.values():
         others = [other for m, other in here.items() if m != offer.learner]
         together = len(others) >= 2
-        if not together and past.rounds >= config.warm_up:
+        if not together and past.rounds >= _WARM_UP:
             earlier = {m: other for m, other in past.newest.items() if m != offer.learner and m not in here}
             others += earlier.values()
         if len(others) >= 2:
@@ -149,7 +146,7 @@ def norm(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int
     return found
 
 
-def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dict[int, str]:
+def direction(offers: Sequence[Offered], past: Past) -> dict[int, str]:
     """Finds outer gradients that point away from the others', and learners whose own point nowhere.
 
     In one round, an offer is out of line if the others' cosines are large and its own is as far on the other
@@ -159,7 +156,7 @@ def direction(offers: Sequence[Offered], past: Past, config: GuardConfig) -> dic
 
     Example:
       >>> offers = [Offered(m, 24, 1.0, 0.1, cosine) for m, cosine in enumerate([0.6, 0.5, -0.5])]
-      >>> direction(offers, Past(), GuardConfig())
+      >>> direction(offers, Past())
       {2: 'its outer gradient points away from those of others'}
     """
     found = {}
@@ -292,12 +289,12 @@ class Guard:
             self._step_tokens,
         )
         for name in self._config.gates:
-            bad |= GATES[name](trusted, past, self._config)
+            bad |= GATES[name](trusted, past)
             for offer in offers:
                 if offer.learner in away:
                     own = {offer.learner: self._standings[offer.learner].scores}
                     with_own = dataclasses.replace(past, scores={**past.scores, **own})
-                    found = GATES[name]([*trusted, offer], with_own, self._config)
+                    found = GATES[name]([*trusted, offer], with_own)
                     bad |= {m: why for m, why in found.items() if m == offer.learner}
         return bad
 
@@ -306,15 +303,15 @@ class Guard:
         standing = self._standings[learner]
         if standing.passed is not None:
             standing.passed = 0 if why else standing.passed + 1
-            if standing.passed < self._config.release:
+            if standing.passed < _RELEASE:
                 return []
             standing.passed = None
             standing.out_of_line.clear()
-            return [Notice("released", learner, f"its last {self._config.release} offers would have passed")]
+            return [Notice("released", learner, f"its last {_RELEASE} offers would have passed")]
         standing.out_of_line.append(why is not None)
         # Where half of them are out of line, nobody knows who is right.
         minority = 2 * (len(self.quarantined) + 1) < len(self._standings)
-        if why is None or sum(standing.out_of_line) < self._config.strikes or not minority:
+        if why is None or sum(standing.out_of_line) < _STRIKES or not minority:
             return []
         standing.passed = 0
         return [Notice("quarantined", learner, why)]
@@ -357,3 +354,51 @@ def _bound(own: float, others: Sequence[float], together: bool) -> float:
 
 def _log(value: float) -> float:
     return math.log(max(value, 1e-38))
+
+
+SAMPLE = 1 << 13  # elements of a fragment on which cosines are measured
+_LINE = 128  # neighbours that are read together, since each line that is touched may cost a page
+
+
+def sampled_cosines(
+    anchor: Sequence[np.ndarray], contributions: Collection[Sequence[np.ndarray]], norms: np.ndarray
+) -> np.ndarray:
+    """Cosines between outer gradients on a sample of their elements.
+
+    Which elements depends on the bits of all norms. So it is the same in a replay, but no learner can know
+    it in time to behave well there alone, since it does not know the others' norms.
+
+    Args:
+      anchor: Theta_p before the round, piece by piece.
+      contributions: theta_{m,p} of M learners.
+      norms: (pieces, M) of the outer gradients, float32.
+
+    Returns:
+      (M, M) cosines, NaN where an outer gradient is zero on the sample.
+    """
+    total = sum(piece.size for piece in anchor)
+    seed = hashlib.sha256(np.asarray(norms, np.float32).tobytes()).digest()
+    rng = np.random.default_rng(int.from_bytes(seed[:8], "little"))
+    lines = [_lines(piece.size, total, rng) for piece in anchor]
+    origin = _sampled(anchor, lines)
+    deltas = origin - np.stack([_sampled(contribution, lines) for contribution in contributions])
+    gram = deltas @ deltas.T
+    lengths = np.sqrt(np.diag(gram))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosines: np.ndarray = gram / np.outer(lengths, lengths)
+    return cosines
+
+
+def _lines(size: int, total: int, rng: np.random.Generator) -> np.ndarray | None:
+    """Which lines of a piece are in the sample; None: all of the piece."""
+    wanted = SAMPLE * size // (total * _LINE)
+    return None if total <= SAMPLE or size < _LINE else rng.integers(0, size // _LINE, max(1, wanted))
+
+
+def _sampled(pieces: Sequence[np.ndarray], lines: Sequence[np.ndarray | None]) -> np.ndarray:
+    parts = []
+    for piece, rows in zip(pieces, lines, strict=True):
+        flat = np.asarray(piece).reshape(-1)
+        whole = flat[: flat.size // _LINE * _LINE].reshape(-1, _LINE)
+        parts.append(flat if rows is None else whole[rows].reshape(-1))
+    return np.concatenate(parts).astype(np.float64)

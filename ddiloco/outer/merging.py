@@ -75,7 +75,7 @@ def norms_of(vectors: Sequence[jax.Array], anchor: jax.Array | None = None) -> j
     return jnp.stack([_norm(_difference(vector, anchor)) for vector in vectors])
 
 
-class Merged(NamedTuple):
+class MergedTensor(NamedTuple):
     """What a rule returns; under jit, what the caller does not use costs nothing."""
 
     value: jax.Array  # the merged outer gradient, float32, of the vectors' shape
@@ -86,10 +86,10 @@ class Merged(NamedTuple):
     cosine: jax.Array
 
 
-MergeRule = Callable[[Sent], Merged]
+MergeRule = Callable[[Sent], MergedTensor]
 
 
-def direct(sent: Sent) -> Merged:
+def direct(sent: Sent) -> MergedTensor:
     """The weighted average of the vectors; zero if all weights are zero.
 
       value = sum_m w_m v_m / sum_m w_m
@@ -104,7 +104,7 @@ def direct(sent: Sent) -> Merged:
     return _mixed(shares, sent, norms)
 
 
-def rda(sent: Sent) -> Merged:
+def rda(sent: Sent) -> MergedTensor:
     """Radial-Directional Averaging: the mean length along the mean direction.
 
       value = mean_m |v_m| * phi(mean_m phi(v_m)),  phi(x) = x / |x|,  means weighted by w_m
@@ -136,10 +136,10 @@ def rda(sent: Sent) -> Merged:
 
     value, length = jax.lax.cond(degenerate, average, lambda: (mean, agreement))
     scale = jnp.where(degenerate, 1, jnp.dot(shares, norms) / agreement)
-    return Merged(value * scale, length * scale, norms, _mean_cosine(pointing, agreement))
+    return MergedTensor(value * scale, length * scale, norms, _mean_cosine(pointing, agreement))
 
 
-def clipped(sent: Sent) -> Merged:
+def clipped(sent: Sent) -> MergedTensor:
     """The weighted average of vectors that are no longer than their median.
 
       value = mean_m min(1, R / |v_m|) v_m,  R the median of the norms of those that count, weighted by w_m
@@ -158,7 +158,7 @@ def clipped(sent: Sent) -> Merged:
     return _mixed(scales, sent, norms)
 
 
-def trimmed(sent: Sent) -> Merged:
+def trimmed(sent: Sent) -> MergedTensor:
     """The mean, element by element, without the largest and the smallest quarter.
 
     Of n learners with a weight, ceil(n/4) are left out at each end, at most (n-1)/2; the others count alike.
@@ -179,10 +179,10 @@ def trimmed(sent: Sent) -> Merged:
     kept = [jnp.where((cut <= r) & (r < count - cut), x, 0) for r, x in enumerate(ranked)]
     value: jax.Array = jax.lax.optimization_barrier(sum(kept) / jnp.maximum(count - 2 * cut, 1))
     average = _norm(_combine(shares, sent))
-    return Merged(value, _norm(value), norms, _mean_cosine(shares * norms, average))
+    return MergedTensor(value, _norm(value), norms, _mean_cosine(shares * norms, average))
 
 
-def geometric_median(sent: Sent) -> Merged:
+def geometric_median(sent: Sent) -> MergedTensor:
     """The point with the least weighted sum of distances to the vectors.
 
       value = argmin_v sum_m w_m |v - v_m|
@@ -251,10 +251,10 @@ def _combine(scales: jax.Array, sent: Sent) -> jax.Array:
     return combined
 
 
-def _mixed(scales: jax.Array, sent: Sent, norms: jax.Array) -> Merged:
+def _mixed(scales: jax.Array, sent: Sent, norms: jax.Array) -> MergedTensor:
     value = _combine(scales, sent)
     length = _norm(value)
-    return Merged(value, length, norms, _mean_cosine(scales * norms, length))
+    return MergedTensor(value, length, norms, _mean_cosine(scales * norms, length))
 
 
 def _mean_cosine(lengths: jax.Array, length_of_sum: jax.Array) -> jax.Array:

@@ -6,15 +6,15 @@ import heapq
 from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.belief import Belief
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.state import SyncerState
 
 Said = list[actions.SyncerAction | news.News]
 
-TOO_EARLY = "a leap that too few others have made"
+TOO_EARLY = "a step too far ahead of the other learners"
 
 MOST_LEARNERS = 1 << 16
 """Learners are numbered below it, so that what is kept of each is bounded."""
@@ -47,7 +47,7 @@ class Authority:
         self._not_yet = {learner for learner, _ in state.incarnations}
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
         self._patience = 0.0  # until when to wait for those, once one learner is there
-        self._belief = Belief(policy, total_steps, state, members)
+        self._validator = ReportValidator(policy, total_steps, state, members)
         self._kept_back: dict[int, Report] = {}  # by learner, what waits until others bear it out
         self._stuck, self._over = [False] * parts, [False] * parts
         self._idle_since: float | None = None  # when parts came to have nothing for who is done
@@ -60,7 +60,7 @@ class Authority:
     @property
     def merged(self) -> SyncerState:
         """All versions that were committed."""
-        return self._belief.merged
+        return self._validator.merged
 
     def handle(self, event: events.FromLearner, now: float) -> Said:
         """Takes what a learner says, or what is said of it."""
@@ -78,7 +78,7 @@ class Authority:
         """Takes the word of a part."""
         match word:
             case news.Committed():
-                self._belief.committed(word)
+                self._validator.committed(word)
                 return [news.Noted(word.round)]
             case news.Stuck():
                 self._stuck[part] = word.stuck
@@ -140,10 +140,12 @@ class Authority:
                 return [actions.Drop(learner, "joined twice")]
             return [self._dismiss(learner, incarnation)]
         ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced")
-        if event.step is not None and self._belief.too_early(learner, event.step, event.versions or (), now):
+        if event.step is not None and self._validator.too_early(
+            learner, event.step, event.versions or (), now
+        ):
             self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
             return [*ended, actions.Drop(learner, TOO_EARLY)]
-        possible = self._belief.can_rejoin(event, now)
+        possible = self._validator.can_rejoin(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
         m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
         if possible:  # a part that heard of the end first would go on without the learner
@@ -173,7 +175,7 @@ class Authority:
         m = self.members.current(event.learner, event.incarnation)
         if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
             return [actions.Drop(event.learner, "ready without a welcome")]
-        if not self._belief.is_possible(event.learner, event.step, event.versions, now):
+        if not self._validator.is_possible(event.learner, event.step, event.versions, now):
             return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
         return self._begin(m, event.step, event.versions, now)
 
@@ -225,7 +227,7 @@ class Authority:
         """Counts a member that holds these versions."""
         self.members.begin(m, step, versions)
         m.heard_at = now
-        self._belief.reached(step, now)
+        self._validator.reached(step, now)
         record = actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})
         return [record, news.Begun(m.learner, m.incarnation, step, tuple(versions)), *self._counts(m, now)]
 
@@ -252,7 +254,7 @@ class Authority:
         holds; if that is impossible too, it is welcomed as if it held nothing.
         """
         m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
-        if self._belief.too_early(report.learner, report.step, versions, now):
+        if self._validator.too_early(report.learner, report.step, versions, now):
             return self._keep_back(report, m, now)
         if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
             return self._stranger(report, m)
@@ -260,7 +262,7 @@ class Authority:
             self._kept_back.pop(m.learner, None)
         if m.state is State.JOINING and m.goes_on and not report.adopted:
             return self._welcome_again(m, now)
-        if not self._belief.can_report(report, now):
+        if not self._validator.can_report(report, now):
             out: Said = [actions.Drop(report.learner, "impossible report")]
             recovering = m.state is State.JOINING and not report.adopted
             return out if recovering else [*out, self._dismiss(m.learner, m.incarnation)]
@@ -277,7 +279,7 @@ class Authority:
             m.reported_at = now
         m.heard_at = now
         self.members.take(m, report)
-        pace = self._belief.reached(report.step, now)
+        pace = self._validator.reached(report.step, now)
         if pace is not None and self.policy.quorum == 1:
             out.append(actions.Record("clock_ahead", {"learner": m.learner, "pace": pace}))
         return [*out, news.Heard(report, m.step_time.value)]
@@ -300,7 +302,7 @@ class Authority:
         out: Said = []
         for report in sorted(self._kept_back.values(), key=lambda report: report.step):
             versions = [c.version for c in report.counters]
-            if not self._belief.too_early(report.learner, report.step, versions, now):
+            if not self._validator.too_early(report.learner, report.step, versions, now):
                 out += self._reported(report, now)
         return out
 

@@ -124,7 +124,7 @@ class Assembly:
         sync, outer = self.experiment.sync, self.experiment.outer
         shapes = self.recipe.shapes  # a loop that has none says so itself
         try:
-            return fragment(shapes, sync.num_fragments, outer.fragmentation, split_large=outer.split_large)
+            return fragment(shapes, sync.num_fragments, outer.fragmentation)
         except ValueError as error:
             raise ConfigError(f"config.sync.num_fragments: {error}") from None
 

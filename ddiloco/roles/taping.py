@@ -35,6 +35,9 @@ from ddiloco.settings.experiment import Experiment, all_settings
 _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
 
 
+MAX_BYTES = 4 << 30  # of one process's tape, which then ends
+
+
 class Tapes:
     """Makes a run's tapes, unless its settings ask for none or it has no folder."""
 
@@ -50,7 +53,6 @@ class Tapes:
     ) -> None:
         """`clock`: the cores' time, in seconds. `wall`: unix seconds. `record` gets alarms. `run`: its id."""
         self.folder = workdir / FOLDER if workdir is not None and experiment.tape.enabled else None
-        self._most_bytes = experiment.tape.max_gib * (1 << 30)
         self._experiment, self._layout, self._record = experiment, layout, record
         self._clock, self._wall, self._run = clock, wall, run
 
@@ -71,7 +73,7 @@ class Tapes:
         position = equipment.batches.get_state()
         header = self._header("learner", learner, process, machine, position=position, resumed=resumed)
         path = learner_tape(self.folder, learner, process)
-        return LearnerTape(learner, process, path, header, self._record, self._most_bytes)
+        return LearnerTape(learner, process, path, header, self._record, MAX_BYTES)
 
     def syncer(
         self,
@@ -103,7 +105,7 @@ class Tapes:
         if part is not None:
             role, path, begun["part"] = "part", part_tape(self.folder, part, process), part
         header = self._header(role, None, process, machine_of(None), **begun)
-        return SyncerTape(path, header, self._record, self._most_bytes)
+        return SyncerTape(path, header, self._record, MAX_BYTES)
 
     def _header(
         self, role: str, learner: int | None, process: int, machine: Machine, **begun_from: Any

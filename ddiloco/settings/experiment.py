@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS, model_of, name_of
+from ddiloco.observe.writers import NEEDS
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.settings import loop
-from ddiloco.settings.log import LogConfig
+from ddiloco.settings import loop, removed
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.saving import SnapshotConfig, TapeConfig
@@ -19,6 +19,25 @@ from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import task_class
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    """How much is logged during training."""
+
+    every: int = setting(4, "steps between two points of a learner's curves", at_least=1)
+    writers: tuple[str, ...] = setting(
+        ("tensorboard",), "where curves go; the page draws its own", choices=tuple(NEEDS)
+    )
+    json: bool = setting(False, "whether processes print JSON, a line an object, with what it is about")
+    peak_flops: float | None = setting(
+        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
+    )
+    page: str = setting(
+        "127.0.0.1:7071",
+        "HOST:PORT of the run's page; on the loopback another port if it is taken; '': none",
+    )
+
 
 if TYPE_CHECKING:
     from ddiloco.tasks.task import Task
@@ -314,6 +333,7 @@ class Experiment:
 
 def parse(config: Mapping[str, Any]) -> Experiment:
     """An Experiment from a ConfigDict or from what `to_json` gave; raises ConfigError, in one line."""
+    removed.check(config)
     values = dict(config.items())
     model = dict(values.pop("model", {}).items())
     name = model.pop("name", "dense")

@@ -6,6 +6,9 @@ import dataclasses
 
 from ddiloco.config import setting
 
+HANDSHAKE = 20.0
+"""Seconds that joining may take."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RemoteConfig:
@@ -39,7 +42,6 @@ class RemoteConfig:
         "seconds without a sign of the other end until it is asked for one, and again to answer",
         above=0.0,
     )
-    handshake: float = setting(20.0, "seconds that joining may take", above=0.0)
     longest_backoff: float = setting(
         15.0, "seconds between two tries to reach the syncer, or to restart a process, at most", above=0.0
     )

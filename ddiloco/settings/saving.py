@@ -12,7 +12,6 @@ class TapeConfig:
     """Whether a run can be replayed."""
 
     enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
-    max_gib: float = setting(4.0, "size of one process's tape at which it ends, with an alarm", above=0.0)
 
 
 @dataclasses.dataclass(frozen=True)

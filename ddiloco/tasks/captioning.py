@@ -12,7 +12,7 @@ import numpy as np
 
 from ddiloco.config import setting
 from ddiloco.data.batches import Batches, Selection
-from ddiloco.data.canvases import caption_length, held_out_canvases, make_canvas_batches
+from ddiloco.data.images import caption_length, held_out_canvases, make_canvas_batches
 from ddiloco.data.settings import CanvasConfig
 from ddiloco.data.tokenizers import ByteTokenizer, check_bytes
 from ddiloco.tasks.task import Batch, Task

@@ -38,7 +38,7 @@ class SampleConfig:
 
 
 def text_row(length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of the arrays of a row of `length` tokens, as from `ddiloco.data.packing.rows`."""
+    """Shape and dtype of the arrays of a row of `length` tokens, as from `ddiloco.data.text.rows`."""
     return dict.fromkeys(_ROW, jax.ShapeDtypeStruct((length,), jnp.int32))
 
 

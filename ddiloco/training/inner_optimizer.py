@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.config import Marks, setting
 from ddiloco.models.parameter import Axes
+from ddiloco.outer.sharded_rows import ways
 from ddiloco.outer.stacks import is_stack
-from ddiloco.training.muon import muon
 
 _OF_STATES = Marks(may_change="never", because="the learners' inner states have its arrays")
 
@@ -35,16 +38,12 @@ class InnerConfig:
     warmup_steps: int = setting(40, "steps of linear warm-up", at_least=0)
     final_fraction: float = setting(0.1, "share of the peak left at the end", at_least=0.0, at_most=1.0)
     weight_decay: float = setting(0.1, "decoupled decay, times the learning rate", at_least=0.0)
-    decay_embeddings: bool = setting(False, "decay the input embedding too")
     b1: float = setting(0.9, "decay of Adam's first moment", at_least=0.0, below=1.0)
     b2: float = setting(0.95, "decay of Adam's second moment", at_least=0.0, below=1.0)
     mu_dtype: str = setting(
         "float32", "type in which first moments are kept", choices=("bfloat16", "float32"), **_OF_STATES
     )
     momentum: float = setting(0.95, "decay of Muon's mean of gradients", at_least=0.0, below=1.0)
-    update_rms: float = setting(
-        0.2, "root mean square of Muon's update before the learning rate; 0.2 is like Adam's", above=0.0
-    )
     eps: float = setting(1e-8, "added to the root of Adam's second moment", above=0.0)
     clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
     accumulation: int = setting(
@@ -67,12 +66,11 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: int) -> np.fl
     return np.float32(config.learning_rate * warm * share)
 
 
-def decay_mask(config: InnerConfig, params: Mapping[str, Any]) -> dict[str, bool]:
-    """Which parameters decay: matrices, embeddings only if configured, and never a norm or a bias."""
+def decay_mask(params: Mapping[str, Any]) -> dict[str, bool]:
+    """Which parameters decay: matrices, but no embedding, norm or bias."""
 
     def decays(name: str, axes: int) -> bool:
-        matrix = axes >= 2 and not name.endswith("/bias")
-        return matrix and (config.decay_embeddings or not name.startswith("embed"))
+        return axes >= 2 and not name.endswith("/bias") and not name.startswith("embed")
 
     return {name: decays(name, leaf.ndim - is_stack(name)) for name, leaf in params.items()}
 
@@ -112,10 +110,191 @@ def make_inner_optimizer(
         parts.append(optax.clip_by_global_norm(config.clip_norm))
     scaled = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype)
     if config.optimizer == "muon":
-        scaled = muon(axes, config.momentum, config.mu_dtype, config.update_rms, scaled, shardings)
+        scaled = muon(axes, config.momentum, config.mu_dtype, scaled, shardings)
     parts.append(scaled)
     if config.weight_decay:
-        mask = functools.partial(decay_mask, config)
-        parts.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
+        parts.append(optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
     parts.append(scale_by_rate())
     return optax.with_extra_args_support(optax.chain(*parts))
+
+
+# Muon: the momentum of each matrix of the layers, made orthogonal.
+_ITERATIONS, _COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
+_EPS = 1e-8  # added to the norm of a momentum
+# Root mean square of an update of full rank before the learning rate, whatever the shape (arXiv 2502.16982,
+# equation 4): Adam's, so that both parts share a learning rate.
+_UPDATE_RMS = 0.2
+
+
+class MuonState(NamedTuple):
+    """What Muon keeps from step to step."""
+
+    steps: jax.Array  # taken, int32
+    mu: optax.Updates  # the mean of the gradients of each matrix
+
+
+def is_matrix(name: str, axes: Axes) -> bool:
+    """Whether a parameter is a matrix of a layer, or a stack of these.
+
+    A matrix leads from the model's width to other axes or back. Each layer of a stack and each expert has
+    its own. Embeddings, heads, routers, norms and biases are none.
+
+    Example:
+      >>> is_matrix("layers/0:4/up", ("layer", "embed", "mlp")), is_matrix("head", ("embed", "vocab"))
+      (True, False)
+    """
+    own = [axis for axis in axes if axis not in ("layer", "expert")]
+    return "layers/" in name and len(own) >= 2 and None not in own and "embed" in own
+
+
+def muon(
+    axes: Mapping[str, Axes],
+    momentum: float,
+    mu_dtype: str,
+    others: optax.GradientTransformation,
+    shardings: Mapping[str, NamedSharding] | None = None,
+) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024) for the matrices of layers: Nesterov's momentum, made orthogonal.
+
+    Args:
+      axes: the logical axes of every parameter.
+      momentum: decay of the mean of gradients.
+      mu_dtype: the type in which that mean is kept.
+      others: moves all other parameters.
+      shardings: of every parameter, on the mesh whose devices share the matrices; None: one device has all.
+    """
+
+    def init(params: optax.Params) -> MuonState:
+        return MuonState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params, dtype=mu_dtype))
+
+    def update(
+        gradients: optax.Updates, state: MuonState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, MuonState]:
+        del params
+        mu = optax.tree.update_moment(gradients, state.mu, momentum, 1)
+        steps = optax.safe_increment(state.steps)
+        # Without bias, like Nadam's: the gradient counts as the next step will have it.
+        mean = optax.tree.bias_correction(mu, momentum, steps + 1)
+        gradients = optax.tree.bias_correction(gradients, momentum, steps)
+        ahead = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, mean, gradients)
+        whole = {name: x for name, x in ahead.items() if name in matrices}  # the rest is masked
+        turned = _all_orthogonal(whole, axes, shardings)
+        return {**ahead, **turned}, MuonState(steps, optax.tree.cast(mu, mu_dtype))
+
+    matrices = {name for name, names in axes.items() if is_matrix(name, names)}
+    parts = {"matrices": optax.GradientTransformation(init, update), "others": others}
+    return optax.partition(
+        parts, lambda params: {name: "matrices" if name in matrices else "others" for name in params}
+    )
+
+
+def _all_orthogonal(
+    stacks: Mapping[str, jax.Array],
+    axes: Mapping[str, Axes],
+    shardings: Mapping[str, NamedSharding] | None,
+) -> dict[str, jax.Array]:
+    """Each matrix made orthogonal, and scaled to one root mean square.
+
+    On several devices each takes some matrices whole, in one exchange there and one back: a product of what
+    lies divided would be an exchange for each of the iterations. All matrices of one size are dealt out
+    together, since a stack has too few for all devices.
+    """
+    flat = {name: _flat(stack, axes[name]) for name, stack in stacks.items()}
+    if shardings is None or all(sharding.num_devices == 1 for sharding in shardings.values()):
+        turned = {name: _orthogonal(x) for name, x in flat.items()}
+    else:
+        specs = {name: _flat_spec(axes[name], shardings[name].spec) for name in flat}
+        turned = _shared(flat, specs, next(iter(shardings.values())).mesh)
+    return {
+        name: _as_it_was(x * (_UPDATE_RMS * math.sqrt(max(x.shape[-2:]))), axes[name], stacks[name].shape)
+        for name, x in turned.items()
+    }
+
+
+def _shared(
+    flat: Mapping[str, jax.Array], specs: Mapping[str, PartitionSpec], mesh: Mesh | AbstractMesh
+) -> dict[str, jax.Array]:
+    """Stacks of matrices (E, L, D, F) made orthogonal, some of each size on each device."""
+    groups: dict[Any, list[str]] = collections.defaultdict(list)
+    for name, x in flat.items():
+        groups[*x.shape[2:], specs[name]].append(name)
+    found: dict[str, jax.Array] = {}
+    for (*_, spec), names in groups.items():
+        dealt = functools.partial(_dealt, mesh, spec)
+        on_devices = jax.shard_map(dealt, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        found.update(zip(names, on_devices(*(flat[name] for name in names)), strict=True))
+    return found
+
+
+def _dealt(mesh: Mesh | AbstractMesh, spec: PartitionSpec, *stacks: jax.Array) -> list[jax.Array]:
+    """On each device: its parts of some stacks of one size become whole matrices, and parts again.
+
+    Devices that divide experts or layers among them have matrices of their own to begin with; those
+    that have the same ones take some each. To deal out even numbers, some are taken twice.
+    """
+    parts = [(part,) if isinstance(part, str) else part or () for part in spec]
+    *_, width, rest = parts
+    divided = [(names, axis) for names, axis in ((width, 1), (rest, 2)) if names]
+    same = tuple(name for name, size in mesh.shape.items() if size > 1 and not any(name in p for p in parts))
+    copies = ways(mesh, same)
+    shares = copies * math.prod(ways(mesh, names) for names, _ in divided)
+    x = jnp.concatenate([stack.reshape(-1, *stack.shape[2:]) for stack in stacks])
+    number = math.ceil(len(x) / shares) * shares
+    x = jnp.concatenate([x] * math.ceil(number / len(x)))[:number]
+    x = jax.lax.optimization_barrier(x)  # else XLA may exchange parts of stacks that lie in different orders
+    if same:
+        share = number // copies
+        x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(same) * share, share)
+    for names, axis in divided:
+        x = jax.lax.all_to_all(x, names, split_axis=0, concat_axis=axis, tiled=True)
+    x = _orthogonal(x)
+    for names, axis in reversed(divided):
+        x = jax.lax.all_to_all(x, names, split_axis=axis, concat_axis=0, tiled=True)
+    if same:
+        x = jax.lax.all_gather(x, same, tiled=True)
+    ends = itertools.accumulate(math.prod(stack.shape[:2]) for stack in stacks)
+    return [part.reshape(s.shape) for part, s in zip(jnp.split(x, list(ends)), stacks, strict=False)]
+
+
+def _orthogonal(x: jax.Array) -> jax.Array:
+    """Matrices (..., D, F) with singular values near one: the quintic iteration of Newton and Schulz."""
+    a, b, c = _COEFFICIENTS
+    high = x.shape[-2] > x.shape[-1]
+    x = x.mT if high else x
+    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + _EPS)
+    for _ in range(_ITERATIONS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if high else x
+
+
+def _order(axes: Axes) -> list[int]:
+    """The axes of an array by their place in `_flat`'s, which is 3 for all that it has none for."""
+    return sorted(range(len(axes)), key=lambda i: (_place(axes[i]), i))
+
+
+def _place(axis: str | None) -> int:
+    return {"expert": 0, "layer": 1, "embed": 2}.get(axis or "", 3)
+
+
+def _flat(stack: jax.Array, axes: Axes) -> jax.Array:
+    """Experts, layers, the model's width, and the rest: (E, L, D, F), where E or L may be 1."""
+    sizes = [1, 1, 1, 1]
+    for axis, size in zip(axes, stack.shape, strict=True):
+        sizes[_place(axis)] *= size
+    return stack.transpose(_order(axes)).reshape(sizes)
+
+
+def _flat_spec(axes: Axes, spec: PartitionSpec) -> PartitionSpec:
+    """How what `_flat` returns lies where it need not move: of axes that become one, as the first."""
+    parts: dict[int, Any] = {}
+    for axis, part in zip(axes, spec, strict=True):
+        parts.setdefault(_place(axis), part)
+    return PartitionSpec(*(parts.get(place) for place in range(4)))
+
+
+def _as_it_was(flat: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
+    """Undoes `_flat`."""
+    order = _order(axes)
+    back = sorted(range(len(order)), key=lambda i: order[i])
+    return flat.reshape([shape[i] for i in order]).transpose(back)

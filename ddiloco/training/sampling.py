@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +49,18 @@ def sample(
         stop = min(window + 1, known.size + num_tokens - drawn.size)
         row = np.zeros(window + 1, np.int32)
         row[: known.size] = known
-        filled = np.asarray(fill(row, known.size, stop, temperature, keys, drawn.size))
+        filled = np.asarray(fill(row, known.size, stop, _Draws(temperature, keys, drawn.size)))
         drawn = np.concatenate([drawn, filled[known.size : stop]])
         known = filled[:stop][-max(1, window // 2) :]
     return drawn
+
+
+class _Draws(NamedTuple):
+    """How tokens are drawn: a key for each of all that are wanted, of which so many have been used."""
+
+    temperature: jax.Array | float
+    keys_N: jax.Array
+    so_far: jax.Array | int
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -63,9 +71,7 @@ def _fill(
     tokens_T: jax.Array,
     length: jax.Array,
     stop: jax.Array,
-    temperature: jax.Array,
-    keys_N: jax.Array,
-    drawn: jax.Array,
+    draws: _Draws,
 ) -> jax.Array:
     """The row of window + 1 tokens, of which `length` are known, with those up to `stop` drawn."""
     decoder, places_S = module_of(config, params), jnp.arange(tokens_T.shape[0] - 1)
@@ -81,9 +87,9 @@ def _fill(
             x_1x1xD = decoder.embed(tokens_T[place][None, None])
             x_1x1xD, cache = decoder.extend(x_1x1xD, place, cache, seen_S[None, None, None], constrain)
             logits_V = _logits(decoder, x_1x1xD, constrain)[0]
-        key = keys_N[drawn + place - (length - 1)]
-        token = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
-        token = jnp.where(temperature > 0, token, jnp.argmax(logits_V)).astype(jnp.int32)
+        key = draws.keys_N[draws.so_far + place - (length - 1)]
+        token = jax.random.categorical(key, logits_V / jnp.maximum(draws.temperature, 1e-6))
+        token = jnp.where(draws.temperature > 0, token, jnp.argmax(logits_V)).astype(jnp.int32)
         return tokens_T.at[place + 1].set(token), cache
 
     return jax.lax.fori_loop(length - 1, stop - 1, extend, (tokens_T, cache))[0]

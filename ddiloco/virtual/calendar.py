@@ -45,7 +45,7 @@ class Calendar:
         return True
 
 
-class Alarm:
+class Timer:
     """A call that is to be made at the earliest of the times asked for, as for a core's next deadline."""
 
     def __init__(self, calendar: Calendar, call: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddiloco.goodput.accounting import State
@@ -9,12 +10,24 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.virtual.calendar import Calendar
-from ddiloco.virtual.learner_process import Place, VirtualLearner
+from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
 from ddiloco.virtual.lives import PAUSES, Change
 from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
 INCARNATIONS_EACH = 1000  # between processes: more than one process ever rejoins
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+    """How long what is not simulated takes, in virtual seconds."""
+
+    merge: Callable[[], float] = lambda: 0.0
+    notice_seconds: float = 0.0  # until the syncer hears of a death
+    recovery_seconds: float = 0.0  # from a learner's start until it asks to join
+
+
+_NONE = Durations()
 
 
 class Fleet:
@@ -27,25 +40,22 @@ class Fleet:
         self,
         policy: SyncPolicy,
         total_steps: int | None,
-        places: Mapping[int, Place],
+        places: Mapping[int, VirtualPlace],
         learner_arrays: Callable[[int], LearnerArrays],
         syncer_arrays: SyncerArrays,
         *,
-        merge_time: Callable[[], float] = lambda: 0.0,
-        notice_seconds: float = 0.0,
-        recovery_seconds: float = 0.0,
+        takes: Durations = _NONE,
         observer: Observer | None = None,
         make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
     ) -> None:
-        """`notice_seconds`: until the syncer hears of a death; `recovery_seconds`: from start to join."""
+        """`takes`: how long what is not simulated takes."""
         self.calendar = Calendar()
         self.policy = policy
         self.places = places
         self.processes: dict[int, VirtualLearner] = {}  # the newest of each learner
         self._total_steps = total_steps
         self._learner_arrays = learner_arrays
-        self._notice_seconds = notice_seconds
-        self._recovery_seconds = recovery_seconds
+        self._takes = takes
         self._observer = observer or Observer()
         self._routes: dict[tuple[int, int], VirtualLearner] = {}
         self.syncer = make_syncer(
@@ -54,7 +64,7 @@ class Fleet:
             syncer_arrays,
             self.calendar,
             self._observer,
-            merge_time,
+            takes.merge,
             self._deliver,
             {learner: place.down for learner, place in places.items()},
         )
@@ -106,7 +116,7 @@ class Fleet:
         if process is not None and process.alive:
             incarnation = process.core.incarnation
             process.die()
-            wait = self._notice_seconds if notice_seconds is None else notice_seconds
+            wait = self._takes.notice_seconds if notice_seconds is None else notice_seconds
             lost = events.LearnerLost(learner, incarnation, "died")
             self.calendar.after(wait, self.syncer.take, lost)
         elif place.recovering:
@@ -123,7 +133,7 @@ class Fleet:
         place.recovering = True
         place.share, place.paused = 1.0, None
         self._observer.entered(learner, State.RECONFIGURING, place.chips, self.calendar.now)
-        self.calendar.after(self._recovery_seconds, self._join_if_expected, learner, place.plan)
+        self.calendar.after(self._takes.recovery_seconds, self._join_if_expected, learner, place.plan)
 
     def leave(self, learner: int) -> None:
         """The learner departs and says so; its chips are given back."""

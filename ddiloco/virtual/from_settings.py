@@ -13,8 +13,8 @@ from ddiloco.goodput.lives import JobChange, job_changes, job_chips
 from ddiloco.goodput.spare_capacity import draw_extra
 from ddiloco.outer.encoding import Traffic
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
-from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.fleet import Durations, Fleet
+from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import PAUSES, Change, read_trace
 from ddiloco.virtual.ports import LearnerArrays, Observer, SyncerArrays
@@ -179,16 +179,14 @@ def make_fleet(
         )
         return Link(quality, random.Random(f"{experiment.seed} {direction} {learner}"))
 
-    places = {m: Place(times[m], link(m, "up"), link(m, "down"), chips[m]) for m in range(len(times))}
+    places = {m: VirtualPlace(times[m], link(m, "up"), link(m, "down"), chips[m]) for m in range(len(times))}
     fleet = Fleet(
         experiment.sync,
         total_steps,
         places,
         learner_arrays,
         syncer_arrays,
-        merge_time=lambda: v.merge_seconds,
-        notice_seconds=v.notice_seconds,
-        recovery_seconds=v.recovery_seconds,
+        takes=Durations(lambda: v.merge_seconds, v.notice_seconds, v.recovery_seconds),
         observer=observer,
     )
     fleet.live(lives(experiment))

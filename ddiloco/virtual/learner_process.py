@@ -17,7 +17,7 @@ from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
 
 
 @dataclasses.dataclass
-class Place:
+class VirtualPlace:
     """Where a learner runs: its hardware and its link, which outlive its process.
 
     A process starts on `share` of the chips; with `paused` it takes no step until it is resumed.
@@ -55,7 +55,7 @@ class VirtualLearner:
     def __init__(
         self,
         core: LearnerCore,
-        place: Place,
+        place: VirtualPlace,
         arrays: LearnerArrays,
         calendar: Calendar,
         observer: Observer,

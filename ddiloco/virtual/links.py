@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.virtual.calendar import Alarm, Calendar
+from ddiloco.virtual.calendar import Calendar, Timer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class WaitingFragments:
         """`send` puts a message on the link."""
         self.messages: dict[int, tuple[Any, ...]] = {}
         self._link, self._calendar, self._send = link, calendar, send
-        self._alarm = Alarm(calendar, self._go_on)
+        self._alarm = Timer(calendar, self._go_on)
 
     def put(self, fragment: int, *message: Any) -> None:
         """Sends it as soon as it is its turn and the link is free."""

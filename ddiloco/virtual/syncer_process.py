@@ -13,7 +13,7 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.roles.exchange import Arrivals, fragments_with
 from ddiloco.roles.snapshots.messages import sender_of
-from ddiloco.virtual.calendar import Alarm, Calendar
+from ddiloco.virtual.calendar import Calendar, Timer
 from ddiloco.virtual.links import Link, WaitingFragments
 from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
 
@@ -47,7 +47,7 @@ class VirtualSyncer:
         self._process = 0
         self._merging_until = 0.0  # merges are made one after the other
         self._updates = {m: WaitingFragments(link, calendar, self._tell) for m, link in downlinks.items()}
-        self._alarm = Alarm(calendar, lambda: self.take(events.Timeout()))
+        self._alarm = Timer(calendar, lambda: self.take(events.Timeout()))
         self._arrivals: Arrivals[Payload] = Arrivals()
         self._early: dict[tuple[int, int], tuple[events.FragmentArrived, Payload]] = {}
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version

@@ -24,7 +24,7 @@ from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
-from experiments.bench.processes import PATIENCE
+from experiments.bench.another_process import PATIENCE
 from experiments.front import cli
 
 

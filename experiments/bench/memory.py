@@ -7,7 +7,7 @@ import tempfile
 
 from ddiloco.run.needs import syncer_needs
 from experiments.bench.measuring import row
-from experiments.bench.syncer_processes import Traffic, assembly_of, play
+from experiments.bench.syncer_processes import PlayedTraffic, assembly_of, play
 
 LEARNERS = (2, 16)
 
@@ -22,7 +22,7 @@ def run(quick: bool = False) -> list[dict]:
     """
     rows = 128 if quick else 2731
     few, many = (
-        Traffic(1, rows, "f32", "f32", overlap=2, steps=72, core=0, learners=learners)
+        PlayedTraffic(1, rows, "f32", "f32", overlap=2, steps=72, core=0, learners=learners)
         for learners in LEARNERS
     )
     assembly = assembly_of(many)
@@ -31,7 +31,7 @@ def run(quick: bool = False) -> list[dict]:
     return [row("memory", _peak(many), _peak(few), size, "MB", model_mb=size, needed_mb=needed)]
 
 
-def _peak(traffic: Traffic) -> float:
+def _peak(traffic: PlayedTraffic) -> float:
     """MB that the syncer's process had at most, over those that it had without a model."""
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         return play(traffic, pathlib.Path(folder) / "syncer").memory / 1e6

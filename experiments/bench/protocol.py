@@ -15,8 +15,8 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.fleet import Durations, Fleet
+from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer
@@ -70,13 +70,13 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, i
     policy = SyncPolicy(num_learners=learners, num_fragments=fragments, overlap=8, quorum=learners // 2)
     rng, sizes = random.Random(0), (0,) * fragments
 
-    def place() -> Place:
+    def place() -> VirtualPlace:
         links = (Link(LinkQuality(latency=0.1), rng) for _ in range(2))
-        return Place(lambda: 1.0 + 0.1 * rng.random(), *links)
+        return VirtualPlace(lambda: 1.0 + 0.1 * rng.random(), *links)
 
     places, nothing = {m: place() for m in range(learners)}, CountingSyncer(Traffic(sizes, sizes, sizes))
     fleet = Fleet(
-        policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, merge_time=lambda: 0.1
+        policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, takes=Durations(lambda: 0.1)
     )
     fleet.live(Change(rng.random(), m, "join") for m in range(learners))
     core = fleet.syncer.core = _Timed(policy)

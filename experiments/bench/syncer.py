@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.bench.another_process import another_process, heard
 from experiments.bench.durability import write
 from experiments.bench.measuring import medians, row
-from experiments.bench.processes import another_process, heard
-from experiments.bench.syncer_processes import Played, Traffic, play
+from experiments.bench.syncer_processes import Played, PlayedTraffic, play
 from experiments.bench.wire import receive
 
 PARTS = (1, 2, 4)
@@ -49,22 +49,24 @@ def run(quick: bool = False) -> list[dict]:
     found = []
     for codecs in CODECS[:1] if quick else CODECS:
         name = "/".join(codecs)
-        in_turn = Traffic(1, rows, *codecs, 0, steps, core)
+        in_turn = PlayedTraffic(1, rows, *codecs, 0, steps, core)
         if not quick:
             in_turn = dataclasses.replace(in_turn, rows=8192, fragments=6, steps=36)
         found += _stages(name, *_play(in_turn), limits)
         if codecs in CODECS[:1]:
-            scaled = [Traffic(s, rows, *codecs, 16, steps, core, TURNS) for s in ((2,) if quick else PARTS)]
+            scaled = [
+                PlayedTraffic(s, rows, *codecs, 16, steps, core, TURNS) for s in ((2,) if quick else PARTS)
+            ]
             found += _scaling(name, [_play(traffic) for traffic in scaled])
     return found
 
 
-def _play(traffic: Traffic) -> tuple[Traffic, Played]:
+def _play(traffic: PlayedTraffic) -> tuple[PlayedTraffic, Played]:
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         return traffic, play(traffic, pathlib.Path(folder) / "syncer")
 
 
-def _stages(name: str, traffic: Traffic, run: Played, limits: dict[str, float]) -> list[dict]:
+def _stages(name: str, traffic: PlayedTraffic, run: Played, limits: dict[str, float]) -> list[dict]:
     size, learners = traffic.fragment_bytes, traffic.learners
     up, down = run.planned
     moved = {
@@ -90,7 +92,7 @@ def _stages(name: str, traffic: Traffic, run: Played, limits: dict[str, float]) 
     return found
 
 
-def _scaling(name: str, scaled: list[tuple[Traffic, Played]]) -> list[dict]:
+def _scaling(name: str, scaled: list[tuple[PlayedTraffic, Played]]) -> list[dict]:
     payload = {t.parts: r.rate * t.learners * t.fragment_bytes / 1e9 for t, r in scaled}
     first = payload[min(payload)]
     return [
@@ -99,7 +101,7 @@ def _scaling(name: str, scaled: list[tuple[Traffic, Played]]) -> list[dict]:
     ]
 
 
-def _more(traffic: Traffic, run: Played) -> dict[str, Any]:
+def _more(traffic: PlayedTraffic, run: Played) -> dict[str, Any]:
     rounds = len(run.rounds)
     spent = {
         f"{process}_{purpose}_ms_a_round": 1e3 * seconds / rounds

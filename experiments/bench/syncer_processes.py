@@ -33,8 +33,8 @@ from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, parse
 from ddiloco.training import platform
+from experiments.bench.another_process import PATIENCE, another_process, heard
 from experiments.bench.measuring import Seconds, processor_seconds, resident_bytes
-from experiments.bench.processes import PATIENCE, another_process, heard
 from experiments.front import cli
 
 TOKENS = 1  # of a step, as learners claim
@@ -42,7 +42,7 @@ _TURN_SECONDS = 0.04
 
 
 @dataclasses.dataclass(frozen=True)
-class Traffic:
+class PlayedTraffic:
     """What is played: every round has all learners, and `overlap` rounds are in flight.
 
     Attributes:
@@ -112,7 +112,7 @@ class Played:
         return (len(times) - 1) / (times[-1] - times[0])
 
 
-def play(traffic: Traffic, folder: pathlib.Path) -> Played:
+def play(traffic: PlayedTraffic, folder: pathlib.Path) -> Played:
     """Starts all processes, the syncer's durable state in the folder, and lets them run to the end."""
     with contextlib.ExitStack() as stack:
         main = stack.enter_context(another_process(_main, traffic, folder))
@@ -203,7 +203,7 @@ class _Matrices:
 
     samples, batches = False, None
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: PlayedTraffic) -> None:
         self.shapes = {f"layers/{p}/kernel": (traffic.rows, 1024) for p in range(traffic.fragments)}
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
@@ -213,7 +213,7 @@ class _Matrices:
         pass
 
 
-def _experiment(traffic: Traffic) -> Experiment:
+def _experiment(traffic: PlayedTraffic) -> Experiment:
     config = cli.load_config("configs/dense.py:tiny,streaming")
     config.driver, config.tape.enabled, config.eval.every, config.sample.tokens = "remote", False, None, 0
     ahead = traffic.overlap
@@ -226,18 +226,18 @@ def _experiment(traffic: Traffic) -> Experiment:
     return parse(config)
 
 
-def assembly_of(traffic: Traffic) -> Assembly:
+def assembly_of(traffic: PlayedTraffic) -> Assembly:
     """What the syncer's processes and the learners are made of."""
     return Assembly(_experiment(traffic), _Matrices(traffic))
 
 
-def _pin(traffic: Traffic, merges: bool) -> None:
+def _pin(traffic: PlayedTraffic, merges: bool) -> None:
     """Has this process run on the core of those that merge, or else on the others."""
     others = os.sched_getaffinity(0) - {traffic.core}
     os.sched_setaffinity(0, {traffic.core} if merges or not others else others)
 
 
-def _prepared(pipe: Connection, traffic: Traffic, merges: bool) -> tuple[Assembly, Listening]:
+def _prepared(pipe: Connection, traffic: PlayedTraffic, merges: bool) -> tuple[Assembly, Listening]:
     """What each of the syncer's processes begins with."""
     _pin(traffic, merges)
     platform.prepare(cache=False)
@@ -247,7 +247,7 @@ def _prepared(pipe: Connection, traffic: Traffic, merges: bool) -> tuple[Assembl
     return assembly, Listening("127.0.0.1:0", Security(), e.remote, e.most_learners)
 
 
-def _main(pipe: Connection, traffic: Traffic, folder: pathlib.Path) -> None:
+def _main(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> None:
     """The process that learners join; the only one, or the authority of several."""
     ledger: dict[str, Any] = {"rounds": [], "sent": 0, "received": 0}
 
@@ -268,7 +268,9 @@ def _main(pipe: Connection, traffic: Traffic, folder: pathlib.Path) -> None:
     pipe.send({**ledger, "memory": resident_bytes("VmHWM") - before})
 
 
-def _part(pipe: Connection, traffic: Traffic, folder: pathlib.Path, authority: str, number: int) -> None:
+def _part(
+    pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path, authority: str, number: int
+) -> None:
     assembly, listening = _prepared(pipe, traffic, merges=True)
     named = {"authority": authority, "part": number, "folder": folder}
     run = PartRun(assembly, threading.Event(), listening=listening, security=Security(), **named)
@@ -276,7 +278,7 @@ def _part(pipe: Connection, traffic: Traffic, folder: pathlib.Path, authority: s
     assert why is None, why
 
 
-def _learners(pipe: Connection, traffic: Traffic, address: str) -> None:
+def _learners(pipe: Connection, traffic: PlayedTraffic, address: str) -> None:
     """All learners, each on a thread of its own."""
     _pin(traffic, merges=False)
     platform.prepare(cache=False)

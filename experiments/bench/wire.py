@@ -30,8 +30,8 @@ from ddiloco.roles.exchange import EventDelivery
 from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
+from experiments.bench.another_process import PATIENCE, another_process, heard
 from experiments.bench.measuring import medians, row
-from experiments.bench.processes import PATIENCE, another_process, heard
 
 CONFIG = RemoteConfig(gather=PATIENCE)
 

@@ -28,6 +28,7 @@ from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.disk.folders import check_folder, make_folder
 from ddiloco.observe import terminal
+from ddiloco.settings import removed
 from experiments.front import path_flags, streams
 
 if TYPE_CHECKING:
@@ -391,6 +392,8 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
         if parts[:i] == ["model", "settings"] and part not in value:
             value[part] = literal(text)  # of a loop, whose function alone knows what it takes
         if not isinstance(value, ConfigDict) or part not in value:
+            if gone := removed.refusal(path):
+                raise UsageError(gone)
             known = list(value) if isinstance(value, ConfigDict) else []
             close = difflib.get_close_matches(part, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known)) or 'nothing'}"

@@ -14,7 +14,7 @@ _names = {1: "stdout", 2: "stderr"}  # of sys, by descriptor
 _best_effort = threading.Event()
 
 
-class Output(io.FileIO):
+class OutputStream(io.FileIO):
     """The raw end of a standard stream, on which writing never fails; the first error is kept."""
 
     error: OSError | None = None
@@ -51,7 +51,9 @@ def open_closed() -> None:
             os.set_inheritable(number, True)
     for number, name in _names.items():
         if getattr(sys, name) is None:  # it was closed when Python started
-            setattr(sys, name, _text(Output(number, "w", closefd=False), "utf-8", "backslashreplace", True))
+            setattr(
+                sys, name, _text(OutputStream(number, "w", closefd=False), "utf-8", "backslashreplace", True)
+            )
 
 
 def protect() -> None:
@@ -65,7 +67,7 @@ def protect() -> None:
             old.flush()
         errors = "backslashreplace" if old.errors == "strict" else old.errors
         lines = old.line_buffering or old.write_through
-        setattr(sys, name, _text(Output(number, "w", closefd=False), old.encoding, errors, lines))
+        setattr(sys, name, _text(OutputStream(number, "w", closefd=False), old.encoding, errors, lines))
 
 
 def best_effort() -> None:
@@ -76,10 +78,10 @@ def best_effort() -> None:
 def failure() -> OSError | None:
     """Why results on standard output were not all written; None where they were, or are no results."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return raw.error if isinstance(raw, Output) and not _best_effort.is_set() else None
+    return raw.error if isinstance(raw, OutputStream) and not _best_effort.is_set() else None
 
 
-def _text(raw: Output, encoding: str, errors: str, line_buffering: bool) -> io.TextIOWrapper:
+def _text(raw: OutputStream, encoding: str, errors: str, line_buffering: bool) -> io.TextIOWrapper:
     stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=line_buffering)
     stream.mode = "w"
     return stream

@@ -111,7 +111,7 @@ class LyingRun(VirtualRun):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class LiarOutcome:
     """What became of a run."""
 
     loss: float  # of the global model on held-out rows, at the end
@@ -123,21 +123,21 @@ class Outcome:
     alarms: tuple[str, ...]  # in the order in which they were raised, each once
 
 
-def run(experiment: Experiment, liars: dict[int, Lies]) -> Outcome:
+def run(experiment: Experiment, liars: dict[int, Lies]) -> LiarOutcome:
     """Trains to the end with these liars."""
     taken: list[Any] = []
     job = LyingRun(assembly_of(experiment), taken.append, threading.Event(), liars=liars)
     return outcome(taken, job.run())
 
 
-def outcome(taken: Sequence[Any], ended: roles.Outcome) -> Outcome:
+def outcome(taken: Sequence[Any], ended: roles.Outcome) -> LiarOutcome:
     """What the records and the result of a run say."""
     squares = sum(float(np.square(x, dtype=np.float64).sum()) for x in ended.params.values())
     notes = [record for record in taken if isinstance(record, records.Noted)]
     rounds = [note.values for note in notes if note.name == "round"]
     tried = [note.values for note in notes if note.name in ("round", "round_refused")]
     left_out = collections.Counter(learner for values in tried for learner in values.get("left_out", ()))
-    return Outcome(
+    return LiarOutcome(
         loss=ended.eval_loss,
         length=math.sqrt(squares),
         rounds=len(rounds),

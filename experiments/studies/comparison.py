@@ -64,12 +64,12 @@ _OWN_KEYS = ("label", "preset", "paper", "against")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """What is compared: its label, published figures, and its run for each seed."""
 
     label: str
     paper: Mapping[str, float]
-    runs: Mapping[int, runs.Run]
+    runs: Mapping[int, runs.PlannedRun]
     against: str | None = None  # the label of the row whose loss the gap is above
 
 
@@ -79,7 +79,7 @@ def make_rows(
     seeds: Sequence[int],
     given: Sequence[tuple[str, str]],
     output: pathlib.Path,
-) -> list[Row]:
+) -> list[ComparisonRow]:
     """The rows with their runs, whose folders lie in `output`.
 
     Raises:
@@ -87,7 +87,7 @@ def make_rows(
         published figure, or settings that a run cannot have.
     """
     path = argument.partition(":")[0]
-    rows: dict[str, Row] = {}
+    rows: dict[str, ComparisonRow] = {}
     if not comparison:
         raise cli.UsageError(f"config: {argument}: its get_comparison() names no row")
     for entry in comparison:
@@ -103,7 +103,7 @@ def make_rows(
             raise cli.UsageError(f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike")
         config = f"{path}:{preset}" if preset else path
         by_seed = runs.of_each_seed(label, config, [*own, *given], output / folder, seeds)
-        rows[folder] = Row(label, entry.get("paper", {}), by_seed, entry.get("against"))
+        rows[folder] = ComparisonRow(label, entry.get("paper", {}), by_seed, entry.get("against"))
     for row in rows.values():
         if row.against not in (None, *(other.label for other in rows.values())):
             told = f"{row.label!r}: is held against {row.against!r}, which is no row"
@@ -125,7 +125,7 @@ def columns_of(argument: str) -> Sequence[str]:
 
 
 def carry_out(
-    rows: Sequence[Row], jobs: int, output: pathlib.Path, name: str, columns: Sequence[str] = SHOWN
+    rows: Sequence[ComparisonRow], jobs: int, output: pathlib.Path, name: str, columns: Sequence[str] = SHOWN
 ) -> int:
     """Runs what the rows lack, and writes their figures as `name`.json, .md and .png; the exit code.
 
@@ -133,7 +133,7 @@ def carry_out(
     """
     from experiments.studies import comparison_figure
 
-    def write(_: runs.Run | None = None) -> None:
+    def write(_: runs.PlannedRun | None = None) -> None:
         results = digest(rows)
         text = json.dumps({"rows": results}, indent=2, allow_nan=False)
         (output / f"{name}.json").write_text(text + "\n")
@@ -147,7 +147,7 @@ def carry_out(
     return runs.tell_failed(failed)
 
 
-def digest(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def digest(rows: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
     """The figures of every row, ready for JSON: of each finished run, their means and standard deviations.
 
     A run of other settings has not finished. A figure that no run has is None; so is the standard deviation
@@ -230,7 +230,7 @@ def _unknown(name: str) -> str:
     return f"no figure {name!r}; known: {', '.join(COLUMNS)}"
 
 
-def _entry(seed: int, run: runs.Run) -> dict[str, Any]:
+def _entry(seed: int, run: runs.PlannedRun) -> dict[str, Any]:
     finished = run.lacks() is None
     summary = runs.read_summary(run.workdir) if finished else {}
     moved, by_score = traffic.moved(run.workdir, summary)

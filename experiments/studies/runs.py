@@ -79,7 +79,7 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A run of `experiments.train`, which need not have begun."""
 
     name: str  # among others
@@ -99,7 +99,7 @@ class Run:
         return lacking(self.workdir, self.settings)
 
 
-def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: pathlib.Path) -> Run:
+def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: pathlib.Path) -> PlannedRun:
     """The run of that name; to be asked for before any run starts.
 
     Its command has no override that the run makes no use of: all runs have those of a whole grid.
@@ -117,10 +117,10 @@ def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: 
         settings = to_json(parse(cli.resolve(config, used)))
     except (cli.UsageError, ConfigError) as error:
         raise cli.UsageError(f"{name}: {error}") from None
-    return Run(name, config, used, workdir, settings, idle)
+    return PlannedRun(name, config, used, workdir, settings, idle)
 
 
-def refuse_idle(paths: Iterable[str], planned: Sequence[Run], flag: str = "config.") -> None:
+def refuse_idle(paths: Iterable[str], planned: Sequence[PlannedRun], flag: str = "config.") -> None:
     """Raises UsageError for the first of these settings that none of the runs has a use for.
 
     `flag`: what the setting stands behind in the message.
@@ -136,7 +136,7 @@ def of_each_seed(
     overrides: Sequence[tuple[str, Any]],
     folder: pathlib.Path,
     seeds: Sequence[int],
-) -> dict[int, Run]:
+) -> dict[int, PlannedRun]:
     """A run for each seed, in folders of their own; raises UsageError as `plan` does."""
     return {
         seed: plan(f"{name}, seed {seed}", config, [("seed", seed), *overrides], folder / f"seed={seed}")
@@ -156,7 +156,9 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
 
 
 @ending.interrupts()
-def train(planned: Sequence[Run], jobs: int, ended: Callable[[Run], Sequence[Run] | None]) -> list[str]:
+def train(
+    planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun], Sequence[PlannedRun] | None]
+) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
     Processes are forked from one that has imported everything, where that can be, divide the cores among
@@ -170,12 +172,12 @@ def train(planned: Sequence[Run], jobs: int, ended: Callable[[Run], Sequence[Run
     """
     from ddiloco.launch import processes
 
-    known: list[Run] = []
-    waiting: collections.deque[tuple[int, Run, str]] = collections.deque()  # with its place, and why
-    under_way: dict[int, tuple[Run, BaseProcess]] = {}  # by sentinel
+    known: list[PlannedRun] = []
+    waiting: collections.deque[tuple[int, PlannedRun, str]] = collections.deque()  # with its place, and why
+    under_way: dict[int, tuple[PlannedRun, BaseProcess]] = {}  # by sentinel
     failed, has_run = [], False
 
-    def add(runs: Sequence[Run]) -> None:
+    def add(runs: Sequence[PlannedRun]) -> None:
         for run in runs:
             known.append(run)
             if (why := run.lacks()) is not None:

@@ -23,7 +23,7 @@ OVERLAP = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Host:
+class SyncerHost:
     """A machine of the syncer; by default a common one of a cloud, which is stated, not measured.
 
     Attributes:
@@ -40,7 +40,7 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class LargeRun:
     """A run of the decoupled family, whose fragments are all as large. `step_seconds` is of all learners."""
 
     name: str
@@ -85,7 +85,7 @@ class Rates(NamedTuple):
         return cls(spent["exchange"] / offered, spent["merge"] / offered, spent["disk"] / size)
 
 
-class Needs(NamedTuple):
+class SyncerNeeds(NamedTuple):
     """What a run asks of its syncer.
 
     Attributes:
@@ -112,7 +112,7 @@ class Needs(NamedTuple):
         return max(self.hosts.values())
 
 
-def needs(run: Run, rates: Rates, host: Host) -> Needs:
+def needs(run: LargeRun, rates: Rates, host: SyncerHost) -> SyncerNeeds:
     """Closed forms; the round's stages follow one another, its learners and merge use all cores."""
     size, offered = run.fragment, run.learners * run.fragment
     kept = 3 if run.down == "f32" else 4  # two versions, momentum, and what the update codec left out
@@ -131,18 +131,18 @@ def needs(run: Run, rates: Rates, host: Host) -> Needs:
     hosts = {name: math.ceil(share) for name, share in asked.items()}
     moved = (run.rounds * size for size in (up, down, durable, sum(spent)))
     finer = max(1.0, round_seconds / run.step_seconds / OVERLAP)
-    return Needs(*moved, memory, hosts, round_seconds, math.ceil(run.fragments * finer))
+    return SyncerNeeds(*moved, memory, hosts, round_seconds, math.ceil(run.fragments * finer))
 
 
 RUNS = (
-    Run("9B", 9e9, 0.7),  # docs/results/compile.md, a learner on v5p:4x4x4
-    Run("70B", 70e9, 3.0),
-    Run("1T", 1e12, 10.0),
+    LargeRun("9B", 9e9, 0.7),  # docs/results/compile.md, a learner on v5p:4x4x4
+    LargeRun("70B", 70e9, 3.0),
+    LargeRun("1T", 1e12, 10.0),
 )
 """Step times of 70B and 1T are stated: of learners that are large enough for them."""
 
 
-def table(rows: Sequence[Mapping[str, Any]], host: Host) -> str:
+def table(rows: Sequence[Mapping[str, Any]], host: SyncerHost) -> str:
     """Markdown: what each run needs with each pair of codecs that was measured."""
     names = ["run", "codecs", "GB/s in", "out", "durable", "cores", "host memory"]
     names += ["S by cores, network, disk, memory", "**S**", "a round takes", "P for two steps"]
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
     path = pathlib.Path(arguments[1])
     with cli.reaching("file", path):
         text = path.read_text()
-    print(table(json.loads(text)["rows"], Host()))
+    print(table(json.loads(text)["rows"], SyncerHost()))
     return 0
 
 

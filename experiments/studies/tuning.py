@@ -56,7 +56,7 @@ def _beside(axes: Sequence[Sequence[Any]], point: Point, places: Places, step: i
     return tuple(moved)
 
 
-class Row(NamedTuple):
+class TuningRow(NamedTuple):
     """An algorithm to be tuned.
 
     Attributes:
@@ -77,15 +77,15 @@ class Row(NamedTuple):
     together: Places = ()
 
 
-class Plan(NamedTuple):
+class TuningPlan(NamedTuple):
     """What `get_tuning()` of a config file says: rows, points a row at most, and settings for choosing."""
 
-    rows: list[Row]
+    rows: list[TuningRow]
     budget: int
     choosing: Mapping[str, Any]
 
 
-def plan_of(argument: str) -> Plan:
+def plan_of(argument: str) -> TuningPlan:
     """The plan of `FILE.py[:ARGUMENT]`.
 
     Raises:
@@ -98,7 +98,7 @@ def plan_of(argument: str) -> Plan:
         raise cli.UsageError(f"config: {argument}: its get_tuning(), or a row of it, lacks {error}") from None
 
 
-def _plan(argument: str, given: Mapping[str, Any]) -> Plan:
+def _plan(argument: str, given: Mapping[str, Any]) -> TuningPlan:
     if not given["rows"]:
         raise cli.UsageError(f"config: {argument}: its get_tuning() names no row")
     rows = []
@@ -112,17 +112,19 @@ def _plan(argument: str, given: Mapping[str, Any]) -> Plan:
         start = tuple(entry[name] for name in axes)
         pair = given.get("together", ())
         together = tuple(map(list(axes).index, pair)) if set(pair) <= set(axes) else ()
-        rows.append(Row(entry["label"], entry["preset"], own, axes, start, entry.get("against"), together))
+        rows.append(
+            TuningRow(entry["label"], entry["preset"], own, axes, start, entry.get("against"), together)
+        )
     labels = [row.label for row in rows]
     if len(set(map(runs.folder_name, labels))) < len(labels):
         raise cli.UsageError(f"config: {argument}: two rows have one label, or labels too alike")
     for row in rows:
         if row.against not in (None, *labels):
             raise cli.UsageError(f"config: {row.label!r}: is held against {row.against!r}, which is no row")
-    return Plan(rows, given["budget"], given["choosing"])
+    return TuningPlan(rows, given["budget"], given["choosing"])
 
 
-def check_free(row: Row, given: Sequence[str]) -> None:
+def check_free(row: TuningRow, given: Sequence[str]) -> None:
     """Checks that settings of the command line leave to the row what its runs differ in.
 
     Raises:
@@ -134,7 +136,7 @@ def check_free(row: Row, given: Sequence[str]) -> None:
             raise cli.UsageError(f"config.{name}: is set for {row.label!r}, but {by}")
 
 
-def each_value(row: Row) -> list[Point]:
+def each_value(row: TuningRow) -> list[Point]:
     """Where the row's climb begins, and each value of its axes beside the others there."""
     found = dict.fromkeys([row.start])
     for place, values in enumerate(row.axes.values()):
@@ -153,7 +155,7 @@ class Tried(NamedTuple):
 class Tuned(NamedTuple):
     """The end of a row's climb."""
 
-    row: Row
+    row: TuningRow
     tried: list[Tried]
     best: Point
     budget: int
@@ -184,7 +186,7 @@ class Tuned(NamedTuple):
         return found
 
 
-def neighbours(row: Row, point: Point) -> list[Point]:
+def neighbours(row: TuningRow, point: Point) -> list[Point]:
     """The points to which one move leads from this one."""
     axes = list(row.axes.values())
     found = [_beside(axes, point, places, step) for places in _moves(axes, row.together) for step in (1, -1)]

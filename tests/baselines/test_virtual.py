@@ -191,7 +191,7 @@ def test_an_exchange_runs_beside_the_backward_pass_for_as_long_as_that_takes_at_
     """A step of 6 s of work, of which 4 s are the backward pass, and an exchange of 6 s."""
     e = virtual(data_dir, "elastic_data_parallel", virtual={"step_seconds": (6.0,)})
     monkeypatch.setattr(
-        virtual_baseline, "phases", lambda *_: [virtual_baseline.Phase(0.0, State.STEPPING, pace)]
+        virtual_baseline, "phases", lambda *_: [virtual_baseline.JobPhase(0.0, State.STEPPING, pace)]
     )
     monkeypatch.setattr(virtual_baseline, "exchange_seconds", lambda *_: 6.0)
     clock = virtual_baseline.JobClock(e, 1, lambda record: None)

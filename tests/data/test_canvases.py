@@ -1,14 +1,13 @@
 """Canvases: what stands on them is what the caption says, of images of the right split alone."""
 
-import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
-from ddiloco.config import ConfigError, build
+from ddiloco.config import ConfigError
 from ddiloco.data.batches import Selection
-from ddiloco.data.canvases import (
+from ddiloco.data.images import (
     WORDS,
     caption,
     caption_length,
@@ -108,9 +107,6 @@ def test_digits_lie_side_by_side_inside_the_canvas():
 
 def test_what_does_not_fit_is_told_in_one_line(config):
     with pytest.raises(
-        ConfigError, match=r"most_digits: 3 images of 8 x 8 do not fit on a canvas of 12 x 20"
+        ConfigError, match=r"config.model: its canvas of 12 x 20 has no room for 3 images of 8 x 8"
     ):
         batches(config, shape=(12, 20, 1))
-    with pytest.raises(ConfigError, match=r"fewest_digits: is 4, but must be at most most_digits, 3"):
-        build(CanvasConfig, {"fewest_digits": 4})
-    assert dataclasses.replace(config, fewest_digits=2).fewest_digits == 2

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.data.errors import DataError
-from ddiloco.data.packing import PADDING, RowStream, join, rows, windows
+from ddiloco.data.text import PADDING, RowStream, join, rows, windows
 
 documents_strategy = st.lists(st.lists(st.integers(0, 258), max_size=12), min_size=1, max_size=8).filter(any)
 

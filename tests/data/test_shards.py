@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from ddiloco.data import tokenized
 from ddiloco.data.batches import Batches, Selection
 from ddiloco.data.errors import DataError
-from ddiloco.data.examples import Examples
-from ddiloco.data.images import make_image_batches
-from ddiloco.data.packing import InterleavedRows
+from ddiloco.data.images import Examples, make_image_batches
 from ddiloco.data.settings import ClassificationConfig
 from ddiloco.data.shards import ShardStream, reshard
-from ddiloco.data.text import make_text_batches
+from ddiloco.data.text import InterleavedRows, make_text_batches
 from ddiloco.data.tokenizers import ByteTokenizer
 
 LENGTH = 5  # tokens in a row

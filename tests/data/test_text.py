@@ -254,9 +254,9 @@ def test_a_small_held_out_split_gives_what_it_has_once_and_then_padding(config, 
     assert (last["inputs"][padding] == TOKENIZER.pad).all()
 
 
-def test_a_large_held_out_split_is_read_only_up_to_the_pool(config):
-    pooled = dataclasses.replace(config, held_out_pool=1)
-    one_document = held_out_text(pooled, TOKENIZER, 64, 10_000)
+def test_a_large_held_out_split_is_read_only_up_to_the_pool(config, monkeypatch):
+    monkeypatch.setattr("ddiloco.data.text.HELD_OUT_POOL", 1)
+    one_document = held_out_text(config, TOKENIZER, 64, 10_000)
     assert sum((batch["inputs"] == TOKENIZER.bos).sum() for batch in one_document) == 1
 
 

@@ -18,8 +18,8 @@ from ddiloco.training.sharding import parameter_shardings
 from experiments.front import cli
 from experiments.front.cli import UsageError
 from experiments.studies.compiling import table, topology
-from experiments.studies.compiling.cost import Cost, Traffic
-from experiments.studies.compiling.report import Compilation, Program, report, roofline
+from experiments.studies.compiling.cost import CollectiveTraffic, Cost
+from experiments.studies.compiling.report import Compilation, CompiledProgram, report, roofline
 from tests.integration.programs import SMALLEST
 from tests.refusals import assert_refused
 
@@ -123,7 +123,7 @@ def test_what_fits_has_room_for_a_copy_of_the_state_on_its_way_to_the_disk_or_to
     experiment = dataclasses.replace(experiment, **changed)
     state = Compilation(experiment, topology.Slice(jax.devices()[:1], None)).state_bytes
     copied = {"snapshot": state, "remote": 0.0}.get(next(iter(more), ""), inner_bytes(experiment))
-    step = Program("step", 1.0, arguments=state, temp=1000.0, cost=Cost(flops=1.0))
+    step = CompiledProgram("step", 1.0, arguments=state, temp=1000.0, cost=Cost(flops=1.0))
     for hbm, fits in ((state + 1000 + copied, True), (state + 999 + copied, False)):
         chip = dataclasses.replace(CHIPS["v5e"], hbm_bytes=hbm)
         compilation = Compilation(experiment, topology.Slice(jax.devices()[:1], chip))
@@ -193,7 +193,7 @@ def test_what_a_codec_keeps_counts_pieces_that_do_not_divide_among_the_chips_who
     found.model.num_layers, found.mesh.fsdp, found.outer.codec = 2, 8, "int4"
     found.sync.update(num_fragments=24, num_learners=1)
     compilation = Compilation(parse(found), topology.Slice(jax.devices()[:8], None))
-    told = report("tiny", topology.HERE, compilation, [Program("step", 0.0)])["anchor_gib"]
+    told = report("tiny", topology.HERE, compilation, [CompiledProgram("step", 0.0)])["anchor_gib"]
     layout, model = compilation.layout, compilation.experiment.model
     transfer = FragmentTransfer(layout, parameter_shardings(model, compilation.mesh), "int4")
     kept = 0
@@ -205,7 +205,7 @@ def test_what_a_codec_keeps_counts_pieces_that_do_not_divide_among_the_chips_who
 
 def test_a_step_takes_what_its_slowest_part_takes():
     chip = CHIPS["v5p"]
-    moved = {"a": Traffic("all-gather", 2 * chip.link_bandwidth, group=4, times=3)}
+    moved = {"a": CollectiveTraffic("all-gather", 2 * chip.link_bandwidth, group=4, times=3)}
     found = roofline(Cost(2 * chip.peak_flops, chip.hbm_bandwidth, moved), chip.peak_flops, chip)
     assert (found["compute_seconds"], found["hbm_seconds"], found["interconnect_seconds"]) == (2, 1, 3)
     assert (found["step_seconds"], found["bound_by"]) == (3, "interconnect")

@@ -6,6 +6,10 @@ from tests.refusals import assert_refused
 
 CASES = {
     "unknown field": (["--config.train.step=3"], "config.train.step: no such setting; did you mean steps?"),
+    "setting of before": (
+        ["--config.outer.guard.strikes=5"],
+        "config.outer.guard.strikes: is a setting no more: three of twelve offers put ",
+    ),
     "unknown group": (["--config.nope=1"], "config.nope: no such setting; known: algorithm, data, driver, "),
     "field of a field": (["--config.seed.x=1"], "config.seed.x: no such setting; known: nothing"),
     "wrong type": (["--config.train.steps=many"], "config.train.steps: is 'many', but must be of type int"),

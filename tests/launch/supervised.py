@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from ddiloco.launch.supervisor import Role, Supervisor
+from ddiloco.launch.supervisor import Role, Roles, Supervisor
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import alive, until
 
@@ -30,9 +30,7 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(
-        self, folder, syncer, *learners, spare=None, part=None, hosts=1, environment=os.environ, **more
-    ):
+    def __init__(self, folder, syncer, *learners, spare=None, part=None, hosts=1, environment=os.environ):
         self.folder, self.told, self.ends = folder, [], []
         self.environment = environment
         self.stop, self.codes = threading.Event(), []
@@ -41,16 +39,14 @@ class Run:
         for number, role in enumerate(roles[1:]):
             role.assignment, role.hosts = f"{number} somewhere:1", hosts
         spares = [] if spare is None else [self._role("spare", spare)]
+        parts = [] if part is None else [self._role("part", part)]
         self.supervisor = Supervisor(
-            roles[0],
-            roles[1:],
+            Roles(roles[0], roles[1:], parts, spares),
             CONFIG,
             self.told.append,
-            late_seconds=2.0,
+            folder / "run",
             observe=lambda name, pid, code: code is not None and self.ends.append(name),
-            spares=spares,
-            parts=[] if part is None else [self._role("part", part)],
-            **more,
+            late_seconds=2.0,
         )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
         self._thread.start()

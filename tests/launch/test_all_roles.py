@@ -9,8 +9,8 @@ from tests.workbench import experiment
 class Started:
     """In a supervisor's place: keeps what it is given, and ends at once."""
 
-    def __init__(self, syncer, learners, *args, **more):
-        self.given.append((syncer, learners))
+    def __init__(self, roles, *args):
+        self.given.append((roles.syncer, roles.learners))
 
     def run(self, stop):
         return 0

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from ddiloco.launch import cloud_tpu
-from ddiloco.launch.plan import Fleet
+from ddiloco.launch.plan import LaunchedRun
 from tests.launch.recorded import Commands
 
 CONFIG = ["--config=configs/dense.py:2b", "--config.sync.num_learners=2", "--config.inner.betas=(0.9, 0.95)"]
@@ -17,7 +17,7 @@ ASKED = cloud_tpu.CloudTpu(
 
 @pytest.fixture
 def folder(tmp_path):
-    cloud_tpu.plan(Fleet("reading", CONFIG, 2, processes=2), ASKED).write(tmp_path / "scripts")
+    cloud_tpu.plan(LaunchedRun("reading", CONFIG, 2, processes=2), ASKED).write(tmp_path / "scripts")
     return tmp_path / "scripts"
 
 

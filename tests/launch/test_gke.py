@@ -12,7 +12,7 @@ import yaml
 from ddiloco.config import ConfigError
 from ddiloco.launch import gke
 from ddiloco.launch.assignment import PREFIX
-from ddiloco.launch.plan import GIB, Fleet
+from ddiloco.launch.plan import GIB, LaunchedRun
 from ddiloco.run import needs
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
@@ -20,7 +20,7 @@ from experiments.front import cli
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas" / "kubernetes.json").read_text())
-FLEET = Fleet("reading", ["--config=configs/dense.py:2b", "--config.sync.num_learners=3"], 3)
+FLEET = LaunchedRun("reading", ["--config=configs/dense.py:2b", "--config.sync.num_learners=3"], 3)
 NODES = gke.Gke("registry/ddiloco:1", "tpu-v5p-slice", "2x2x4", spot=True, queue="research")
 
 

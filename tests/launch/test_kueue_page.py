@@ -7,7 +7,7 @@ import shlex
 import yaml
 
 from ddiloco.launch import gke
-from ddiloco.launch.plan import Fleet
+from ddiloco.launch.plan import LaunchedRun
 from tests.launch.test_gke import pods
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
@@ -20,7 +20,7 @@ def test_the_quota_of_the_page_is_of_the_chips_and_the_nodes_that_learners_ask_f
     assert group["flavors"][0]["name"] == flavor["metadata"]["name"]
     assert local["spec"]["clusterQueue"] == queue["metadata"]["name"]
     nodes = gke.Gke("image", "tpu-v5p-slice", "4x4x4", queue=local["metadata"]["name"])
-    [learner] = yaml.safe_load_all(gke.plan(Fleet("reading", [], 1), nodes).files["learners.yaml"])
+    [learner] = yaml.safe_load_all(gke.plan(LaunchedRun("reading", [], 1), nodes).files["learners.yaml"])
     assert learner["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     pod = learner["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert flavor["spec"]["nodeLabels"] == pod["nodeSelector"]

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from ddiloco.launch import slurm
-from ddiloco.launch.plan import Fleet
+from ddiloco.launch.plan import LaunchedRun
 from tests.integration.programs import ROOT
 from tests.launch.recorded import Commands
 from tests.remote.ends import until
@@ -30,7 +30,7 @@ def written(tmp_path):
     def write(processes=1, **more):
         nodes = slurm.Slurm(str(ROOT), str(tmp_path / "shared run"), **more)
         folder = tmp_path / "scripts"
-        slurm.plan(Fleet("reading", CONFIG, 3, processes), nodes).write(folder)
+        slurm.plan(LaunchedRun("reading", CONFIG, 3, processes), nodes).write(folder)
         return folder
 
     return write
@@ -97,7 +97,7 @@ def test_roles_begin_in_the_folder_that_the_paths_of_their_settings_are_of(comma
 
 def test_a_task_of_a_node_without_the_shared_disk_is_put_back(commands, tmp_path):
     nodes = slurm.Slurm(str(tmp_path / "not mounted"), str(tmp_path / "run"))
-    slurm.plan(Fleet("reading", CONFIG, 3), nodes).write(tmp_path / "scripts")
+    slurm.plan(LaunchedRun("reading", CONFIG, 3), nodes).write(tmp_path / "scripts")
     assert commands.run("syncer.sbatch", tmp_path / "scripts", SLURM_JOB_ID="16")[0] == 1
     assert commands.calls() == [["scontrol", "requeue", "16"]]
 
@@ -269,7 +269,7 @@ def test_a_syncer_that_will_be_back_leaves_its_address_and_one_that_will_not_lea
 def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp_path):
     commands.add("srun")
     folder = tmp_path / "scripts"
-    fleet = Fleet("reading", CONFIG, 3, parts=range(2))
+    fleet = LaunchedRun("reading", CONFIG, 3, parts=range(2))
     slurm.plan(fleet, slurm.Slurm(str(ROOT), str(tmp_path / "run"), syncer="--mem=64G")).write(folder)
     assert {"--array=0-1", "--nodes=1", "--mem=64G"} <= set(options(folder / "parts.sbatch"))
     code, out, _ = commands.run("submit.sh", folder)

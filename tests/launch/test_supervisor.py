@@ -1,7 +1,7 @@
 """Who supervises a run's processes: restarts, gives up, stops, and leaves none behind."""
 
 import errno
-import itertools
+import json
 import os
 import pathlib
 import signal
@@ -9,6 +9,8 @@ from multiprocessing import forkserver
 
 import pytest
 
+from ddiloco.disk import standing_orders
+from ddiloco.disk.durable import FOLDER
 from ddiloco.goodput.waits import PROCESS
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.supervisor import learner_environment
@@ -132,19 +134,23 @@ def test_a_syncer_that_ends_with_an_error_is_started_again_up_to_the_limit(run):
     assert it.told[-1] == "the process of syncer ended with exit code 1 and is given up"
 
 
-def test_a_syncer_whose_run_has_failed_for_good_is_not_started_again(run):
-    it = run("sys.exit(1)", STANDS, has_failed=lambda: True)
+def test_a_syncer_whose_run_has_failed_for_good_is_not_started_again(run, tmp_path):
+    (tmp_path / "run" / FOLDER).mkdir(parents=True)
+    standing_orders.fail(tmp_path / "run" / FOLDER, "all steps were skipped")
+    it = run("sys.exit(1)", STANDS)
     assert it.end() == 1
     assert len(it.starts("syncer")) == 1 and it.told == []
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
-def test_failures_are_forgotten_only_where_the_run_gets_on_between_them(gets_on, run, monkeypatch):
+def test_failures_are_forgotten_only_where_the_run_gets_on_between_them(gets_on, run, tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
-    counting = itertools.count(1)
-    it = run(ENDS_AT_THE_WORD, STANDS, progress=lambda: next(counting) if gets_on else 1)
+    summary = tmp_path / "run" / "summary.json"
+    summary.parent.mkdir()
+    it = run(ENDS_AT_THE_WORD, STANDS)
     for again in range(1, CONFIG.restarts + 2):
         until(lambda again=again: len(it.starts("syncer")) == again)
+        summary.write_text(json.dumps({"rounds": again if gets_on else 1}))
         it.kill("syncer")
     if gets_on:
         until(lambda: len(it.starts("syncer")) == CONFIG.restarts + 2)
@@ -161,7 +167,7 @@ def test_a_syncer_that_dies_right_after_it_was_looked_after_is_started_again(run
         if role.name == "learner 0" and not killed and it.starts("syncer"):
             killed.append(it.starts("syncer")[0][0])
             it.kill("syncer")
-            it.supervisor._syncer.process.join()
+            it.supervisor._roles.syncer.process.join()
         look_after(role)
 
     it.supervisor._look_after = kill_the_syncer_first
@@ -172,7 +178,7 @@ def test_a_syncer_that_dies_right_after_it_was_looked_after_is_started_again(run
 
 def test_a_syncer_killed_before_its_run_has_begun_begins_it_again(run):
     it = run(ENDS_AT_THE_WORD, STANDS)
-    it.supervisor._syncer.begun = lambda: False
+    it.supervisor._roles.syncer.begun = lambda: False
     until(lambda: it.starts("syncer"))
     it.kill("syncer")
     until(lambda: len(it.starts("syncer")) == 2)

@@ -267,6 +267,31 @@ MUTANTS = (
         "return m.learner in self.failed",
         PROTOCOL,
     ),
+    # Reports that can be true.
+    Mutant(
+        "reports: any clock is believed",
+        "return step <= furthest + self._policy.interval",
+        "return True",
+        PROTOCOL,
+    ),
+    Mutant(
+        "reports: a pause makes steps as fast as they come after it",
+        "return self._median if now >= self._paused_until else self._before[2]",
+        "return self._median",
+        PROTOCOL,
+    ),
+    Mutant(
+        "reports: one learner bears itself out",
+        "gone = said[(len(said) - 1) // 2] - self._left",
+        "gone = said[0] - self._left",
+        PROTOCOL,
+    ),
+    Mutant(
+        "reports: one that is alone before the others are back sets the pace",
+        "if self._median is None and median and self._members.count < len(self._witnesses(now)):",
+        "if False:",
+        PROTOCOL,
+    ),
     # Asking.
     Mutant(
         "asking: nobody is asked early",

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ddiloco.outer.codecs import GROUP, UPDATE_CODECS
-from ddiloco.outer.differences import DifferenceEncoder
-from ddiloco.outer.encoding import FragmentDecoder, traffic
+from ddiloco.outer.encoding import DifferenceEncoder, FragmentDecoder, traffic
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig

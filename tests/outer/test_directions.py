@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.outer.directions import SAMPLE, sampled_cosines
+from ddiloco.outer.guards import SAMPLE, sampled_cosines
 
 
 def deltas(seed, shapes, count):

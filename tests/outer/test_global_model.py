@@ -230,9 +230,9 @@ def test_of_no_offers_the_last_version_comes_once_more_and_the_next_is_as_if_tha
 
 
 def test_after_a_new_start_learners_are_judged_as_if_for_the_first_time():
-    m = model(guard=GuardConfig(strikes=1))
-    liar = near(0, [4], scale=1e4)
-    m.merge(0, [*near(0, [1, 2, 3]), *liar], [(2, 100)] * 4, learners=[0, 1, 2, 3])
+    m = model()
+    for _ in range(3):
+        m.merge(0, [*near(0, [1, 2, 3]), *near(0, [4], scale=1e4)], [(2, 100)] * 4, learners=[0, 1, 2, 3])
     honest = near(1, [1, 2, 3, 4])
     assert m.merge(1, honest, [(2, 100)] * 4, learners=[0, 1, 2, 3]).left_out == (3,)
     m.guard = m.new_guard()

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.outer.codecs import CODECS
-from ddiloco.outer.sharded_encoding import encode_sharded
+from ddiloco.outer.encoding import encode_sharded
 from experiments.studies.compiling.cost import cost_of
 from experiments.studies.compiling.hlo import parse
 

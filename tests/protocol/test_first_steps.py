@@ -65,7 +65,7 @@ def together(learners, steps, at):
         m.go(steps, at + 1e-6 * m.learner)
 
 
-LEAP = "a leap that too few others have made"
+LEAP = "a step too far ahead of the other learners"
 
 
 def reasons(told):

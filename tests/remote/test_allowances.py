@@ -1,6 +1,6 @@
 """Allowances: so many at once, more as time goes by, and each learner for itself."""
 
-from ddiloco.remote.syncer.allowances import Allowances
+from ddiloco.remote.syncer.server import Allowances
 
 
 def test_a_bucket_empties_and_fills_again_up_to_its_bound():

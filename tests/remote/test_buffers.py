@@ -166,7 +166,7 @@ def test_an_older_connection_takes_nothing_once_there_is_a_newer_one():
 
 
 def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
-    session = Session("name", 0, 1, NewestFragments())
+    session = Session("name", 0, 1, Downlink(NewestFragments()))
     for n in range(3 * MOST_WAITING):
         session.say(from_syncer(events.NotMember(n)))
     for step in range(100):
@@ -178,7 +178,7 @@ def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
 
 
 def test_a_learner_may_send_what_it_was_asked_for_and_once_for_each_time_that_it_was():
-    session = Session("name", 0, 1, NewestFragments())
+    session = Session("name", 0, 1, Downlink(NewestFragments()))
     assert not session.expects(RoundId(4, 1), 0)
     for _ in range(2):
         session.deliver(asked(1, step=4))
@@ -207,7 +207,7 @@ class Context:
 
 
 def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
-    session, under_way, over = Session("name", 0, 1, NewestFragments()), Context(), Context()
+    session, under_way, over = Session("name", 0, 1, Downlink(NewestFragments())), Context(), Context()
     with session.call("offers", over):
         pass
     with session.call("offers", under_way):
@@ -221,7 +221,7 @@ def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
 
 
 def test_a_session_is_closed_once():
-    session = Session("name", 0, 1, NewestFragments())
+    session = Session("name", 0, 1, Downlink(NewestFragments()))
     assert session.close("gone")
     assert not session.close("gone")
     assert session.reason == "gone"

@@ -12,7 +12,7 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.syncer.downlink import MOST_AHEAD, Downlink, NewestFragments
-from ddiloco.remote.syncer.host_offers import HostOffers
+from ddiloco.remote.syncer.session import HostOffers
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.blocks import cut_message, cuts_of, receive_blocks, wanted_cuts

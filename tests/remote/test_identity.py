@@ -12,7 +12,7 @@ from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer import session as sessions
 from ddiloco.remote.syncer.admission import FURTHEST
-from ddiloco.remote.syncer.downlink import NewestFragments
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.syncer.session import MOST_CALLS, Session
 from ddiloco.remote.wire import agreement as wire
@@ -313,7 +313,7 @@ def test_a_learner_that_claims_many_hosts_takes_no_more_calls_than_there_is_room
         assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert refused.details().endswith(f"where the syncer has room for {most}, by remote.hosts")
         assert hello(syncer, Security(), hosts=most).session
-    session = Session("name", 0, 100, NewestFragments(), hosts=most, room=room)
+    session = Session("name", 0, 100, Downlink(NewestFragments(), hosts=most), room=room)
     with contextlib.ExitStack() as calls:
         for host in range(most):
             calls.enter_context(session.call("updates", Call(host=host)))

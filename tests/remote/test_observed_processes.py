@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from ddiloco.launch.supervisor import Role, Supervisor
+from ddiloco.launch.supervisor import Role, Roles, Supervisor
 from ddiloco.settings.remote import RemoteConfig
 from tests.remote.ends import until
 
@@ -16,10 +16,10 @@ def test_starts_and_ends_are_told_in_their_order_with_numbers_and_codes(tmp_path
     told, stop = [], threading.Event()
     roles = [Role(name, "stands", [], os.environ) for name in ("the syncer", "learner 0")]
     supervisor = Supervisor(
-        roles[0],
-        roles[1:],
+        Roles(roles[0], roles[1:]),
         RemoteConfig(longest_backoff=0.05),
         lambda line: None,
+        tmp_path / "run",
         late_seconds=0.0,
         observe=lambda *news: told.append(news),
     )

@@ -245,8 +245,7 @@ def test_all_hosts_of_a_learner_may_be_ahead_of_the_authority_s_word_of_it(stack
     """As where a part comes back: who was refused would have all hosts connect again, and it rejoin."""
     terms = dataclasses.replace(TERMS, hosts=(64, 64))
     worker = types.SimpleNamespace(connect=lambda *link: None, send=None, take_offer=None)
-    listening = types.SimpleNamespace(handshake=PATIENCE)
-    server = PartServer(terms, TOKENS, listening, worker, types.SimpleNamespace(record=None), PATIENCE)
+    server = PartServer(terms, TOKENS, None, worker, types.SimpleNamespace(record=None), PATIENCE)
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(128))
     found = [pool.submit(server._find, "known") for _ in range(128)]
     until(lambda: server._early == 128 or any(one.done() for one in found), "all of them")

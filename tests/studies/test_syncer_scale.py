@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from experiments.bench import syncer_processes
-from experiments.bench.syncer_processes import Traffic
-from experiments.studies.syncer_scale import RUNS, Host, Rates, Run, needs, table
+from experiments.bench.syncer_processes import PlayedTraffic
+from experiments.studies.syncer_scale import RUNS, LargeRun, Rates, SyncerHost, needs, table
 
-RUN = Run("hundred", 2.4e9, step_seconds=2.0, up="f32", down="f32")  # fragments of 400 MB
-HOST = Host(cores=10, network=1e9, disk=2e8, memory=1e10)
+RUN = LargeRun("hundred", 2.4e9, step_seconds=2.0, up="f32", down="f32")  # fragments of 400 MB
+HOST = SyncerHost(cores=10, network=1e9, disk=2e8, memory=1e10)
 RATES = Rates(exchange=2e-9, merge=1e-9, disk=5e-9)
 ROW = {
     "name": "f32/f32 merge",
@@ -50,7 +50,7 @@ def test_rates_are_those_of_a_row():
 
 def test_the_table_has_a_line_for_each_run_and_pair_of_codecs():
     lines = table(
-        [ROW, {**ROW, "name": "f32/f32 disk"}, {**ROW, "name": "int4/int8 merge"}], Host()
+        [ROW, {**ROW, "name": "f32/f32 disk"}, {**ROW, "name": "int4/int8 merge"}], SyncerHost()
     ).splitlines()
     assert len(lines) == 2 + len(RUNS) * 2
     assert {line.count("|") for line in lines} == {12}
@@ -58,11 +58,11 @@ def test_the_table_has_a_line_for_each_run_and_pair_of_codecs():
 
 @pytest.mark.parametrize(("up", "down"), [("f32", "f32"), ("int4", "int8")])
 def test_what_is_played_is_what_the_model_has(up, down):
-    traffic = Traffic(1, 64, up, down, overlap=0, steps=10, core=0, learners=3, fragments=5)
+    traffic = PlayedTraffic(1, 64, up, down, overlap=0, steps=10, core=0, learners=3, fragments=5)
     assembly = syncer_processes.assembly_of(traffic)
     assert assembly.layout.bytes == (traffic.fragment_bytes,) * 5
     sent, received = traffic.planned(assembly)
-    run = Run("played", 5 * 64 * 1024, 1.0, up, down, learners=3, fragments=5, interval=5)
+    run = LargeRun("played", 5 * 64 * 1024, 1.0, up, down, learners=3, fragments=5, interval=5)
     found = needs(run, RATES, HOST)
     assert sent == 10 * found.bytes_in
     assert received == 10 * found.bytes_out + 3 * sum(assembly.layout.bytes)

@@ -53,7 +53,7 @@ def test_axes_that_go_together_are_climbed_where_either_alone_leads_up():
 def test_a_climb_with_room_ends_where_no_neighbour_is_lower(random, together):
     losses = {point: random.random() for point in itertools.product(RATES, MOMENTA)}
     asked, best = climbed(losses.__getitem__, together=together)
-    row = tuning.Row("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None, together)
+    row = tuning.TuningRow("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None, together)
     assert all(losses[best] <= losses[beside] for beside in tuning.neighbours(row, best))
     ended = tuning.Tuned(row, [tuning.Tried(point, losses[point], 10) for point in asked], best, 100)
     assert not ended.cut_short()
@@ -66,7 +66,7 @@ def test_a_climb_with_room_ends_where_no_neighbour_is_lower(random, together):
 
 def test_a_budget_that_ends_the_climb_is_told():
     asked, best = climbed(lambda point: -point[0], budget=2)
-    row = tuning.Row("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
+    row = tuning.TuningRow("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
     ended = tuning.Tuned(row, [tuning.Tried(point, 1.5, 10) for point in asked], best, 2)
     assert ended.cut_short()
     assert "2, cut short" in tuning.choices([ended])
@@ -75,7 +75,7 @@ def test_a_budget_that_ends_the_climb_is_told():
 
 def test_a_setting_that_changes_nothing_is_told():
     asked, best = climbed(lambda point: point[0])
-    row = tuning.Row("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
+    row = tuning.TuningRow("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
     ended = tuning.Tuned(row, [tuning.Tried(point, point[0], 10) for point in asked], best, 100)
     assert ended.without_effect() == ["momentum"]
     assert "| 0.3 (no effect) |" in tuning.choices([ended])
@@ -158,5 +158,5 @@ def test_a_table_that_there_is_not_is_told():
 
 
 def test_each_value_of_a_row_is_looked_at_before_anything_runs():
-    row = tuning.Row("a", "b", {}, {"rate": (1, 2, 4), "momentum": (0.0, 0.3)}, (2, 0.3), None)
+    row = tuning.TuningRow("a", "b", {}, {"rate": (1, 2, 4), "momentum": (0.0, 0.3)}, (2, 0.3), None)
     assert tuning.each_value(row) == [(2, 0.3), (1, 0.3), (4, 0.3), (2, 0.0)]

@@ -77,25 +77,24 @@ def test_what_is_compiled_serves_every_schedule():
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
-def test_matrices_decay_norms_do_not_and_the_embedding_only_if_asked(scan):
+def test_matrices_decay_norms_and_the_embedding_do_not(scan):
     shapes = abstract_parameters(dataclasses.replace(TINY, scan_layers=scan))
-    spared = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if not decays}
+    spared = {name for name, decays in decay_mask(shapes).items() if not decays}
     assert spared == {"embed/embedding"} | {name for name in shapes if name.endswith("scale")}
-    assert decay_mask(InnerConfig(decay_embeddings=True), shapes)["embed/embedding"]
-    assert decay_mask(InnerConfig(), shapes)["head/kernel"]
+    assert decay_mask(shapes)["head/kernel"]
 
 
 def test_all_embeddings_are_spared_those_of_pictures_and_one_without_parts_too():
     shapes = abstract_parameters(CaptionerConfig())
-    kept = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if not decays}
+    kept = {name for name, decays in decay_mask(shapes).items() if not decays}
     assert {"embed/embedding", "embed_image/kernel", "embed_image/places"} <= kept
     table = jax.ShapeDtypeStruct((3, 4), np.float32)
-    assert not decay_mask(InnerConfig(), {"embed": table})["embed"]
+    assert not decay_mask({"embed": table})["embed"]
 
 
 def test_biases_do_not_decay_whatever_their_axes():
     shapes = abstract_parameters(ViTConfig())
-    decaying = {name for name, decays in decay_mask(InnerConfig(), shapes).items() if decays}
+    decaying = {name for name, decays in decay_mask(shapes).items() if decays}
     assert "layers/0/attention/query/bias" in shapes
     assert decaying == {
         name for name in shapes if name.endswith("/kernel") and name.startswith(("layers/", "head/"))

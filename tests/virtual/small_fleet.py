@@ -9,8 +9,8 @@ from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.fleet import Durations, Fleet
+from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.lives import Change
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
@@ -102,11 +102,11 @@ def small_fleet(
     `seconds`: of a step, by learner or for all. `left_out`: learners whose offers are in no merge.
     """
 
-    def place(learner: int) -> Place:
+    def place(learner: int) -> VirtualPlace:
         rng = random.Random(f"{seed} {learner}")
         mean = seconds[learner] if len(seconds) > 1 else seconds[0]
         ways = [Link(quality, random.Random(f"{seed} {learner} {way}")) for way in ("up", "down")]
-        return Place(lambda: mean * noise(rng), *ways, CHIPS)
+        return VirtualPlace(lambda: mean * noise(rng), *ways, CHIPS)
 
     told = EventDelivery()
     fleet = Fleet(
@@ -115,9 +115,7 @@ def small_fleet(
         {learner: place(learner) for learner in range(policy.num_learners)},
         learner_arrays,
         LeavingOut(sizes or (0,) * policy.num_fragments, left_out),
-        merge_time=lambda: merge_seconds,
-        notice_seconds=notice,
-        recovery_seconds=recovery,
+        takes=Durations(lambda: merge_seconds, notice, recovery),
         observer=observer or told,
         make_syncer=make_syncer,
     )

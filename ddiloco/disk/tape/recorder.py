@@ -116,7 +116,7 @@ class Recorder:
         self._left -= HEAD_BYTES + len(payload)
         try:
             if self._left < 0:
-                raise ValueError("it has grown to config.tape.max_gib")
+                raise ValueError("it has grown to its largest size")
             self._file.append(payload)
         except (OSError, ValueError) as error:
             self._fail(error)

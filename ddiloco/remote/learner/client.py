@@ -27,7 +27,7 @@ from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
 from ddiloco.roles.inbox import Inbox
 from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.roles.transfer import Offer
-from ddiloco.settings.remote import RemoteConfig, backoff
+from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
 
@@ -230,7 +230,7 @@ class SyncerClient:
             with self._lock:
                 self._control = control
             try:
-                with wire.ended_after(self._config.handshake, control.cancel):
+                with wire.ended_after(HANDSHAKE, control.cancel):
                     first = parse(pb.ToLearner, next(control, b""))
                 if first.WhichOneof("kind") != "accepted":
                     raise WireError("unexpected message", "a connection begins by being accepted")

@@ -104,7 +104,7 @@ class Downlink:
     ) -> None:
         """`moved` is called with the bytes of each fragment that is sent. `hosts`: that the learner is."""
         self.pace = Pace()  # of welcomes
-        self._newest, self._moved = newest, moved
+        self._newest, self._moved, self.hosts = newest, moved, hosts
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
         self._taken = [0] * hosts

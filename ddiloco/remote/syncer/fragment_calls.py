@@ -21,6 +21,7 @@ from ddiloco.remote.wire.blocks import cuts_of, receive_blocks, wanted_cuts
 from ddiloco.remote.wire.event_messages import offer_of
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.terms import Terms
+from ddiloco.settings.remote import HANDSHAKE
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray], int], None]
 
@@ -38,13 +39,9 @@ class FragmentCalls:
         send: Callable[[events.OfferFailed], None],
         take_offer: TakeOffer,
         record: Callable[[object], None],
-        patience: float,
     ) -> None:
-        """`find`: the session of a name. `send`, `take_offer`: those of a SyncerWorker.
-
-        `patience`: seconds for a call to say what it wants.
-        """
-        self._terms, self._find, self._record, self._patience = terms, find, record, patience
+        """`find`: the session of a name. `send`, `take_offer`: those of a SyncerWorker."""
+        self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
         self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
         self.handlers = {
@@ -88,7 +85,7 @@ class FragmentCalls:
 
     def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:
         """By fragment, the blocks of each piece that one of a learner's hosts needs."""
-        with wire.ended_after(self._patience, context.cancel):
+        with wire.ended_after(HANDSHAKE, context.cancel):
             first = next(requests, b"")
         try:
             return wanted_cuts(parse(pb.Wanted, first), self._terms.down)

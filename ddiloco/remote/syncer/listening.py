@@ -13,7 +13,7 @@ import grpc
 from ddiloco.remote.syncer.session import MOST_CALLS
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire.security import Gate, Security, host_of
-from ddiloco.settings.remote import RemoteConfig
+from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 
 _CALLS = 1 + 3 * MOST_CALLS  # of one learner at the same time
 _SPARE_DESCRIPTORS = 64
@@ -68,8 +68,7 @@ class Listening:
         self.port = 0
         self._address, self._security = address, security
         self.gate = Gate(security.admits, "the syncer asks for another join token")
-        self.handshake = config.handshake  # seconds
-        self.handshakes = Handshakes(self.handshake, num_learners + 4)
+        self.handshakes = Handshakes(HANDSHAKE, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
         self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
 
@@ -118,7 +117,7 @@ def _options(config: RemoteConfig, num_learners: int) -> list[tuple[str, int]]:
         descriptors = 1 << 20
     needed = num_learners * config.connections + 8
     most = max(descriptors // 2, min(needed, descriptors - _SPARE_DESCRIPTORS), 1)
-    milliseconds = int(1000 * config.handshake)
+    milliseconds = int(1000 * HANDSHAKE)
     return [
         ("grpc.max_allowed_incoming_connections", most),
         ("grpc.server_handshake_timeout_ms", milliseconds),

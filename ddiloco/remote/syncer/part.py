@@ -19,7 +19,7 @@ from ddiloco.observe import records
 from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import zeros
 from ddiloco.protocol.parts import Part, fragments_of
-from ddiloco.remote.syncer.downlink import NewestFragments
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.session import Session
@@ -35,6 +35,7 @@ from ddiloco.roles.snapshots.messages import CutBegun, CutOver
 from ddiloco.roles.syncer_worker import SyncerWorker
 from ddiloco.roles.taping import Tapes
 from ddiloco.schema import codec
+from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.training import memory
 
 _LEAVE_SECONDS = 60.0  # for threads to end
@@ -66,9 +67,7 @@ class PartServer:
         self._unnamed: set[str] = set()  # those that a new connection to the authority has yet to name
         self._attached: set[str] = set()  # sessions to which a learner has come
         self._newest = NewestFragments()
-        self._calls = FragmentCalls(
-            terms, self._find, worker.send, worker.take_offer, uplink.record, listening.handshake
-        )
+        self._calls = FragmentCalls(terms, self._find, worker.send, worker.take_offer, uplink.record)
 
     def start(self) -> None:
         """Answers from now on."""
@@ -86,8 +85,8 @@ class PartServer:
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
 
-        hosts = {"hosts": opened.hosts, "room": self._terms.room(learner)}
-        session = Session(name, learner, opened.process, self._newest, moved=moved, **hosts)
+        down = Downlink(self._newest, moved, opened.hosts)
+        session = Session(name, learner, opened.process, down, room=self._terms.room(learner))
         with self._change:
             self._sessions[name] = session
             self._change.notify_all()
@@ -273,7 +272,7 @@ class PartRun:
         tell, patience = uplink.tell_of_fragments, e.sync.offer_timeout
         recording = FragmentsRecording(place.part, self._own, epoch, self._writer, tell, patience)
         worker.take_part_in_snapshots(recording)
-        server = PartServer(self._terms, self._security, self._listening, worker, uplink, e.remote.handshake)
+        server = PartServer(self._terms, self._security, self._listening, worker, uplink, HANDSHAKE)
         uplink.mark = mark
         self._worker, self._server = worker, server
         worker.start()

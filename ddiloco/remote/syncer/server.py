@@ -12,8 +12,7 @@ import grpc
 from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.admission import LEAP, Admission
-from ddiloco.remote.syncer.allowances import Allowances
-from ddiloco.remote.syncer.downlink import NewestFragments
+from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
 from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
@@ -88,7 +87,7 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        self._calls = FragmentCalls(terms, self._find, send, take_offer, record, listening.handshake)
+        self._calls = FragmentCalls(terms, self._find, send, take_offer, record)
         self._management = management or Management(security, terms.most_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {
@@ -256,9 +255,8 @@ class SyncerServer:
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
-        whose = name, hello.learner, hello.process
-        hosts = max(1, hello.hosts), self._terms.room(hello.learner)
-        session = Session(*whose, self._newest, donor, caller, moved, *hosts)
+        down, room = Downlink(self._newest, moved, max(1, hello.hosts)), self._terms.room(hello.learner)
+        session = Session(name, hello.learner, hello.process, down, donor, caller, room)
         session.newest_incarnation = max(known, hello.process)
         whether = {"newer": 0 < known < hello.process, "began": not hello.session}
         self.intake.joined(hello.learner, hello.process, **whether)
@@ -385,3 +383,22 @@ class SyncerServer:
 
     def _alarm(self, sentence: str) -> None:
         self._record(records.Alarm(sentence, time.time()))
+
+
+class Allowances:
+    """By learner, a bucket that fills up again; for several threads."""
+
+    def __init__(self, most: float, a_second: float) -> None:
+        """`most`: at once. `a_second`: how many a second brings back."""
+        self._most, self._a_second = most, a_second
+        self._lock = threading.Lock()
+        self._left: dict[int, tuple[float, float]] = {}  # by learner: how many, and when
+
+    def take(self, learner: int, now: float, cost: float = 1.0) -> bool:
+        """Whether it may once more; `now` in monotonic seconds. What costs more than all only empties it."""
+        with self._lock:
+            left, then = self._left.get(learner, (self._most, now))
+            left = min(self._most, left + (now - then) * self._a_second)
+            enough = left >= min(cost, self._most)
+            self._left[learner] = (max(0.0, left - cost) if enough else left, now)
+            return enough

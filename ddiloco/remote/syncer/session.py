@@ -1,4 +1,4 @@
-"""One learner's connection on the syncer's side: messages for it, and what it was asked for."""
+"""One learner's connection on the syncer's side: its messages, its hosts' offers, what it was asked for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
+import numpy as np
 
+from ddiloco.outer.blocks import Blocks, Cut, Gathered
+from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
-from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
-from ddiloco.remote.syncer.host_offers import HostOffers
+from ddiloco.remote.syncer.downlink import Downlink
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import HOST_KEY, metadata_value
+from ddiloco.remote.wire.agreement import HOST_KEY, WireError, metadata_value
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
@@ -33,19 +35,14 @@ class Session:
         name: str,
         learner: int,
         process: int,
-        newest: NewestFragments,
+        down: Downlink,
         donor: str | None = None,
         caller: Caller = UNKNOWN,
-        moved: Callable[[int], None] = lambda size: None,
-        hosts: int = 1,
         room: int = 1,
     ) -> None:
-        """`name` is known only to this learner's process. `moved`, `hosts`: as a Downlink's.
-
-        `room`: the hosts for whose calls there is room.
-        """
-        self.hosts, self._most_calls = hosts, MOST_CALLS * room
-        self.offers = HostOffers(hosts) if hosts > 1 else None  # puts together what they send
+        """`name` is known only to this learner's process. `room`: the hosts for whose calls there is room."""
+        self.down, self.hosts, self._most_calls = down, down.hosts, MOST_CALLS * room
+        self.offers = HostOffers(self.hosts) if self.hosts > 1 else None  # puts together what they send
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
         self.caller = caller
@@ -54,7 +51,6 @@ class Session:
         self.counted = 0  # the newest incarnation that takes part, by the syncer's word
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
-        self.down = Downlink(newest, moved, self.hosts)
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
@@ -172,3 +168,59 @@ class Session:
 
 def _kind(message: pb.ToLearner) -> str | None:
     return message.event.WhichOneof("kind") or message.WhichOneof("kind")
+
+
+class _Growing:
+    """An offer of which some hosts have sent their blocks."""
+
+    def __init__(
+        self, offer: events.FragmentArrived, formats: Sequence[ArrayFormat], blocks: Sequence[Blocks]
+    ) -> None:
+        self.offer = offer
+        of = zip(blocks, formats, strict=True)
+        self.gathered = [Gathered(Cut.whole(part.shape), form.dtype) for part, form in of]
+        self.hosts: set[int] = set()
+
+
+class HostOffers:
+    """Of one learner, at most one a fragment; a newer one takes the place of what never became whole."""
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._growing: dict[int, _Growing] = {}  # by fragment
+
+    def add(
+        self,
+        host: int,
+        offer: events.FragmentArrived,
+        formats: Sequence[ArrayFormat],
+        blocks: Sequence[Blocks],
+    ) -> tuple[np.ndarray, ...] | None:
+        """Takes one host's blocks; gives the arrays once all hosts' are there.
+
+        Raises:
+          WireError: the hosts do not say the same of the offer, or their blocks are not the arrays.
+        """
+        fragment = offer.round.fragment
+        with self._lock:
+            growing, step = self._growing.get(fragment), offer.contribution.step
+            same = growing is not None and growing.offer.round == offer.round
+            if same and step < growing.offer.contribution.step:
+                raise WireError("another offer", "a newer one has come already")
+            if not same or step > growing.offer.contribution.step or host in growing.hosts:
+                growing = _Growing(offer, formats, blocks)  # what came before will never be whole
+            self._growing.pop(fragment, None)
+            if growing.offer != offer:
+                raise WireError("another offer", "a learner's hosts differ in what they say of it")
+            try:
+                for gathered, part in zip(growing.gathered, blocks, strict=True):
+                    gathered.add(part)
+                growing.hosts.add(host)
+                if len(growing.hosts) < self._hosts:
+                    self._growing[fragment] = growing
+                    return None
+                whole = [gathered.blocks().all for gathered in growing.gathered]
+            except ValueError as error:
+                raise WireError("blocks that are no fragment", str(error)) from None
+        return tuple(array.reshape(form.shape) for array, form in zip(whole, formats, strict=True))

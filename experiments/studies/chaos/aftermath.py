@@ -16,7 +16,7 @@ from experiments.studies.chaos import lanes
 from experiments.studies.chaos.committed import check_outer_steps, check_work
 from experiments.studies.chaos.lanes import Aftermath, Recovery
 from experiments.studies.chaos.processes import SYNCER
-from experiments.studies.chaos.traces import Trace
+from experiments.studies.chaos.run_files import Trace
 
 _STATES = ("stalled", "dead", "recovering", "hung")
 

@@ -34,7 +34,7 @@ class OuterSteps:
 
 
 @dataclasses.dataclass
-class Work:
+class CommittedWork:
     """The books of the work that was merged."""
 
     contributions: int = 0
@@ -96,7 +96,7 @@ def _check_life(books: OuterSteps, p: int, first: int, last: int, made: Sequence
     books.unrecorded += max(0, last - max([first, *new]))
 
 
-def check_work(rounds: Sequence[Mapping[str, Any]]) -> Work:
+def check_work(rounds: Sequence[Mapping[str, Any]]) -> CommittedWork:
     """Books each contribution as the interval of its learner's clock in which the work was done.
 
     `steps` steps that end at clock c began at c - steps or earlier, since clocks only jump forward; what a
@@ -104,7 +104,7 @@ def check_work(rounds: Sequence[Mapping[str, Any]]) -> Work:
     was replaced is as bad: its steps may stand in a version already. Rounds that died unrecorded with the
     syncer are not seen here.
     """
-    books, processes = Work(), _processes(rounds)
+    books, processes = CommittedWork(), _processes(rounds)
     merged_up_to: dict[tuple[Any, int], int] = {}  # by process and fragment, its last merged step
     for line in rounds:
         entries = [Contributed(*entry) for entry in line["contributions"]]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.observe.series import StateSpan
 from experiments.studies.chaos.processes import SYNCER, learner_name
-from experiments.studies.chaos.traces import Blow, Life, Mark, Trace
+from experiments.studies.chaos.run_files import Blow, Life, Mark, Trace
 
 STALL = 5.0  # median steps; a longer pause is a stall
 SETTLING = 2.0  # seconds after a fault is over that may still be due to it

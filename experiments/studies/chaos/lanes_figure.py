@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddiloco.observe.figures import figure_at
 from ddiloco.observe.series import StateSpan
 from experiments.studies.chaos.lanes import lane
-from experiments.studies.chaos.traces import Trace
+from experiments.studies.chaos.run_files import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

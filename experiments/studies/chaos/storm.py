@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ddiloco.disk import run_mark
 from ddiloco.disk.durable import DurableState, DurableStateError
-from ddiloco.launch.all_roles import run_all
+from ddiloco.launch.all_roles import FailureStudy, run_all
 from ddiloco.observe.files import read_json
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
@@ -19,12 +19,12 @@ from experiments.studies.chaos import aftermath
 from experiments.studies.chaos.killer import Journal, Killer
 from experiments.studies.chaos.processes import DEEDS, HOSTILE, SYNCER, PlannedFault, learner_name
 from experiments.studies.chaos.proxy import Proxy
-from experiments.studies.chaos.traces import Trace, read_trace
+from experiments.studies.chaos.run_files import Trace, read_trace
 
 _LOOK = 0.2  # seconds between two looks at whether all learners step
 
 
-class Outcome(NamedTuple):
+class StormOutcome(NamedTuple):
     """What a run came to: its part of chaos.json, what it left, and its exit code."""
 
     figures: dict[str, Any]
@@ -40,7 +40,7 @@ def run(
     stop: threading.Event,
     overrides: Sequence[str] = (),
     honest: int | None = None,
-) -> Outcome:
+) -> StormOutcome:
     """Runs the experiment's processes, of the command line's config and these overrides, under the plan.
 
     Args:
@@ -51,7 +51,7 @@ def run(
     """
     honest = experiment.sync.num_learners if honest is None else honest
     over, struck = threading.Event(), threading.Event()
-    watch = Watch(experiment, workdir, Journal(faults), over, honest)
+    watch = StormWatch(experiment, workdir, Journal(faults), over, honest)
 
     def strike() -> None:
         try:
@@ -66,8 +66,8 @@ def run(
     arguments = [*cli.config_arguments(), *overrides]
     try:
         played = dict.fromkeys(range(honest, experiment.sync.num_learners), HOSTILE)
-        hooks = {"observe": watch.observe, "route": watch.route, "played": played}
-        code = run_all(experiment, arguments, workdir, stop, cli.tell, **hooks)
+        study = FailureStudy(watch.observe, watch.route, played)
+        code = run_all(experiment, arguments, workdir, stop, cli.tell, study=study)
     finally:
         over.set()
         struck.wait()
@@ -77,7 +77,7 @@ def run(
     figures = aftermath.report(trace, told.get("eval_loss"), experiment.sync.num_fragments)
     if played:
         figures["hostile"] = aftermath.hostility(told, read_json(workdir.parent / DEEDS), played)
-    return Outcome(figures, trace, code)
+    return StormOutcome(figures, trace, code)
 
 
 def undisturbed(experiment: Experiment, figures: dict[str, Any], honest: int) -> tuple[Experiment, list[str]]:
@@ -102,7 +102,7 @@ def undisturbed(experiment: Experiment, figures: dict[str, Any], honest: int) ->
     return alone, overrides
 
 
-class Watch:
+class StormWatch:
     """The processes of a run as the killer sees them, and their links; writes down their starts and ends."""
 
     def __init__(

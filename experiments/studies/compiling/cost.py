@@ -30,7 +30,7 @@ _FREE |= {"replica-id", "iota", "while", "conditional", "call", "opt-barrier", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Traffic:
+class CollectiveTraffic:
     """A collective: bytes that a chip sends in one go of it, in a group of so many chips, and how often."""
 
     kind: str
@@ -45,7 +45,7 @@ class Cost:
 
     flops: float = 0.0
     hbm_bytes: float = 0.0
-    collectives: dict[str, Traffic] = dataclasses.field(default_factory=dict)
+    collectives: dict[str, CollectiveTraffic] = dataclasses.field(default_factory=dict)
     endless: int = 0
     """Loops that count once, since how often they run is not known."""
 
@@ -147,7 +147,7 @@ class _Walk:
         # The stages of a collective that goes on beside matmuls share a chain and a channel.
         chain, channel = _CHAIN.search(i.attributes), _CHANNEL.search(i.attributes)
         key = f"{chain[1]} {channel[1]}" if chain and channel else i.name
-        return Cost(collectives={key: Traffic(kind, given * share, group)})
+        return Cost(collectives={key: CollectiveTraffic(kind, given * share, group)})
 
     def _traffic(self, i: Instruction, computation: Computation) -> float:
         """Bytes read from and written to HBM: of slices and updates in place only what they touch."""

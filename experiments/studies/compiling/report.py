@@ -41,7 +41,7 @@ _USED = re.compile(r"Used ([\d.]+)([KMGT]) of")
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """A compiled program on one chip; bytes as the compiler's memory analysis has them."""
 
     name: str
@@ -95,7 +95,7 @@ class Compilation:
         self._state = abstract_state(experiment.model, experiment.inner, self.mesh)
         self._step: tuple[jax.stages.Lowered, jax.stages.Compiled] | None = None
 
-    def programs(self, tell: Callable[[str], None]) -> Iterator[Program]:
+    def programs(self, tell: Callable[[str], None]) -> Iterator[CompiledProgram]:
         """Compiles step, evaluation, and each fragment's copy and update; `tell` is called with progress."""
         for name, trace in self._traced():
             with _afresh():
@@ -143,7 +143,7 @@ class Compilation:
             for name, trace in transfer.programs(p, params).items():
                 yield f"fragment {p} {name}", trace
 
-    def _compiled(self, name: str, trace: Callable[[], jax.stages.Traced]) -> Program:
+    def _compiled(self, name: str, trace: Callable[[], jax.stages.Traced]) -> CompiledProgram:
         traced = trace()
         lowered = traced.lower()
         begun = time.perf_counter()
@@ -159,7 +159,7 @@ class Compilation:
         memory = compiled.memory_analysis()
         cost = cost_of(parse(text), self.mesh.size)
         cost += Cost(flops=kernel_flops(traced.jaxpr.jaxpr, self.mesh.size))
-        return Program(
+        return CompiledProgram(
             name=name,
             seconds=seconds,
             arguments=memory.argument_size_in_bytes,
@@ -171,7 +171,9 @@ class Compilation:
         )
 
 
-def report(preset: str, topology: str, compilation: Compilation, programs: list[Program]) -> dict[str, Any]:
+def report(
+    preset: str, topology: str, compilation: Compilation, programs: list[CompiledProgram]
+) -> dict[str, Any]:
     """The figures of one learner's programs, JSON values, sizes and operations a chip."""
     step = next(program for program in programs if program.name == "step")
     copies = [p.outputs - p.aliased for p in programs if p.name.endswith(" copy")]
@@ -297,8 +299,8 @@ def _compiled_with_text(lowered: jax.stages.Lowered, mesh: Mesh) -> tuple[jax.st
         return compiled, path.read_text()
 
 
-def _exhausted(name: str, seconds: float, message: str) -> Program:
+def _exhausted(name: str, seconds: float, message: str) -> CompiledProgram:
     found = _USED.search(message)
     scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     used = float(found[1]) * scale[found[2]] if found else math.inf
-    return Program(name, seconds, temp=used, problem=message.splitlines()[0])
+    return CompiledProgram(name, seconds, temp=used, problem=message.splitlines()[0])

@@ -14,7 +14,7 @@ from ddiloco.training import platform
 from experiments.front import cli
 from experiments.studies.replay import run as replay
 from experiments.studies.replay.recorded import Recorded
-from experiments.studies.replay.works import Plan
+from experiments.studies.replay.works import ReplayPlan
 
 
 def parse_round(text: str, fragments: int) -> RoundId:
@@ -60,7 +60,7 @@ def again(recorded: Recorded, until: RoundId | None) -> int:
     return 0
 
 
-def _see_as_many_devices(plan: Plan) -> None:
+def _see_as_many_devices(plan: ReplayPlan) -> None:
     """Simulates as many CPU devices as the learners saw, unless $XLA_FLAGS says how many."""
     machines = [actor.tape.header.machine for actor in plan.learners]
     seen = max((m.visible for m in machines if m.platform == "cpu"), default=1)

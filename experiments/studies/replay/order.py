@@ -6,9 +6,9 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 
 from ddiloco.disk.tape.file import TapeError
-from experiments.studies.replay.works import Actor, Key, Plan, Work
+from experiments.studies.replay.works import Actor, Key, ReplayPlan, ReplayWork
 
-Perform = Callable[[Actor, Work], None]
+Perform = Callable[[Actor, ReplayWork], None]
 
 
 class Uses:
@@ -17,7 +17,7 @@ class Uses:
     def __init__(self, actors: Iterable[Actor]) -> None:
         self._left = collections.Counter(key for a in actors for w in a.works for key in w.needs)
 
-    def done(self, work: Work) -> Iterator[Key]:
+    def done(self, work: ReplayWork) -> Iterator[Key]:
         """Counts what a finished work needed; gives what is no longer needed."""
         for key in work.needs:
             self._left[key] -= 1
@@ -29,7 +29,7 @@ class Uses:
         return self._left[key] > 0
 
 
-def perform(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -> list[str]:
+def perform(plan: ReplayPlan, do: Perform, over: Callable[[], bool] = lambda: False) -> list[str]:
     """Does all works, each after what it needs has been made; the same plan always gives the same order.
 
     `over` is called after each work; True ends the replay early.
@@ -59,7 +59,7 @@ def perform(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -
     ]
 
 
-def perform_all(plan: Plan, do: Perform, over: Callable[[], bool] = lambda: False) -> None:
+def perform_all(plan: ReplayPlan, do: Perform, over: Callable[[], bool] = lambda: False) -> None:
     """Like `perform`; raises TapeError if an actor needs something that is on no tape."""
     stuck = perform(plan, do, over)
     if stuck:

@@ -26,26 +26,26 @@ from experiments.studies.replay.works import (
     Ended,
     Give,
     Handled,
-    Merge,
-    Offer,
+    MergeWork,
     OfferId,
-    Plan,
+    OfferWork,
     ProcessId,
+    ReplayPlan,
+    ReplayWork,
     Return,
     Step,
     VersionId,
-    Work,
 )
 
 
-def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> Plan:
+def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> ReplayPlan:
     """Runs every core over its tape; raises TapeError if it cannot have had those events."""
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
-    return Plan(learners, syncer.actors())
+    return ReplayPlan(learners, syncer.actors())
 
 
-def without_needless(plan: Plan) -> Plan:
+def without_needless(plan: ReplayPlan) -> ReplayPlan:
     """The plan without offers, inner states and final steps that the global model does not depend on."""
     wanted = {key for actor in plan.actors for work in actor.works for key in work.needs}
     learners = []
@@ -60,7 +60,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     """What one process of a learner did. Raises TapeError if its core cannot have had these events."""
     h = tape.header
     core = LearnerCore(h.learner, h.process, policy, total_steps)
-    works: list[Work] = []
+    works: list[ReplayWork] = []
     if h.resumed is not None:
         works = [Return(BEFORE)]
         _resume(core, tape)
@@ -97,7 +97,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                             offer = OfferId(h.learner, h.process, since, c.fragment, c.step, c.version)
                             offers.setdefault(c.fragment, {})[c.step] = offer
                             places[offer] = len(works)
-                            works.append(Offer(i, offer, c))
+                            works.append(OfferWork(i, offer, c))
                         case actions.SendOffer(contribution=c):  # now it is known what was skipped
                             place = places[offers[c.fragment][c.step]]
                             works[place] = dataclasses.replace(works[place], contribution=c)
@@ -131,7 +131,7 @@ def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict
     found: dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]] = {}
     for actor in learners:
         h = actor.tape.header
-        offers = {w.id: w.contribution for w in actor.works if isinstance(w, Offer)}
+        offers = {w.id: w.contribution for w in actor.works if isinstance(w, OfferWork)}
         for since in sorted({key.since for key in offers}):
             own = {key: c for key, c in offers.items() if key.since == since}
             found.setdefault(h.learner, []).append((since, h.process, own))
@@ -158,8 +158,8 @@ class _Syncer:
 
     def _process(self, n: int, tape: Tape) -> Actor:
         core = _core(tape, self._policy, self._total)
-        begun: dict[int, Merge] = {}  # by fragment, merges that have not finished
-        merges: list[Merge] = []
+        begun: dict[int, MergeWork] = {}  # by fragment, merges that have not finished
+        merges: list[MergeWork] = []
         numbers = itertools.count()
         handled: list[Handled] = []
         last: dict[int, int] = {}
@@ -192,8 +192,8 @@ class _Syncer:
         return Actor(tape, works, handled)
 
     def _unnoted(
-        self, n: int, merges: list[Merge], begun: dict[int, Merge], last: dict[int, int]
-    ) -> list[Merge]:
+        self, n: int, merges: list[MergeWork], begun: dict[int, MergeWork], last: dict[int, int]
+    ) -> list[MergeWork]:
         """Merges that were committed, but that the process ended too early to note."""
         tape, found = self._tapes[n], []
         had = dict(enumerate(tape.header.state.versions))
@@ -212,9 +212,9 @@ class _Syncer:
             found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=digest))
         return found
 
-    def _merge(self, tape: Tape, entry: int, number: int, action: actions.Merge) -> Merge:
+    def _merge(self, tape: Tape, entry: int, number: int, action: actions.Merge) -> MergeWork:
         given = tuple((self._offer(tape, c), c) for c in action.contributions)
-        return Merge(entry, number, action.round, action.version, given)
+        return MergeWork(entry, number, action.round, action.version, given)
 
     def _offer(self, tape: Tape, c: Contribution) -> OfferId:
         """The offer that a contribution was, found by the learner's incarnation."""

@@ -13,7 +13,7 @@ from ddiloco.settings.experiment import Experiment
 from experiments.front import cli
 from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.run import make_plan, recorded_experiment
-from experiments.studies.replay.works import Plan
+from experiments.studies.replay.works import ReplayPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Recorded:
 
     workdir: pathlib.Path
     experiment: Experiment
-    plan: Plan
+    plan: ReplayPlan
 
 
 @contextlib.contextmanager

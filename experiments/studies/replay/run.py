@@ -28,7 +28,7 @@ from experiments.studies.replay import plan as plans
 from experiments.studies.replay import works
 from experiments.studies.replay.order import Uses, perform_all
 from experiments.studies.replay.reading import RunTapes
-from experiments.studies.replay.works import Actor, Key, Plan, VersionId, Work
+from experiments.studies.replay.works import Actor, Key, ReplayPlan, ReplayWork, VersionId
 
 
 class ReplayMismatch(Exception):
@@ -66,7 +66,7 @@ def recorded_experiment(workdir: pathlib.Path) -> Experiment:
     return experiment
 
 
-def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
+def make_plan(experiment: Experiment, tapes: RunTapes) -> ReplayPlan:
     """What the actors did under these settings. Raises TapeError if the tapes do not fit them."""
     wanted = fingerprint(experiment)
     for tape in [*tapes.syncers, *(t for lives in tapes.learners.values() for t in lives)]:
@@ -75,7 +75,7 @@ def make_plan(experiment: Experiment, tapes: RunTapes) -> Plan:
     return plans.make_plan(tapes, experiment.sync, experiment.train.steps)
 
 
-def first_snapshot(plan: Plan, workdir: pathlib.Path) -> Snapshot | None:
+def first_snapshot(plan: ReplayPlan, workdir: pathlib.Path) -> Snapshot | None:
     """The snapshot that the run in a folder resumed from; None if it did not resume.
 
     If the run itself was set aside into a folder `previous`, its snapshot may be in the workdir above.
@@ -113,9 +113,9 @@ class Replay:
     def __init__(
         self,
         assembly: Assembly,
-        plan: Plan,
+        plan: ReplayPlan,
         until: RoundId | None = None,
-        progress: Callable[[works.Merge], None] = lambda merge: None,
+        progress: Callable[[works.MergeWork], None] = lambda merge: None,
         snapshot: Snapshot | None = None,
     ) -> None:
         """`snapshot`: what the run resumed from, as `first_snapshot` found it."""
@@ -157,8 +157,8 @@ class Replay:
         perform_all(self._plan, self._do, lambda: self._until is not None and not self._until)
         return Replayed(self._model.parameters(), self._step, self._merges, self._compared, self._steps)
 
-    def _do(self, actor: Actor, work: Work) -> None:
-        if isinstance(work, works.Merge):
+    def _do(self, actor: Actor, work: ReplayWork) -> None:
+        if isinstance(work, works.MergeWork):
             self._merge(actor, work)
         elif actor.tape.header.learner is not None:
             self._on_learner(actor, work)
@@ -167,7 +167,7 @@ class Replay:
         if actor.works[-1] is work:
             self._learners.pop(id(actor), None)
 
-    def _on_learner(self, actor: Actor, work: Work) -> None:
+    def _on_learner(self, actor: Actor, work: ReplayWork) -> None:
         arrays = self._learners.get(id(actor)) or self._begin(actor)
         match work:
             case works.Return():
@@ -187,7 +187,7 @@ class Replay:
                         f"{actor.name}, step {work.clock + 1}: its batch has {tokens} tokens, and had "
                         f"{work.tokens} in the run: the data are not the same"
                     )
-            case works.Offer(id=key):
+            case works.OfferWork(id=key):
                 self._things[key] = offer = arrays.offer(key.fragment, key.step)
                 jax.block_until_ready((offer.arrays, offer.residual, offer.own))
             case works.Apply(merged=merged):
@@ -207,7 +207,7 @@ class Replay:
         equipment = dataclasses.replace(own, batches=batches, sdc_check_every=0)
         return self._learners.setdefault(id(actor), TrainingArrays(equipment))
 
-    def _merge(self, actor: Actor, work: works.Merge) -> None:
+    def _merge(self, actor: Actor, work: works.MergeWork) -> None:
         p = work.round.fragment
         anchor = self._model.fragment(p)[1]
         given = [self._model.decode(p, self._things[key].on_host(), anchor) for key, _ in work.given]
@@ -232,7 +232,7 @@ class Replay:
             self._things[key] = pieces
         self._progress(work)
 
-    def _mismatch(self, actor: Actor, work: works.Merge) -> str:
+    def _mismatch(self, actor: Actor, work: works.MergeWork) -> str:
         learners = sorted({key.learner for key, _ in work.given})
         text = (
             f"round {work.round.step}, fragment {work.round.fragment}: version {work.version}, merged of "
@@ -251,7 +251,7 @@ class Replay:
         )
 
 
-def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
+def _equipment(assembly: Assembly, plan: ReplayPlan) -> dict[int, Equipment]:
     """Each learner's equipment, by its number."""
     learners = sorted({actor.tape.header.learner for actor in plan.learners})
     if plan.first.header.driver != "remote":
@@ -267,7 +267,7 @@ def _equipment(assembly: Assembly, plan: Plan) -> dict[int, Equipment]:
     return made
 
 
-def _merges_until(plan: Plan, until: RoundId) -> set[tuple[int, int]]:
+def _merges_until(plan: ReplayPlan, until: RoundId) -> set[tuple[int, int]]:
     """The merges of each process up to its last round that is not after `until`."""
     found: set[tuple[int, int]] = set()
     for actor, merges in zip(plan.syncers, plan.merges, strict=True):

@@ -13,10 +13,10 @@ from ddiloco.protocol.parts import FromPart, PartConnected
 from experiments.front.cli import UsageError
 from experiments.studies.replay import works as plans
 from experiments.studies.replay.order import perform
-from experiments.studies.replay.works import Actor, Key, Plan, VersionId, Work
+from experiments.studies.replay.works import Actor, Key, ReplayPlan, ReplayWork, VersionId
 
 
-class Line(NamedTuple):
+class TimelineRow(NamedTuple):
     """One entry of a tape.
 
     Attributes:
@@ -37,10 +37,10 @@ class Line(NamedTuple):
     round_step: int | None = None
 
 
-class Clocks:
+class ReplayClocks:
     """The vector clock of each actor's parameters after each entry, by the way of the data."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReplayPlan) -> None:
         self._of: dict[Key, VectorClock] = {}
         for p, version in enumerate(plan.first.header.state.versions):
             self._of[VersionId(p, version)] = VectorClock({}, {p: version} if version else {})
@@ -72,7 +72,7 @@ class Clocks:
             clock = clock.joined(self._of.get(VersionId(p, version), VectorClock()))
         return clock
 
-    def _do(self, actor: Actor, work: Work) -> None:
+    def _do(self, actor: Actor, work: ReplayWork) -> None:
         clock = self._at[id(actor)]
         header = actor.tape.header
         match work:
@@ -84,14 +84,14 @@ class Clocks:
                     clock = clock.joined(self._of.get(key, VectorClock()))
             case plans.Step(clock=before, incarnation=incarnation):
                 clock = clock.stepped(header.learner, incarnation, before + 1)
-            case plans.Offer(id=key, contribution=c):
+            case plans.OfferWork(id=key, contribution=c):
                 clock = clock.stepped(c.learner, c.incarnation, c.step)
                 self._of[key] = clock
             case plans.Apply():
                 clock = clock.joined(self._of.get(work.needs[0], VectorClock()))
             case plans.Give(origin=origin):
                 self._of[origin] = clock
-            case plans.Merge(empty=False):
+            case plans.MergeWork(empty=False):
                 for key in work.needs:
                     clock = clock.joined(self._of[key])
                 clock = clock.merged(work.round.fragment, work.version)
@@ -100,14 +100,16 @@ class Clocks:
         self._after[id(actor), work.entry] = clock
 
 
-def timeline(plan: Plan) -> list[Line]:
+def timeline(plan: ReplayPlan) -> list[TimelineRow]:
     """All entries of all tapes, by time."""
-    clocks = Clocks(plan)
+    clocks = ReplayClocks(plan)
     lines = [line for actor in plan.actors for line in _lines(actor, clocks)]
     return sorted(lines, key=lambda line: line.wall)
 
 
-def chosen(lines: Sequence[Line], learner: int | None, around: int | None, steps: int) -> list[Line]:
+def chosen(
+    lines: Sequence[TimelineRow], learner: int | None, around: int | None, steps: int
+) -> list[TimelineRow]:
     """The lines of one learner and of the syncer, from `steps` global steps before a round to as many after.
 
     None: of all learners; of all rounds.
@@ -128,7 +130,7 @@ def chosen(lines: Sequence[Line], learner: int | None, around: int | None, steps
     return kept[near[0] : near[-1] + 1]
 
 
-def shown(line: Line, virtual: bool) -> str:
+def shown(line: TimelineRow, virtual: bool) -> str:
     """A line as it is printed: time, actor, what happened, vector clock."""
     if virtual:
         when = f"{line.wall:12.3f}"
@@ -148,17 +150,17 @@ def clock_text(clock: VectorClock | None) -> str:
     return f"[{learners or '-'} | {versions or '-'}]"
 
 
-def _lines(actor: Actor, clocks: Clocks) -> Iterator[Line]:
+def _lines(actor: Actor, clocks: ReplayClocks) -> Iterator[TimelineRow]:
     tape, header = actor.tape, actor.tape.header
     now, whose = header.now, (header.learner, header.part if header.role == "part" else None)
     named = "process" if header.learner is None else "process, incarnation"
-    yield Line(tape.wall(now), *whose, f"{named} {header.process} begins")
+    yield TimelineRow(tape.wall(now), *whose, f"{named} {header.process} begins")
     for (at, content, decided), clock in zip(actor.handled, clocks.after(actor), strict=True):
         now = now if at is None else at
         text = _happened(content) + _followed(decided)
-        yield Line(tape.wall(now), *whose, text, clock, _round_step(content, decided))
+        yield TimelineRow(tape.wall(now), *whose, text, clock, _round_step(content, decided))
     if not tape.ended:
-        yield Line(tape.wall(now), *whose, "its tape ends here: killed, or still running")
+        yield TimelineRow(tape.wall(now), *whose, "its tape ends here: killed, or still running")
 
 
 def _happened(content: Any) -> str:

@@ -22,11 +22,11 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.protocol.work import FragmentWork
-from ddiloco.virtual.calendar import Alarm, Calendar
+from ddiloco.virtual.calendar import Calendar, Timer
 from experiments.front import cli
 from experiments.front.tables import markdown
 from experiments.studies.replay.recorded import Recorded
-from experiments.studies.replay.works import Apply, Handled, Offer, Plan
+from experiments.studies.replay.works import Apply, Handled, OfferWork, ReplayPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Delays:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class WhatIfOutcome:
     """What the rounds of a run come to."""
 
     merged: int  # rounds that were merged; `skipped` and `abandoned` were not
@@ -108,10 +108,10 @@ def work_between(last: Report | None, now: Report, kept: Kept) -> tuple[int, int
     return most.steps, most.tokens
 
 
-def _kept(plan: Plan) -> Kept:
+def _kept(plan: ReplayPlan) -> Kept:
     found = {}
     for actor in plan.learners:
-        offers = {work.id: work.contribution for work in actor.works if isinstance(work, Offer)}
+        offers = {work.id: work.contribution for work in actor.works if isinstance(work, OfferWork)}
         for work in actor.works:
             if isinstance(work, Apply) and work.rebase and work.merged in offers:
                 found[work.merged.learner, work.fragment, work.version] = offers[work.merged]
@@ -149,7 +149,7 @@ class WhatIf:
         self._learners: dict[int, _Learner] = {}  # the newest process of each
         self._left_out = _left_out(entries)
         self._told: list[tuple[float, actions.Record]] = []
-        self._alarm = Alarm(self._calendar, lambda: self._take(events.Timeout()))
+        self._alarm = Timer(self._calendar, lambda: self._take(events.Timeout()))
         self._begun = entries[0].now if entries else 0.0
         self._calendar.now = self._begun
         for now, content, _ in entries:
@@ -158,7 +158,7 @@ class WhatIf:
             ):
                 self._calendar.at(now, self._recorded, content)
 
-    def run(self) -> Outcome:
+    def run(self) -> WhatIfOutcome:
         """Lets all arrive."""
         while not self._core.finished and self._calendar.advance():
             pass
@@ -245,13 +245,13 @@ class WhatIf:
                     self._calendar.after(self._delays.offer, self._take, arrived)
 
 
-def what_if(plan: Plan, policy: SyncPolicy, total_steps: int | None) -> Outcome:
+def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> WhatIfOutcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
     state = plan.first.header.state
     return WhatIf(policy, total_steps, _entries(plan), delays(plan), _kept(plan), state).run()
 
 
-def recorded(plan: Plan) -> Outcome:
+def recorded(plan: ReplayPlan) -> WhatIfOutcome:
     """What the rounds came to in the run."""
     entries = _entries(plan)
     told = [
@@ -263,7 +263,7 @@ def recorded(plan: Plan) -> Outcome:
     return _outcome(told, entries[0].now if entries else 0.0)
 
 
-def delays(plan: Plan) -> Delays:
+def delays(plan: ReplayPlan) -> Delays:
     """How long offers, merges and updates took in the run."""
     reported: dict[tuple[int, int], float] = {}  # by learner and step
     begun: dict[Any, float] = {}
@@ -299,7 +299,7 @@ def delays(plan: Plan) -> Delays:
     )
 
 
-def _entries(plan: Plan) -> list[Handled]:
+def _entries(plan: ReplayPlan) -> list[Handled]:
     """The entries of all processes of the syncer, by the clock of the first."""
     found = []
     for actor in plan.syncers:
@@ -308,7 +308,7 @@ def _entries(plan: Plan) -> list[Handled]:
     return sorted(found, key=lambda entry: entry.now)
 
 
-def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> Outcome:
+def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> WhatIfOutcome:
     """What a run comes to whose syncer told this, at these times."""
     counts = collections.Counter(record.name for _, record in told)
     rounds = [record.values for _, record in told if record.name == "round"]
@@ -317,7 +317,7 @@ def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> Outc
     def mean(name: str) -> float:
         return statistics.fmean(r[name] for r in rounds) if rounds else 0.0
 
-    return Outcome(
+    return WhatIfOutcome(
         merged=len(rounds),
         skipped=counts["round_skipped"],
         abandoned=counts["round_abandoned"],
@@ -345,6 +345,6 @@ def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
     print(", ".join(f"{path}={text}" for path, text in overrides) or "nothing is changed")
     rows = [
         [field.name, *(f"{getattr(outcome, field.name):.6g}" for outcome in columns.values())]
-        for field in dataclasses.fields(Outcome)
+        for field in dataclasses.fields(WhatIfOutcome)
     ]
     print(markdown(["", *columns], rows, align=True))

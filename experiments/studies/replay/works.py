@@ -57,7 +57,7 @@ Key = VersionId | OfferId | InnerOrigin | ProcessId
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class ReplayWork:
     """One thing done to arrays; `entry` is the number of the tape's entry that caused it."""
 
     entry: int
@@ -72,7 +72,7 @@ class Work:
                 return (VersionId(p, version), *([] if offer is None else [offer]))
             case Begin(before=processes):
                 return processes
-            case Merge(given=given):
+            case MergeWork(given=given):
                 return tuple(offer for offer, _ in given)
         return ()
 
@@ -80,15 +80,15 @@ class Work:
     def makes(self) -> Key | None:
         """What it makes, if anything."""
         match self:
-            case Offer(id=key) | Give(origin=key) | Ended(process=key):
+            case OfferWork(id=key) | Give(origin=key) | Ended(process=key):
                 return key
-            case Merge(round=round_id, version=version, empty=False):
+            case MergeWork(round=round_id, version=version, empty=False):
                 return VersionId(round_id.fragment, version)
         return None
 
 
 @dataclasses.dataclass(frozen=True)
-class Adopt(Work):
+class Adopt(ReplayWork):
     """A learner loads all fragments and an inner state; `inner` None: a fresh one."""
 
     versions: tuple[int, ...]
@@ -96,12 +96,12 @@ class Adopt(Work):
 
 
 @dataclasses.dataclass(frozen=True)
-class Return(Work):
+class Return(ReplayWork):
     """A learner loads its part of the snapshot from which the run resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Step(Work):
+class Step(ReplayWork):
     """A learner takes a step; `clock` steps came before it, and `tokens` are in its batch."""
 
     clock: int
@@ -110,7 +110,7 @@ class Step(Work):
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer(Work):
+class OfferWork(ReplayWork):
     """A learner copies a fragment for the syncer."""
 
     id: OfferId
@@ -118,7 +118,7 @@ class Offer(Work):
 
 
 @dataclasses.dataclass(frozen=True)
-class Apply(Work):
+class Apply(ReplayWork):
     """A learner applies an update, as the action says."""
 
     fragment: int
@@ -129,28 +129,28 @@ class Apply(Work):
 
 
 @dataclasses.dataclass(frozen=True)
-class Give(Work):
+class Give(ReplayWork):
     """A learner gives a copy of its inner state."""
 
     origin: InnerOrigin
 
 
 @dataclasses.dataclass(frozen=True)
-class Begin(Work):
+class Begin(ReplayWork):
     """A process of the syncer begins, once those have ended that had its fragments before."""
 
     before: tuple[ProcessId, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended(Work):
+class Ended(ReplayWork):
     """A process of the syncer has ended."""
 
     process: ProcessId
 
 
 @dataclasses.dataclass(frozen=True)
-class Merge(Work):
+class MergeWork(ReplayWork):
     """The syncer makes a version, if any of the offers is merged; `sha256` is None if the tape has none.
 
     A process makes merges in the order of their `number`, and notes each as soon as that one is durable.
@@ -177,7 +177,7 @@ class Actor:
     """A process of a learner or of the syncer."""
 
     tape: Tape
-    works: list[Work]
+    works: list[ReplayWork]
     handled: list[Handled]
 
     @property
@@ -187,7 +187,7 @@ class Actor:
 
 
 @dataclasses.dataclass
-class Plan:
+class ReplayPlan:
     """What every actor did."""
 
     learners: list[Actor]
@@ -204,9 +204,9 @@ class Plan:
         return self.syncers[0].tape
 
     @property
-    def merges(self) -> list[list[Merge]]:
+    def merges(self) -> list[list[MergeWork]]:
         """Of each process of the syncer, in the order in which it began them."""
-        return [[work for work in actor.works if isinstance(work, Merge)] for actor in self.syncers]
+        return [[work for work in actor.works if isinstance(work, MergeWork)] for actor in self.syncers]
 
     @property
     def given(self) -> set[Key]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.observe.figures import dress, figure_at
-from experiments.studies.scaling.report import title
+from experiments.studies.scaling.tables import title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,8 @@ import numpy as np
 from scipy import optimize
 
 from experiments.studies.scaling.measurements import (
+    GridPlace,
     Measurements,
-    Place,
     ScalingError,
     mean,
     redrawn,
@@ -133,7 +133,7 @@ class Fit:
     theta: tuple[float, ...]  # as `law.log_value` takes it
     residual: float  # mean absolute difference of log L between the law and what was fitted: 0.01 is 1%
 
-    def predict(self, places: Sequence[Place]) -> Array:
+    def predict(self, places: Sequence[GridPlace]) -> Array:
         """The loss at each place, nats per token."""
         return np.exp(self.law.log_value(np.asarray(self.theta), *_logs(places)))
 
@@ -219,13 +219,13 @@ def _huber(residuals: Callable[[Array], Array], theta: Sequence[float]) -> Array
     return theta
 
 
-def _logs(places: Sequence[Place]) -> tuple[Array, Array, Array]:
+def _logs(places: Sequence[GridPlace]) -> tuple[Array, Array, Array]:
     n = np.log([float(place.params) for place in places])
     d = np.log([float(place.tokens) for place in places])
     return n, d, np.log([float(place.learners or 1) for place in places])
 
 
-def _check(law: Law, places: Sequence[Place]) -> None:
+def _check(law: Law, places: Sequence[GridPlace]) -> None:
     if "M" in law.distinct and any(place.learners < 1 for place in places):
         raise ScalingError(f"{law.formula}: has an M, which data-parallel training has not")
     logs = dict(zip("NDM", _logs(places), strict=True)) if places else {}

@@ -17,7 +17,7 @@ class ScalingError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class GridPlace:
     """Where a loss was measured.
 
     Attributes:
@@ -38,7 +38,7 @@ class Place:
 
 
 BySeed = Mapping[Any, float]  # held-out losses (nats/token) of one place
-Measurements = Mapping[Place, BySeed]
+Measurements = Mapping[GridPlace, BySeed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +60,14 @@ def read_rows(rows: Sequence[Mapping[str, Any]]) -> Study:
     Raises:
       ScalingError: a row lacks its parameters, tokens or learners, or no row has a loss.
     """
-    runs: list[tuple[Place, float | None, Any, float]] = []  # tokens as they are, steps, seed, loss
+    runs: list[tuple[GridPlace, float | None, Any, float]] = []  # tokens as they are, steps, seed, loss
     for i, row in enumerate(rows):
         loss = _number(row, "eval_loss", i)
         if loss is None or not math.isfinite(loss) or loss <= 0:
             continue
         params, tokens = _needed(row, "num_params", i), _needed(row, "tokens_total", i)
         baseline = row.get("algorithm") in DATA_PARALLEL
-        place = Place(
+        place = GridPlace(
             int(params),
             round(tokens),
             0 if baseline else int(_needed(row, "sync.num_learners", i)),
@@ -78,7 +78,7 @@ def read_rows(rows: Sequence[Mapping[str, Any]]) -> Study:
     if not runs:
         raise ScalingError(f"the sweep has no loss: of {len(rows)} runs none has one")
     level = _levels(sorted({place.tokens for place, *_ in runs}))
-    losses: dict[Place, dict[Any, float]] = {}
+    losses: dict[GridPlace, dict[Any, float]] = {}
     for i, (place, steps, seed, loss) in enumerate(runs):
         tokens = level[place.tokens]
         there = dataclasses.replace(place, tokens=tokens, batch_tokens=tokens / steps if steps else None)
@@ -91,9 +91,9 @@ def mean(by_seed: BySeed) -> float:
     return float(np.mean(list(by_seed.values())))
 
 
-def best(losses: Measurements) -> dict[Place, BySeed]:
+def best(losses: Measurements) -> dict[GridPlace, BySeed]:
     """Of each size, tokens and learners the place with the hyperparameters of the lowest mean loss."""
-    found: dict[tuple[int, int, int], tuple[Place, BySeed]] = {}
+    found: dict[tuple[int, int, int], tuple[GridPlace, BySeed]] = {}
     for place, by_seed in losses.items():
         key = (place.params, place.tokens, place.learners)
         if key not in found or mean(by_seed) < mean(found[key][1]):
@@ -101,7 +101,7 @@ def best(losses: Measurements) -> dict[Place, BySeed]:
     return dict(found.values())
 
 
-def with_most_tokens(losses: Measurements) -> dict[Place, BySeed]:
+def with_most_tokens(losses: Measurements) -> dict[GridPlace, BySeed]:
     """Of each size the places with the most tokens: where a law has no D, D must go with N."""
     most: dict[int, int] = {}
     for place in losses:
@@ -109,7 +109,7 @@ def with_most_tokens(losses: Measurements) -> dict[Place, BySeed]:
     return {place: by_seed for place, by_seed in losses.items() if place.tokens == most[place.params]}
 
 
-def redrawn(losses: Measurements, rng: np.random.Generator) -> dict[Place, BySeed]:
+def redrawn(losses: Measurements, rng: np.random.Generator) -> dict[GridPlace, BySeed]:
     """A bootstrap sample: one set of seeds, drawn with replacement, at every place that has them.
 
     Runs of one seed have their start and their order of the data in common, as far as sizes and shards are

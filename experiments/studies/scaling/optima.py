@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from experiments.studies.scaling.laws import LAWS, SINGLE, Fit, Interval, Law, fit, percentiles
-from experiments.studies.scaling.measurements import Measurements, Place, ScalingError, mean, redrawn
+from experiments.studies.scaling.measurements import GridPlace, Measurements, ScalingError, mean, redrawn
 
 NAMES = {
     "inner_rate": "inner learning rate",
@@ -39,13 +39,13 @@ class Optima:
         value.
     """
 
-    values: Mapping[Place, float]
-    at_edge: tuple[Place, ...]
+    values: Mapping[GridPlace, float]
+    at_edge: tuple[GridPlace, ...]
 
 
 def find(losses: Measurements, name: str) -> Optima:
     """The best values of a hyperparameter, a key of `NAMES`, wherever it has three values or more."""
-    grids: dict[Place, dict[float, float]] = {}
+    grids: dict[GridPlace, dict[float, float]] = {}
     for place, values in losses.items():
         value = getattr(place, name)
         if value is not None:
@@ -83,7 +83,7 @@ def lowest(values: Sequence[float], losses: Sequence[float]) -> float | None:
     return float(values[best])
 
 
-def fit_optima(optima: Mapping[Place, float]) -> Fit:
+def fit_optima(optima: Mapping[GridPlace, float]) -> Fit:
     """The power law of the best values, in what varies of N and M; may raise ScalingError."""
     places = list(optima)
     sizes, learners = {place.params for place in places}, {place.learners for place in places}
@@ -97,7 +97,7 @@ def fit_optima(optima: Mapping[Place, float]) -> Fit:
 
 
 def intervals(
-    losses: Measurements, name: str, kept: Sequence[Place], rng: np.random.Generator, draws: int = 200
+    losses: Measurements, name: str, kept: Sequence[GridPlace], rng: np.random.Generator, draws: int = 200
 ) -> dict[str, Interval]:
     """The 95% interval of each parameter of `fit_optima`, by a bootstrap over seeds.
 

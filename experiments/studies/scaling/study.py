@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.scaling import laws, measurements, optima
-from experiments.studies.scaling.measurements import Measurements, Place, ScalingError
+from experiments.studies.scaling.measurements import GridPlace, Measurements, ScalingError
 
 
 def study(
@@ -127,7 +127,7 @@ def _fit_law(name: str, law: laws.Law, losses: Measurements, seed: int, draws: i
 
 
 def _fit_best(
-    losses: Measurements, name: str, values: Mapping[Place, float], seed: int, draws: int
+    losses: Measurements, name: str, values: Mapping[GridPlace, float], seed: int, draws: int
 ) -> dict[str, Any]:
     kept = sorted(values, key=lambda place: (place.params, place.learners))
     entry = {"name": name, "title": optima.NAMES[name]}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
-from ddiloco.virtual.calendar import Alarm
+from ddiloco.virtual.calendar import Timer
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
 DELAY = 0.05  # mean seconds of a message between authority and part
@@ -23,7 +23,7 @@ class _Process:
     number: int  # of the part; -1: the authority
     core: Any = None
     starts: int = 0
-    alarm: Alarm | None = None
+    alarm: Timer | None = None
     heard_until: float = 0.0  # messages to it keep their order: no later one arrives before this
     merging_until: float = 0.0  # merges of a part are made one after the other
     connection: int = 0  # between a part and the authority; those of an older one are lost
@@ -42,7 +42,7 @@ class PartedSyncer(VirtualSyncer):
         self._parts = [_Process(s) for s in range(parts)]
         self._authority = _Process(-1)
         for process in (self._authority, *self._parts):
-            process.alarm = Alarm(self._calendar, functools.partial(self._handle, process, events.Timeout()))
+            process.alarm = Timer(self._calendar, functools.partial(self._handle, process, events.Timeout()))
         self.restart()
 
     @property

@@ -11,7 +11,7 @@ from experiments.studies.schedules.weather import Weather
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SchedulePlan:
     """Everything that a seed decides before the first event."""
 
     seed: int
@@ -64,7 +64,7 @@ def draw_weather(rng: random.Random) -> Weather:
     )
 
 
-def draw_plan(seed: int) -> Plan:
+def draw_plan(seed: int) -> SchedulePlan:
     """The plan of a seed; the same on every machine."""
     rng = random.Random(seed)
     policy = draw_policy(rng)
@@ -74,7 +74,7 @@ def draw_plan(seed: int) -> Plan:
     kinds = rng.sample(sorted(FAULTS), rng.randint(0, len(FAULTS)))  # only some, for rare mixtures
     count = rng.choice([0, 2, 5, 10]) if kinds else 0
     faults = sorted((rng.uniform(0, storm), rng.choice(kinds), rng.choice(learners)) for _ in range(count))
-    plan = Plan(
+    plan = SchedulePlan(
         seed=seed,
         policy=policy,
         parts=rng.choice([1, 1, 2, 3]) if policy.num_fragments > 2 else 1,
@@ -99,7 +99,7 @@ def draw_plan(seed: int) -> Plan:
     return dataclasses.replace(plan, joins=joins, retired=retired)
 
 
-def draw_fair(seed: int) -> Plan:
+def draw_fair(seed: int) -> SchedulePlan:
     """The plan of a seed in which no message is lost and nobody dies, and that asks for no wonders.
 
     In an interval even the slowest and farthest can take an update, do a step on it and give that; the
@@ -134,4 +134,6 @@ def draw_fair(seed: int) -> Plan:
     joins = tuple(rng.uniform(0.0, 3.0) for _ in range(learners))
     parts = rng.choice([1, 1, 2, 3]) if fragments > 2 else 1
     steps = min(16 * interval, 576)
-    return Plan(seed, policy, parts, steps, weather, storm=0.0, joins=joins, faults=(), window=4 * interval)
+    return SchedulePlan(
+        seed, policy, parts, steps, weather, storm=0.0, joins=joins, faults=(), window=4 * interval
+    )

@@ -15,7 +15,7 @@ from ddiloco.virtual.ports import Observer
 from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
 from experiments.studies.schedules.invariants import Invariants
 from experiments.studies.schedules.ledger import Violation, require
-from experiments.studies.schedules.plans import Plan, draw_fair, draw_plan
+from experiments.studies.schedules.plans import SchedulePlan, draw_fair, draw_plan
 from experiments.studies.schedules.shares import Shares
 from experiments.studies.schedules.weather import WeatheredFleet
 
@@ -32,7 +32,7 @@ class RandomSchedule(Observer):
     Without `checked` the run is the same, but has no timeline, and only a run that does not end is found.
     """
 
-    def __init__(self, plan: Plan, checked: bool = True) -> None:
+    def __init__(self, plan: SchedulePlan, checked: bool = True) -> None:
         self.plan = plan
         self.checked = checked
         self._last: collections.deque[tuple[float, Any, Any, list[Any]]] = collections.deque(maxlen=KEPT)

@@ -11,8 +11,8 @@ from ddiloco.outer.encoding import InvalidContribution, Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.learner_process import Place, VirtualLearner
+from ddiloco.virtual.fleet import Durations, Fleet
+from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer, Payload
 from ddiloco.virtual.syncer_process import VirtualSyncer
@@ -87,7 +87,7 @@ class WeatheredFleet(Fleet):
             places,
             lambda learner: CountingLearner(lambda: rng.randint(1, 100), self._skips),
             self._doubtful,
-            merge_time=lambda: rng.expovariate(1 / weather.merge_time),
+            takes=Durations(lambda: rng.expovariate(1 / weather.merge_time)),
             observer=observer,
             make_syncer=functools.partial(PartedSyncer, parts=parts, rng=rng) if parts > 1 else VirtualSyncer,
         )
@@ -122,9 +122,9 @@ class WeatheredFleet(Fleet):
     def _skips(self) -> bool:
         return bool(self.weather.skipped) and self._rng.random() < self.weather.skipped
 
-    def _place(self) -> Place:
+    def _place(self) -> VirtualPlace:
         weather, rng = self.weather, self._rng
         mean = 1 + rng.random() * weather.speed_spread
         latency = rng.random() * weather.far if weather.far else 0.0
         links = (Link(weather.link(latency), rng), Link(weather.link(latency), rng))
-        return Place(lambda: mean * (1 + weather.jitter * rng.random()), *links)
+        return VirtualPlace(lambda: mean * (1 + weather.jitter * rng.random()), *links)

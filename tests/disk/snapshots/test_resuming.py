@@ -76,7 +76,6 @@ REFUSED = [
     ("data.interleave", 1),
     ("sync.num_fragments", 3),
     ("outer.fragmentation", "layer"),
-    ("outer.split_large", False),
     ("outer.optimizer", "adam"),
     ("algorithm", "data_parallel"),
 ]
@@ -139,13 +138,12 @@ def test_the_inner_state_is_of_the_same_arrays_whatever_the_inner_settings():
         optimizer = make_inner_optimizer(InnerConfig(**changes), {})
         return jax.tree.leaves(jax.eval_shape(optimizer.init, params))
 
-    for clip_norm, weight_decay, decay_embeddings, accumulation, b1 in itertools.product(
-        (None, 1.0), (0.0, 0.1), (False, True), (1, 2), (0.0, 0.9)
+    for clip_norm, weight_decay, accumulation, b1 in itertools.product(
+        (None, 1.0), (0.0, 0.1), (1, 2), (0.0, 0.9)
     ):
         assert state() == state(
             clip_norm=clip_norm,
             weight_decay=weight_decay,
-            decay_embeddings=decay_embeddings,
             accumulation=accumulation,
             b1=b1,
         )

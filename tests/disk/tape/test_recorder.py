@@ -128,4 +128,4 @@ def test_a_tape_that_has_grown_to_its_bound_ends_with_an_alarm(tmp_path):
     tape.end()
     assert path.stat().st_size < 2500 and not read_tape(path).torn
     [alarm] = alarms
-    assert "a.tape: it has grown to config.tape.max_gib: the tape ends here" in alarm.sentence
+    assert "a.tape: it has grown to its largest size: the tape ends here" in alarm.sentence

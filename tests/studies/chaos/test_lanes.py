@@ -16,7 +16,7 @@ from experiments.studies.chaos.lanes import (
     timelines,
 )
 from experiments.studies.chaos.lanes_figure import draw
-from experiments.studies.chaos.traces import Blow, Life, read_trace
+from experiments.studies.chaos.run_files import Blow, Life, read_trace
 
 T0 = 1_000_000.0
 

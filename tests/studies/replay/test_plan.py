@@ -81,12 +81,12 @@ def test_all_works_are_done_each_after_what_it_needs_and_always_in_one_order(pla
 def test_a_plan_without_needless_works_makes_the_same_versions_of_the_same_snapshots(plan):
     lean = plans.without_needless(plan)
     kept = [work for actor in lean.learners for work in actor.works]
-    taken = {w.id for w in kept if isinstance(w, works.Offer)}
+    taken = {w.id for w in kept if isinstance(w, works.OfferWork)}
     assert taken == {key for work in merges_of(plan) for key in work.needs}
     for actor, whole in zip(lean.learners, plan.learners, strict=True):
         assert [w for w in whole.works if w in actor.works] == actor.works
-        assert not actor.works or isinstance(actor.works[-1], works.Offer)
-    assert [w for _, w in order_of(lean) if isinstance(w, works.Merge)] == merges_of(plan)
+        assert not actor.works or isinstance(actor.works[-1], works.OfferWork)
+    assert [w for _, w in order_of(lean) if isinstance(w, works.MergeWork)] == merges_of(plan)
 
 
 @settings(max_examples=25)
@@ -109,7 +109,9 @@ def test_whatever_befalls_a_fleet_all_that_it_merged_is_made_again_in_order(fold
     taped = fleet_tapes(workdir, policy, STEPS, changes, crashes)
     plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
     merged = [
-        (w.round.step, w.round.fragment, w.version) for _, w in order_of(plan) if isinstance(w, works.Merge)
+        (w.round.step, w.round.fragment, w.version)
+        for _, w in order_of(plan)
+        if isinstance(w, works.MergeWork)
     ]
     assert merged == [(r["step"], r["fragment"], r["version"]) for r in taped.rounds]
 
@@ -131,7 +133,7 @@ def test_whichever_process_of_a_syncer_dies_all_that_its_parts_merged_is_made_ag
     workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
     taped = fleet_tapes(workdir, policy, STEPS, changes, crashes, parts)
     plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
-    done = [w for _, w in order_of(plan) if isinstance(w, works.Merge)]
+    done = [w for _, w in order_of(plan) if isinstance(w, works.MergeWork)]
     for p in range(policy.num_fragments):
         merged = [(w.round.step, p, w.version) for w in done if w.round.fragment == p]
         assert merged == [made for made in taped.made if made[1] == p]
@@ -181,7 +183,7 @@ def test_two_offers_of_one_step_before_and_after_an_update_are_two(tapes):
     entries = [*life.entries[:begun], *(Entry(now, event) for event in told)]
     policy = dataclasses.replace(POLICY, rebase=True)
     did = plans.life(dataclasses.replace(life, entries=entries), policy, STEPS).works
-    offers = [work.id for work in did if isinstance(work, works.Offer)]
+    offers = [work.id for work in did if isinstance(work, works.OfferWork)]
     assert [(offer.step, offer.version) for offer in offers] == [(1, 0), (2, 0), (2, 1)]
     assert len(set(offers)) == 3
     [update] = [work for work in did if isinstance(work, works.Apply)]

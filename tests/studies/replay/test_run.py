@@ -113,7 +113,7 @@ def test_a_run_with_rebase_comes_to_its_parameters_again(codec, data_dir, tmp_pa
     assert done.merges == done.compared > 0
 
 
-def early(offers, past, config):
+def early(offers, past):
     """A gate: none of the first offers of learner 0 are in line."""
     return {offer.learner: "too early" for offer in offers if past.rounds < 3 and offer.learner == 0}
 
@@ -133,7 +133,7 @@ def test_a_run_with_merges_of_which_nothing_came_comes_to_its_parameters_again(
     done = again(tmp_path, e)
     assert done.sha256 == read_json(tmp_path / "summary.json")["params_sha256"]
     assert done.merges == len(did) == done.compared + len(empty)
-    monkeypatch.setitem(guards.GATES, "early", lambda offers, past, config: {})
+    monkeypatch.setitem(guards.GATES, "early", lambda offers, past: {})
     with pytest.raises(replay.ReplayMismatch):
         again(tmp_path, e)
 
@@ -260,7 +260,7 @@ def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, 
         taken = [
             w.contribution
             for w in plans.life(tape, e.sync, e.train.steps).works
-            if isinstance(w, works.Offer)
+            if isinstance(w, works.OfferWork)
         ]
         (seen if contribution in taken else missing).append(contribution)
         send(run, round_id, contribution, offer)

@@ -9,7 +9,7 @@ from experiments.front.cli import UsageError
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import perform
 from experiments.studies.replay.reading import read_run
-from experiments.studies.replay.timeline import Clocks, chosen, clock_text, shown, timeline
+from experiments.studies.replay.timeline import ReplayClocks, chosen, clock_text, shown, timeline
 from experiments.studies.replay.works import BEFORE
 from tests.refusals import refusal
 from tests.workbook import POLICY, fleet_tapes, lose
@@ -24,7 +24,7 @@ def plan(tmp_path_factory):
 
 
 def test_clocks_only_grow_along_an_actor_and_any_prefix_of_the_plans_order_is_a_consistent_cut(plan):
-    clocks, done = Clocks(plan), []
+    clocks, done = ReplayClocks(plan), []
     perform(plan, lambda actor, work: done.append((actor, work)))
     newest = {id(actor): VectorClock() for actor in plan.actors}
     [syncer] = plan.syncers

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from experiments.studies.scaling.measurements import Place
+from experiments.studies.scaling.measurements import GridPlace
 
 SIZES = (20_000, 50_000, 130_000, 350_000)
 LEARNERS = (1, 2, 4, 8)
@@ -19,5 +19,5 @@ def losses_of(
     for n, multiple, m in itertools.product(sizes, multiples, learners):
         factors = np.exp(noise * rng.standard_normal(seeds)) if noise else np.ones(seeds)
         there = loss(n, n * multiple, m) * shared * factors
-        found[Place(n, n * multiple, m)] = dict(enumerate(there.tolist()))
+        found[GridPlace(n, n * multiple, m)] = dict(enumerate(there.tolist()))
     return found

@@ -19,7 +19,7 @@ from experiments.studies.scaling.laws import (
     intervals,
     percentiles,
 )
-from experiments.studies.scaling.measurements import Place, ScalingError, mean, redrawn
+from experiments.studies.scaling.measurements import GridPlace, ScalingError, mean, redrawn
 from tests.refusals import refusal
 from tests.studies.scaling.synthetic import losses_of
 
@@ -51,7 +51,7 @@ def test_without_noise_the_parameters_are_found_exactly(name):
     fitted = fit(LAWS[name], losses_of(loss, MULTIPLES if "D" in LAWS[name].distinct else (20,)))
     assert fitted.parameters == pytest.approx(known, rel=2e-3)
     assert fitted.residual < 1e-6
-    places = [Place(10**6, 2 * 10**7, 16)]
+    places = [GridPlace(10**6, 2 * 10**7, 16)]
     assert fitted.predict(places) == pytest.approx([loss(10**6, 2 * 10**7, 16)], rel=1e-3)
 
 
@@ -80,7 +80,7 @@ def test_the_power_law_is_found_whatever_its_parameters(scale, alpha, beta):
 def test_one_wild_loss_moves_a_huber_fit_far_less_than_it_is_wrong():
     loss, known = KNOWN["power"]
     losses = losses_of(loss)
-    losses[Place(350_000, 7_000_000, 8)] = {0: 1.3 * loss(350_000, 7_000_000, 8)}
+    losses[GridPlace(350_000, 7_000_000, 8)] = {0: 1.3 * loss(350_000, 7_000_000, 8)}
     found = fit(LAWS["power"], losses).parameters
     assert found["alpha"] == pytest.approx(known["alpha"], abs=1e-3)
     assert found["beta"] == pytest.approx(known["beta"], abs=1e-3)
@@ -121,7 +121,11 @@ def test_what_does_not_determine_a_law_is_told_in_one_line(name, grid, told):
 
 
 def test_fewer_places_than_parameters_are_told():
-    places = [Place(20_000, 400_000, 1), Place(50_000, 1_000_000, 2), Place(130_000, 2_600_000, 2)]
+    places = [
+        GridPlace(20_000, 400_000, 1),
+        GridPlace(50_000, 1_000_000, 2),
+        GridPlace(130_000, 2_600_000, 2),
+    ]
     with pytest.raises(ScalingError, match="has 4 parameters, but there are 3 places"):
         fit(LAWS["floor"], {place: {0: 2.0} for place in places})
 
@@ -152,7 +156,7 @@ def test_what_seeds_do_alike_at_all_places_is_not_in_the_interval_of_a_compariso
 
 
 def test_what_seeds_do_alike_at_all_places_is_in_the_interval_of_a_level():
-    place, rng, widths = [Place(130_000, 2_600_000, 4)], np.random.default_rng(5), []
+    place, rng, widths = [GridPlace(130_000, 2_600_000, 4)], np.random.default_rng(5), []
     for _ in range(8):
         losses = losses_of(KNOWN["power"][0], common=0.015, noise=0.004, seeds=3, rng=rng)
         begin = fit(LAWS["power"], losses).theta

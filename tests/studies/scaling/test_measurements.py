@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.studies.scaling import measurements
-from experiments.studies.scaling.measurements import Place, ScalingError
+from experiments.studies.scaling.measurements import GridPlace, ScalingError
 from tests.refusals import refusal
 
 
@@ -15,7 +15,10 @@ def row(loss, params=1000, tokens=20_000, learners=2, seed=0, **settings):
 
 def test_runs_that_differ_in_their_seed_alone_are_one_place():
     study = measurements.read_rows([row(2.0, seed=0), row(2.1, seed=1, tokens=20_003), row(1.9, params=2000)])
-    assert study.losses == {Place(1000, 20_002, 2): {"0": 2.0, "1": 2.1}, Place(2000, 20_002, 2): {"0": 1.9}}
+    assert study.losses == {
+        GridPlace(1000, 20_002, 2): {"0": 2.0, "1": 2.1},
+        GridPlace(2000, 20_002, 2): {"0": 1.9},
+    }
     assert study.without_loss == 0
 
 
@@ -61,19 +64,22 @@ def test_rows_that_lack_something_are_told_in_one_line(rows, told):
 
 
 def test_the_best_hyperparameters_are_those_of_the_lowest_mean():
-    low, high = Place(1000, 20_000, 2, inner_rate=1e-3), Place(1000, 20_000, 2, inner_rate=3e-3)
-    other = Place(1000, 20_000, 4, inner_rate=1e-3)
+    low, high = GridPlace(1000, 20_000, 2, inner_rate=1e-3), GridPlace(1000, 20_000, 2, inner_rate=3e-3)
+    other = GridPlace(1000, 20_000, 4, inner_rate=1e-3)
     lowest = {high: {0: 2.1, 1: 2.1}, other: {0: 3.0}}
     assert measurements.best({low: {0: 2.0, 1: 2.4}, **lowest}) == lowest
 
 
 def test_of_each_size_the_most_tokens_are_kept():
-    places = {Place(n, d, 2): {0: 2.0} for n, d in ((1000, 5_000), (1000, 20_000), (2000, 9_000))}
-    assert list(measurements.with_most_tokens(places)) == [Place(1000, 20_000, 2), Place(2000, 9_000, 2)]
+    places = {GridPlace(n, d, 2): {0: 2.0} for n, d in ((1000, 5_000), (1000, 20_000), (2000, 9_000))}
+    assert list(measurements.with_most_tokens(places)) == [
+        GridPlace(1000, 20_000, 2),
+        GridPlace(2000, 9_000, 2),
+    ]
 
 
 def test_one_set_of_seeds_is_drawn_for_all_places_that_have_them_and_follows_from_the_generator():
-    one, other, few = (Place(n, 5_000, 2) for n in (1000, 2000, 3000))
+    one, other, few = (GridPlace(n, 5_000, 2) for n in (1000, 2000, 3000))
     losses = {one: {"0": 1.0, "1": 2.0, "2": 3.0}, other: {"2": 30.0, "1": 20.0, "0": 10.0}, few: {"1": 7.0}}
     for seed in range(20):
         drawn, again = (measurements.redrawn(losses, np.random.default_rng(seed)) for _ in range(2))

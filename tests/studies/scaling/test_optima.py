@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.studies.scaling import optima
-from experiments.studies.scaling.measurements import Place, ScalingError
+from experiments.studies.scaling.measurements import GridPlace, ScalingError
 from tests.studies.scaling.synthetic import LEARNERS, SIZES
 
 RATES = tuple(1e-3 * 2**k for k in range(7))
@@ -23,7 +23,7 @@ def bowls(learners=LEARNERS, rates=RATES, noise=0.0, seeds=1, rng=None):
     for n, m, rate in itertools.product(SIZES, learners, rates):
         loss = 2.0 + 0.05 * math.log(rate / best_rate(n, max(m, 1))) ** 2
         draws = noise * rng.standard_normal(seeds) if noise else np.zeros(seeds)
-        found[Place(n, 20 * n, m, inner_rate=rate)] = dict(enumerate((loss + draws).tolist()))
+        found[GridPlace(n, 20 * n, m, inner_rate=rate)] = dict(enumerate((loss + draws).tolist()))
     return found
 
 
@@ -66,18 +66,18 @@ def test_two_values_of_a_hyperparameter_make_no_parabola():
 
 
 def test_at_one_size_the_law_is_in_m_alone_and_at_one_m_in_n_alone():
-    at_size = {Place(1000, 20_000, m): 0.7 * m**0.2 for m in LEARNERS}
+    at_size = {GridPlace(1000, 20_000, m): 0.7 * m**0.2 for m in LEARNERS}
     assert optima.fit_optima(at_size).parameters == pytest.approx({"A": 0.7, "beta": 0.2}, rel=1e-4)
-    at_m = {Place(n, 20 * n, 0): 3.0 * n**-0.3 for n in SIZES}
+    at_m = {GridPlace(n, 20 * n, 0): 3.0 * n**-0.3 for n in SIZES}
     assert optima.fit_optima(at_m).parameters == pytest.approx({"A": 3.0, "alpha": -0.3}, rel=1e-4)
     with pytest.raises(ScalingError, match="there are 1, at one N and M, which make no law"):
-        optima.fit_optima({Place(1000, 20_000, 2): 0.7})
+        optima.fit_optima({GridPlace(1000, 20_000, 2): 0.7})
 
 
 def test_no_more_values_than_parameters_make_no_law():
     told = r"there are 2, and A N\^alpha goes through as many whether it holds or not"
     with pytest.raises(ScalingError, match=told):
-        optima.fit_optima({Place(n, 20 * n, 0): 3.0 for n in SIZES[:2]})
+        optima.fit_optima({GridPlace(n, 20 * n, 0): 3.0 for n in SIZES[:2]})
 
 
 def test_intervals_of_a_law_of_best_values_hold_the_truth():

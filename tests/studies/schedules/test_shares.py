@@ -10,9 +10,9 @@ import random
 import pytest
 
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.fleet import Fleet
+from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.from_settings import spread
-from ddiloco.virtual.learner_process import Place
+from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 from ddiloco.virtual.ports import CountingLearner
 from experiments.studies.schedules.shares import Shares
@@ -63,10 +63,10 @@ def run(
     delays = [0.0] * (learners - len(latency)) + list(latency)
     watch = Watch(fragments)
 
-    def place(learner: int) -> Place:
+    def place(learner: int) -> VirtualPlace:
         rng = random.Random(learner)
         links = [Link(LinkQuality(latency=delays[learner]), rng) for _ in range(2)]
-        return Place(lambda: means[learner] * spread(rng, variation), *links)
+        return VirtualPlace(lambda: means[learner] * spread(rng, variation), *links)
 
     fleet = Fleet(
         SyncPolicy(**settings),
@@ -74,7 +74,7 @@ def run(
         {learner: place(learner) for learner in range(learners)},
         lambda learner: CountingLearner(lambda: TOKENS),
         LeavingOut((0,) * fragments, refused),
-        merge_time=lambda: merge,
+        takes=Durations(lambda: merge),
         observer=watch,
     )
     join_all(fleet, starts or [0.0] * learners)

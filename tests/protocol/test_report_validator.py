@@ -8,7 +8,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import SELDOM, Member, Membership
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.speed_limit import SpeedLimit
+from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, merges, only
@@ -210,22 +210,22 @@ def test_what_a_report_costs_does_not_grow_with_the_learners(monkeypatch):
     members = fleet(1600)
     live = Counted(members.live())
     monkeypatch.setattr(members, "live", lambda: live)
-    limit = SpeedLimit(POLICY, SyncerState.initial(1))
+    validator = ReportValidator(POLICY, None, SyncerState.initial(1), members)
     monkeypatch.setattr(Counted, "looks", 0)
     for n in range(1000):
-        assert limit.allows(n, 1, members, 0, 0.001 * n)
+        assert validator.is_possible(n, 1, (0,), 0.001 * n)
     assert 1 <= Counted.looks <= 2 * 1000 / (1600 / SELDOM) + 1
 
 
 @pytest.mark.parametrize("size", [1, 4, 1600])
 def test_it_soon_follows_learners_that_become_faster(size):
     members = fleet(size)
-    limit = SpeedLimit(dataclasses.replace(POLICY, num_learners=size), SyncerState.initial(1))
-    assert limit.allows(0, 0, members, 0, 0.0)
-    assert all(limit.allows(0, 0, members, 0, float(now)) for now in range(10))
+    policy = dataclasses.replace(POLICY, num_learners=size)
+    validator = ReportValidator(policy, None, SyncerState.initial(1), members)
+    assert all(validator.is_possible(0, 0, (0,), float(now)) for now in range(10))
     too_far = POLICY.interval + 200  # in ten seconds: 160 steps of a second are allowed
-    assert not limit.allows(0, too_far, members, 0, 10.0)
+    assert not validator.is_possible(0, too_far, (0,), 10.0)
     for member in members.live():
         member.step_time.value = 0.5
-    tries = [limit.allows(0, too_far, members, 0, 10.0) for _ in range(size // SELDOM + 1)]
+    tries = [validator.is_possible(0, too_far, (0,), 10.0) for _ in range(size // SELDOM + 1)]
     assert tries[-1]

@@ -1,0 +1,181 @@
+"""What learners say of how far they have come, and whether it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddiloco.protocol import events, news
+from ddiloco.protocol.membership import Membership
+from ddiloco.protocol.messages import Report
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+
+MAX_SPEED = 16.0
+"""How much faster than the median learner the furthest one may be, beyond an interval's lead."""
+
+UNUSUAL_SPEED = 4.0
+"""The same, beyond which there is an alarm: with a quorum of one, rounds and the end come by its clock."""
+
+SHORTEST_STEP = 1e-4
+"""Seconds that the median step is taken to last, as long as none has been measured."""
+
+PAUSE = 2.0
+"""Median steps without a message of any learner that are a pause, of the syncer or of its network."""
+
+MAX_AHEAD = 4.0
+"""How much further than half of the learners one may have gone where no pace is known."""
+
+MAX_LEAP = 100_000
+"""Steps that learners may have gone while the syncer was away; a day is fewer, at one step a second."""
+
+
+class ReportValidator:
+    """Holds a learner's clock, versions and work against those that there can be.
+
+    A larger clock than there can be would have all rounds up to it skipped, for everybody. So a learner may
+    be an interval past where the furthest one can be by now, at 16 times the pace of the median learner; or,
+    where no pace is known, past four times the way that half of the learners say they went. It is not known
+    before most learners' steps were measured: at the start, and after a restart, during which they went on.
+    A clock that is too early then counts once others have come as far.
+
+    Half of the learners are of those that the run starts with, before they join, and of whoever was heard of,
+    but of nobody without a message for the silence timeout. What learners said during a pause comes all at
+    once after it: then the pace is that of before the pause, for as long as it was.
+    """
+
+    def __init__(
+        self, policy: SyncPolicy, total_steps: int | None, state: SyncerState, members: Membership
+    ) -> None:
+        """`state`: what the syncer begins with; if that is not the start of the run, it was away."""
+        self._policy, self._total_steps, self._members = policy, total_steps, members
+        self.merged = state
+        self._work_from = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
+        """By fragment, the step from which work on the newest version may count: with rebase that goes on
+        from an offer on the version before. Not known of versions that were there at the start."""
+        self._was_away = bool(state.step or state.incarnations)
+        self._began: float | None = None
+        self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
+        self._median: float | None = None  # of a step, in seconds, as last known
+        self._before: tuple[float, float, float | None] = self._step, 0.0, None  # these, as a pause began
+        self._heard = self._paused_until = 0.0  # when a learner last spoke; until when the pause counts
+        self._known = self._left = state.step  # the furthest clock that was valid; and where the syncer was
+        known = [m for m, _ in state.incarnations] if self._was_away else range(policy.num_learners)
+        self._claims = dict.fromkeys(known, state.step)  # by learner, how far it says it has come
+        self._since = state.step, 0.0  # the step from which the furthest learner's pace is measured, and when
+
+    def committed(self, word: news.Committed) -> None:
+        """A version that was made, which learners may hold and have work on."""
+        which, version, lineage = word.round, word.version, word.lineage
+        p, known = which.fragment, self.merged
+        if (version, lineage) == (known.versions[p], known.lineages[p]):
+            return
+        # Where a part has lost versions, on an older disk, work may go on from newer ones.
+        before = known.merged_steps[p] if version > known.versions[p] else 0
+        self._work_from[p] = before if self._policy.rebase else which.step
+        self.merged = known.with_version(which, version, lineage)
+
+    def reached(self, step: int, now: float) -> float | None:
+        """A learner has come to a step that was possible; how many medians its pace is, if unusually many."""
+        if step <= self._known:
+            return None
+        self._step = float(step) if self._returning(now) else min(float(step), self._certain(now))
+        self._known, self._at = step, now
+        gone = step - self._since[0]
+        if gone < UNUSUAL_SPEED * self._policy.interval and not self._returning(now):
+            return None
+        seconds, self._since = now - self._since[1], (step, now)
+        pace = gone * (self._members.median_step() or 0.0) / seconds if seconds > 0 else 0.0
+        return None if self._returning(now) or pace <= UNUSUAL_SPEED else pace
+
+    def too_early(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
+        """Whether the learner says to be further, on these versions, than can be known yet."""
+        ahead = not self._allows(learner, step, now)
+        may_be = self._pace(now) is None and step <= self._most(now) + self._policy.interval
+        return ahead and may_be and self._exists(step, versions)
+
+    def is_possible(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
+        """Whether the learner can have reached this step by now, with these versions."""
+        return self._allows(learner, step, now) and self._exists(step, versions)
+
+    def can_report(self, report: Report, now: float) -> bool:
+        """Whether a report's step, versions and work are possible."""
+        counters = report.counters
+        versions = [c.version for c in counters]
+        if any(c.steps < 0 or c.tokens < 0 for c in counters):
+            return False
+        if not self.is_possible(report.learner, report.step, versions, now):
+            return False
+        # An interval more, since the clock may be behind the update with which the work begins.
+        known = zip(counters, self.merged.versions, self._work_from, strict=True)
+        since = (step if c.version == version else 0 for c, version, step in known)
+        most = report.step + self._policy.interval
+        return all(c.steps <= most - first for c, first in zip(counters, since, strict=True))
+
+    def can_rejoin(self, event: events.LearnerJoined, now: float) -> bool:
+        """Whether a learner joins with a step and versions that are possible, of this run's history."""
+        step, versions = event.step, event.versions
+        if step is None or versions is None or not self.is_possible(event.learner, step, versions, now):
+            return False
+        if len(event.lineages) not in (0, len(versions)):
+            return False
+        ours = zip(self.merged.versions, self.merged.lineages, strict=True)
+        theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
+        return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
+
+    def _exists(self, step: int, versions: Sequence[int]) -> bool:
+        past_the_end = self._total_steps is not None and step > self._total_steps
+        if step < 0 or past_the_end or len(versions) != self._policy.num_fragments:
+            return False
+        return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))
+
+    def _allows(self, learner: int, step: int, now: float) -> bool:
+        """Whether the learner's clock can be there by now."""
+        if self._began is None:
+            self._began = self._at = self._heard = now
+        self._listen(now)
+        self._known = max(self._known, self.merged.step)
+        self._claims[learner] = max(step, self._claims.get(learner, 0))
+        if step <= self._known:
+            return True
+        furthest = self._vouched(learner, now) if self._pace(now) is None else self._certain(now)
+        return step <= furthest + self._policy.interval
+
+    def _pace(self, now: float) -> float | None:
+        """Seconds of the median learner's step, by which clocks are judged; None: not known."""
+        return self._median if now >= self._paused_until else self._before[2]
+
+    def _certain(self, now: float) -> float:
+        """Where the furthest learner can be by the time that has passed."""
+        step, at = (self._step, self._at) if now >= self._paused_until else self._before[:2]
+        return step + (now - at) * MAX_SPEED / (self._pace(now) or SHORTEST_STEP)
+
+    def _vouched(self, learner: int, now: float) -> float:
+        """How far the learner may have come by what the lower half of the claims says, or one of two."""
+        said = sorted((self._claims[m] for m in {learner, *self._witnesses(now)}), reverse=True)
+        gone = said[(len(said) - 1) // 2] - self._left
+        return min(self._most(now), self._left + MAX_AHEAD * max(0, gone))
+
+    def _most(self, now: float) -> float:
+        """How far a learner may have come where no pace is known, whatever others say."""
+        return self._left + MAX_LEAP if self._returning(now) else self._certain(now)
+
+    def _witnesses(self, now: float) -> list[int]:
+        """Who was heard of within the silence timeout; who has yet to join counts as if the first were it."""
+        since, first = now - self._policy.silence_timeout, self._began or 0.0
+        known = ((m, self._members.newest(m)) for m in self._claims)
+        return [m for m, newest in known if max(first, newest.heard_at if newest else first) > since]
+
+    def _returning(self, now: float) -> bool:
+        """Whether learners still come back that went on while the syncer was away."""
+        began = now if self._began is None else self._began
+        return self._was_away and now < began + self._policy.silence_timeout
+
+    def _listen(self, now: float) -> None:
+        """Notices the end of a pause; the median is of before it, as its learners count as silent by now."""
+        gap, self._heard = now - self._heard, now
+        if gap > PAUSE * (self._median or SHORTEST_STEP) and now + gap > self._paused_until:
+            self._before, self._paused_until = (self._step, self._at, self._median), now + gap
+        median = self._members.median_step()
+        if self._median is None and median and self._members.count < len(self._witnesses(now)):
+            return  # it may be that of one learner alone, while others recover
+        self._median = median or self._median

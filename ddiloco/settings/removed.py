@@ -1,0 +1,37 @@
+"""Settings of earlier versions that are constants now; each is refused in a line that says what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddiloco.config import ConfigError
+
+REMOVED = {
+    "data.fewest_digits": "a canvas has one to three",
+    "data.held_out_pool": "it is of 4,194,304 tokens",
+    "data.most_digits": "a canvas has one to three",
+    "inner.decay_embeddings": "embeddings do not decay",
+    "inner.update_rms": "it is 0.2",
+    "outer.guard.release": "a learner is let in again after 24 offers",
+    "outer.guard.strikes": "three of twelve offers put a learner in quarantine",
+    "outer.guard.warm_up": "it is 6 rounds",
+    "outer.split_large": "large tensors are cut along their rows",
+    "remote.handshake": "it is 20 s",
+    "tape.max_gib": "it is 4 GiB",
+}
+
+
+def refusal(path: str) -> str | None:
+    """Why there is no such setting any more; None: there never was one."""
+    return f"config.{path}: is a setting no more: {REMOVED[path]}" if path in REMOVED else None
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError if one of these is set."""
+    for path in REMOVED:
+        group: Any = values
+        for name in path.split("."):
+            group = group.get(name) if hasattr(group, "items") else None
+        if group is not None:
+            raise ConfigError(str(refusal(path)))

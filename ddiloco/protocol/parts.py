@@ -110,7 +110,7 @@ class Part:
         state = self.merged
         for r in self._rounds.open:
             if r.committed:
-                state = state.after(r.id, self.lineage)
+                state = state.after(r.id, self.lineage, r.given)
         return state
 
     @property

@@ -167,7 +167,7 @@ class LearnerWorker:
             self._tell(events.LearnerJoined(self.core.learner, self.core.incarnation))
             self.joining.set()
             return
-        actions = self.core.resume(resumed.begins_with.clock, resumed.begins_with.fragments)
+        actions = self.core.resume(resumed.begins_with.work)
         resumed.load(self._arrays, self.core.policy.mixing)
         for action in actions:
             self._perform(action)
@@ -337,9 +337,9 @@ class LearnerWorker:
                 self._trained = inner.trained if inner is not None else 0
                 self._tell(events.LearnerReady(core.learner, core.incarnation, step, versions))
             case actions.MakeOffer(contribution=c):
-                self._arrays.offer(c.fragment, c.step)
+                self._arrays.offer(c.fragment, c.upto.steps)
             case actions.SendOffer(round_id, c):
-                self._send_offer(round_id, c, self._arrays.offered(c.fragment, c.step))
+                self._send_offer(round_id, c, self._arrays.offered(c.fragment, c.upto.steps))
             case actions.ApplyUpdate():
                 [pieces] = fragments
                 self._arrays.apply(action.fragment, action.mixing, pieces, action.merged, action.rebase)

@@ -17,6 +17,7 @@ from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, 
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.state import after_merge
 from ddiloco.roles.exchange import Arrivals, EventDelivery, Pieces, fragments_with
 
 
@@ -105,15 +106,16 @@ class Merging:
         self._record(records.Transferred(c.learner, sent=size, received=0))
         self._send(Arrived(event, pieces, epoch))
 
-    def with_pieces(self, event: events.FromSyncer) -> EventDelivery:
-        """The event with the fragments that go with it."""
+    def with_pieces(self, told: actions.Tell) -> EventDelivery:
+        """What is told, with the fragments that go with it."""
+        event, known = told.event, {"watermarks": told.watermarks}
         match event:
             case events.UpdateArrived(p, version):
                 committed = self._of(p, version)
-                return EventDelivery(event, [committed.pieces], difference=committed.difference)
+                return EventDelivery(event, [committed.pieces], difference=committed.difference, **known)
             case events.Welcomed(versions=versions):
                 held = zip(fragments_with(event), versions, strict=True)
-                return EventDelivery(event, [self._of(p, version).pieces for p, version in held])
+                return EventDelivery(event, [self._of(p, version).pieces for p, version in held], **known)
         return EventDelivery(event)
 
     def merge(self, action: actions.Merge) -> None:
@@ -186,7 +188,9 @@ class Merging:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
             begun = time.monotonic()
             needless = made.empty or self._durable is None
-            committed = needless or self._durable.commit(which, self._model)
+            merged = [c for c in action.contributions if c.learner not in made.left_out]
+            watermarks = after_merge(action.watermarks, merged)
+            committed = needless or self._durable.commit(which, self._model, watermarks)
         except Exception as error:
             self._send(error)
             return

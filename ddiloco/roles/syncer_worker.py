@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -371,9 +372,12 @@ class SyncerWorker:
     def _perform(self, action: actions.SyncerAction) -> None:
         match action:
             case actions.Tell(receivers, event):
-                delivery = EventDelivery(event) if self._merging is None else self._merging.with_pieces(event)
+                delivery = (
+                    EventDelivery(event) if self._merging is None else self._merging.with_pieces(action)
+                )
                 for receiver in receivers:
-                    self._links.deliver(receiver, delivery)
+                    own = dataclasses.replace(delivery, event=action.to(receiver[0]))
+                    self._links.deliver(receiver, own)
             case actions.Merge():
                 self._merging.merge(action)
             case actions.Drop():

@@ -73,7 +73,7 @@ class HostArrays(TrainingArrays):
         # CPU devices take up programs in any order, and two that exchange would wait for each other for ever.
         return jax.block_until_ready(arrays) if self._on_cpu else arrays
 
-    def _draw_from(self, position: dict[str, Any]) -> None:
+    def draw_from(self, position: dict[str, Any] | None) -> None:
         pass  # where batches begin all hosts have been told
 
     def _drawn(self) -> tuple[Any, int]:
@@ -108,9 +108,9 @@ class LeadingArrays(HostArrays):
         self._order(pb.Order(step=clock))
         return super().step(clock)
 
-    def offer(self, fragment: int, step: int) -> Offer:
-        self._order(pb.Order(offer=pb.Order.Offer(fragment=fragment, step=step)))
-        return super().offer(fragment, step)
+    def offer(self, fragment: int, steps: int) -> Offer:
+        self._order(pb.Order(offer=pb.Order.Offer(fragment=fragment, steps=steps)))
+        return super().offer(fragment, steps)
 
     def apply(
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False

@@ -54,7 +54,7 @@ class Session:
         self.counted = 0  # the newest incarnation that takes part, by the syncer's word
         self.newest_incarnation = 0  # of the learner, beyond which its next ones do not leap
         self.reason = "connection lost"  # why it ended
-        self.down = Downlink(newest, moved, self.hosts)
+        self.down = Downlink(newest, moved, self.hosts, learner)
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
         self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send

@@ -97,7 +97,7 @@ class SyncerWorker:
         self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
         self._merging: Merging | None = None
         if model is not None:
-            self._merging = Merging(model, core.policy.overlap, self._inbox.put, record, durable, self._tape)
+            self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
 

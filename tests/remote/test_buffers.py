@@ -1,7 +1,6 @@
 """What waits on either side: bounded, coalesced, and never in anybody's way."""
 
 import dataclasses
-import json
 import threading
 import time
 
@@ -112,20 +111,6 @@ class Late:
     def __array__(self, dtype=None, copy=None):
         assert self.there.wait(LIMIT)
         return np.zeros((), np.float32)
-
-
-def test_a_position_never_travels_ahead_of_the_records_of_its_steps():
-    outbox, late = Outbox(0), [Late() for _ in range(4)]
-    for step, metric in enumerate(late, start=1):
-        outbox.position({"batches": step})
-        outbox.record(records.StepDone(0, step, 0.0, 1, {"loss": metric}))
-    messages = outbox.messages(outbox.connected())
-    for step, metric in enumerate(late, start=1):
-        metric.there.set()
-        batch = pb.FromLearner.FromString(next(messages)).records
-        assert [record.step_done.step for record in batch.records] == [step]
-        # One ahead at most: the next step's is known before that step's record has been packed.
-        assert step <= json.loads(batch.position)["batches"] <= step + 1
 
 
 def test_what_was_sent_over_a_lost_connection_is_said_again_until_it_is_confirmed():

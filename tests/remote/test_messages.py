@@ -12,10 +12,10 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.intake import RecordIntake
-from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import LARGEST, WireError, parse
 from ddiloco.remote.wire.event_messages import (
+    LONGEST_POSITION,
     from_learner,
     from_syncer,
     learner_event,
@@ -224,8 +224,11 @@ def test_a_newer_process_has_its_place_back_once_one_that_lingered_is_gone():
 
 
 def test_a_position_longer_than_any_can_be_is_refused():
-    positions = Positions(None)
-    positions.put(0, "x" * LONGEST)
-    with pytest.raises(WireError, match="malformed position"):
-        positions.put(0, "y" * (LONGEST + 1))
-    assert positions.get(0) == "x" * LONGEST
+    for length, fits in ((LONGEST_POSITION, True), (LONGEST_POSITION + 1, False)):
+        given = Contribution(3, 1, 0, 0, 4, 4, 40, upto=Watermark(1, 4, "x" * length))
+        header = up_header(RoundId(4, 0), given, 77)
+        if fits:
+            assert offer_of(header, 3, 10).contribution.upto.position == "x" * length
+        else:
+            with pytest.raises(WireError, match="malformed position"):
+                offer_of(header, 3, 10)

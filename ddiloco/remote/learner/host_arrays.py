@@ -97,12 +97,22 @@ class LeadingArrays(HostArrays):
     def __init__(self, equipment: Equipment, erred: Erred, core: LearnerCore, followers: Followers) -> None:
         super().__init__(equipment, erred)
         self._core, self._order = core, followers.order
+        self._drawing = False
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
         copy = inner.number if isinstance(inner, OfAllHosts) else 0
         which = {"welcome": self._core.incarnation, "copy": copy, "versions": self._core.versions}
         self._order(pb.Order(adopt=pb.Order.Adopt(**which)))
         super().adopt(fragments, inner)
+
+    def draw_from(self, position: dict[str, Any] | None) -> None:
+        """As in TrainingArrays, before the first batch is drawn; then the others draw theirs."""
+        if self._drawing:
+            raise RuntimeError("another process of the learner has gone on with its data: it must begin anew")
+        if position:
+            self._equipment.batches.set_state(position)
+        self._drawing = True
+        self._order(pb.Order(begin=json.dumps(position) if position else ""))
 
     def step(self, clock: int) -> tuple[int, Metrics]:
         self._order(pb.Order(step=clock))

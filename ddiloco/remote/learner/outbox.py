@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ddiloco.observe import records
 from ddiloco.protocol import events
@@ -39,7 +37,6 @@ class Outbox:
         self._presence: pb.FromLearner | None = None  # the last join or report
         self._state: pb.Record | None = None  # the last change of the learner's
         self._records: Unconfirmed[pb.Record] = Unconfirmed(most_records)
-        self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
         self._waiting_since: float | None = None  # the oldest record that is not sent
         self._next_report = 0.0  # when the next report may be sent
         self._due = 0  # number of the first record that may wait longer than the messages
@@ -77,15 +74,6 @@ class Outbox:
     def record(self, record: LearnerRecord) -> None:
         """Puts a record in; its metrics may still be on the devices."""
         self._unpacked.put(lambda: self._keep(record))
-
-    def position(self, position: dict[str, Any]) -> None:
-        """Puts in where the batches go on; it travels with the records that follow, not with earlier ones."""
-
-        def keep() -> None:
-            with self._change:
-                self._position = position
-
-        self._unpacked.put(keep)
 
     def taken(self, following: int) -> None:
         """The syncer has all records before this number."""
@@ -156,8 +144,7 @@ class Outbox:
 
     def _batch(self) -> pb.FromLearner:
         first, chosen = self._records.batch(BATCH)
-        position = "" if self._position is None else json.dumps(self._position)
-        batch = pb.Records(first=first, records=chosen, position=position)
+        batch = pb.Records(first=first, records=chosen)
         self._waiting_since = None
         return pb.FromLearner(records=batch)
 

@@ -89,6 +89,9 @@ class Origin:
         self.name = snapshot.name
         self.learners: tuple[int, ...] = tuple(header["learners"])  # those with a part in it
         self._versions: tuple[int, ...] = tuple(header["versions"])
+        self._watermarks = tuple(
+            {int(m): Watermark(*mark) for m, mark in known.items()} for known in header["watermarks"]
+        )
         self._snapshot, self._needs, self._band = snapshot, needs, experiment.sync.band
         outer = header["experiment"]["outer"]
         codec = (outer["codec"], outer["error_feedback"])
@@ -152,9 +155,10 @@ class Origin:
             fragments[p] = FragmentWork(self._versions[p], merged_step, lineage=lineage)
             if merged_step - clock > self._band:
                 clock = merged_step
-        for p, known in enumerate(self._state.watermarks):
-            fragments[p].watermark = known.get(learner, NOTHING_MERGED).bare
-        reached = self._state.furthest(learner)
+        marks = [known.get(learner, NOTHING_MERGED) for known in self._watermarks]
+        for fragment, mark in zip(fragments, marks, strict=True):
+            fragment.watermark = mark
+        reached = max(marks)
         updates = {p: pieces[p] for p in lacking}
         values = {"position": position, "steps": part.state["steps"]}
         work = LearnerWork(clock, reached.life, reached.steps, tuple(fragments))
@@ -185,10 +189,7 @@ class Origin:
             tuple(values["merged_steps"]),
             tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
             tuple(values["lineages"]),
-            tuple(
-                {int(learner): Watermark(**mark) for learner, mark in known.items()}
-                for known in values["watermarks"]
-            ),
+            self._watermarks,
         )
 
     def _syncers_arrays(self, needs: Needs | None = None) -> dict[str, Any]:

@@ -136,7 +136,8 @@ class RandomSchedule(Observer):
 
     def checkpointed(self, learner: VirtualLearner, checkpoint: Checkpoint, now: float) -> None:
         """Remembers what it holds."""
-        self.invariants.checkpointed(learner, checkpoint)
+        if self.checked:
+            self.invariants.checkpointed(learner, checkpoint)
 
     def resumed(
         self,
@@ -146,6 +147,8 @@ class RandomSchedule(Observer):
         now: float,
     ) -> None:
         """Checks."""
+        if not self.checked:
+            return
         self._last.append((now, f"learner {learner.number}", "goes on from a checkpoint", out))
         self.invariants.resumed(learner, learner.core, checkpoint, out)
 

@@ -147,7 +147,7 @@ def test_what_nobody_needs_any_more_is_told_once(plan):
 
 def test_a_missing_tape_is_told_by_what_it_would_have_made(run, tapes):
     without = dataclasses.replace(tapes, learners={m: t for m, t in tapes.learners.items() if m != 2})
-    with pytest.raises(TapeError, match=r"learner 2's offer of fragment . at step .* is on no tape"):
+    with pytest.raises(TapeError, match=r"learner 2's offer of fragment . after .* steps .* is on no tape"):
         plans.make_plan(without, POLICY, STEPS)
     syncer = dataclasses.replace(tapes.syncers[0], entries=tapes.syncers[0].entries[:60])
     cut = plans.make_plan(dataclasses.replace(tapes, syncers=[syncer]), POLICY, STEPS)

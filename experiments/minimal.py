@@ -69,7 +69,7 @@ class Run:
                     asked = " and ".join(f"learner {m}" for m, _ in receivers)
                     wanted = f"fragment {event.round.fragment} at step {event.clock}"
                     print(f"  asked ahead: {asked}, for {wanted}")
-                self.mail.extend((self.learners[m], event) for m, _ in receivers)
+                self.mail.extend((self.learners[m], action.to(m)) for m, _ in receivers)
             case actions.AdoptAll(step, versions):
                 print(f"learner {core.learner} is welcomed, and begins with the global numbers")
                 self.own[core.learner] = self.theta

@@ -64,7 +64,7 @@ class Taped(Observer):
                 self.rounds.append(dict(action.values))
                 self.syncer.committed(action.values["fragment"], action.values["version"], bytes(32))
 
-    def merged(self, action, now):
+    def merged(self, action, left_out, now):
         self.made.append((action.round.step, action.round.fragment, action.version))
 
     def learner_handled(self, learner, event, out, now):

@@ -1,7 +1,8 @@
 """The syncer's state on disk: one file for each fragment, and one for the learners' incarnations.
 
-A fragment's file holds Theta_p, its outer optimizer's state, its version and the step at which it was merged.
-It is written before the update is broadcast, so no learner ever has a version that a crash can undo.
+A fragment's file holds Theta_p, its outer optimizer's state, its version, the step at which it was merged and
+the learners' watermarks, with the positions in their data that belong to these. It is written before the
+update is broadcast, so no learner ever has a version that a crash can undo.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ddiloco.observe.pace import Pace
 from ddiloco.outer.finite import NotFiniteError, check_finite
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
-from ddiloco.protocol.messages import RoundId
-from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.messages import RoundId, Watermark
+from ddiloco.protocol.state import NO_WATERMARKS, SyncerState, Watermarks
 
 FOLDER = "syncer"  # of a run, in its workdir
 
@@ -42,6 +43,29 @@ class DurableStateError(Exception):
 
 class _Superseded(OSError):
     """What is to be made durable is of a start before this one."""
+
+
+class _Made(NamedTuple):
+    """How a version of a fragment was made."""
+
+    round: RoundId
+    version: int
+    lineage: int
+    watermarks: Watermarks
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> _Made:
+        """As the header of its file says; raises as a damaged one makes it."""
+        merged = RoundId(int(header["merged_step"]), int(header["fragment"]))
+        marks = {
+            int(m): Watermark(int(life), int(steps), str(at))
+            for m, (life, steps, at) in header["watermarks"].items()
+        }
+        return cls(merged, int(header["version"]), int(header["lineage"]), marks)
+
+    def after(self, state: SyncerState) -> SyncerState:
+        """The state with this version."""
+        return state.with_version(self.round, self.version, self.lineage, self.watermarks)
 
 
 class Start(NamedTuple):
@@ -88,7 +112,7 @@ class DurableState:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._found = self._which()
         for p in model.fragments:  # copies of one at a time
-            self._save(p, model.state(p), 0, 0)
+            self._save(p, model.state(p), 0, 0, {})
         self._save_incarnations(())
 
     def complete(self) -> None:
@@ -109,11 +133,14 @@ class DurableState:
         self._found = self._which()
         run_mark.begin(self.folder)
         for p, fragment in start.fragments.items():
-            self._save(p, fragment, start.state.merged_steps[p], start.state.lineages[p])
+            state = start.state
+            self._save(p, fragment, state.merged_steps[p], state.lineages[p], state.watermarks[p])
         self._save_incarnations(start.state.incarnations)
 
-    def commit(self, merged: RoundId, model: GlobalModel) -> bool:
+    def commit(self, merged: RoundId, model: GlobalModel, watermarks: Watermarks = NO_WATERMARKS) -> bool:
         """Makes a merged fragment durable; if the disk refuses, raises an alarm and tries until it succeeds.
+
+        `watermarks` say by learner how much of its work is in it.
 
         Returns:
           Whether it is durable; False only if the run is stopped first, or its folder is another start's.
@@ -121,7 +148,7 @@ class DurableState:
         state = model.state(merged.fragment)
         while True:
             try:
-                self._save(merged.fragment, state, merged.step, self.lineage)
+                self._save(merged.fragment, state, merged.step, self.lineage, watermarks)
                 return True
             except _Superseded as error:
                 self._alarm(error, f"version {state.version} of fragment {merged.fragment} is not written")
@@ -151,9 +178,9 @@ class DurableState:
         self._found = self._which()
         state = SyncerState.initial(self._layout.num_fragments)
         for p in model.fragments:
-            fragment, step, lineage = self.fragment(p)
+            fragment, made = self._load(p)
             model.restore(p, fragment)
-            state = state.with_version(RoundId(step, p), fragment.version, lineage)
+            state = made.after(state)
         for p in model.fragments:
             self._keep_version(p, state.versions[p], state.merged_steps[p])
         whole = len(model.fragments) == self._layout.num_fragments
@@ -170,14 +197,18 @@ class DurableState:
             header = self._read(p, array_file.load_header)
             try:
                 self._check(p, header)
-                merged, version = RoundId(int(header["merged_step"]), p), int(header["version"])
-                state = state.with_version(merged, version, int(header["lineage"]))
+                state = _Made.of(header).after(state)
             except (LookupError, TypeError, AttributeError, ValueError):
                 raise DurableStateError(f"{self._path(p)}: is damaged: its header has no version") from None
         return state.with_incarnations(self._load_incarnations())
 
     def fragment(self, p: int) -> tuple[FragmentState, int, int]:
-        """A fragment, the step at which it was merged, and its lineage.
+        """A fragment, the step at which it was merged, and its lineage; raises DurableStateError."""
+        fragment, made = self._load(p)
+        return fragment, made.round.step, made.lineage
+
+    def _load(self, p: int) -> tuple[FragmentState, _Made]:
+        """A fragment, and how its version was made.
 
         Raises:
           DurableStateError: its file is missing or damaged, belongs to another model or another run, or
@@ -193,7 +224,7 @@ class DurableState:
             raise DurableStateError(f"{self._path(p)}: {error}") from None
         pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
         state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
-        return state, header["merged_step"], header["lineage"]
+        return state, _Made.of(header)
 
     def _read(self, p: int, read: Callable[[pathlib.Path, bytes], Found]) -> Found:
         path = self._path(p)
@@ -218,7 +249,9 @@ class DurableState:
         found = self._path(p).stat()
         return found.st_ino, found.st_mtime_ns
 
-    def _save(self, p: int, state: FragmentState, merged_step: int, lineage: int) -> None:
+    def _save(
+        self, p: int, state: FragmentState, merged_step: int, lineage: int, watermarks: Watermarks
+    ) -> None:
         header = {
             "fragment": p,
             "run": self.run,
@@ -226,6 +259,7 @@ class DurableState:
             "version": state.version,
             "merged_step": merged_step,
             "lineage": lineage,
+            "watermarks": {m: [mark.life, mark.steps, mark.position] for m, mark in watermarks.items()},
             "pieces": len(state.pieces),
         }
         self._owner.check()

@@ -7,30 +7,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 
 
 @dataclasses.dataclass(frozen=True)
 class Tell:
     """Send an event to the cores of these (learner, incarnation) pairs.
 
-    All fragments go with a Welcomed; with an UpdateArrived goes the one that it names.
+    All fragments go with a Welcomed; with an UpdateArrived goes the one that it names, and each learner is
+    told its own watermark: `to(learner)` is what it is sent.
     """
 
     receivers: tuple[tuple[int, int], ...]
     event: events.FromSyncer
+    # By fragment that goes with the event and by learner: how far its work is in it
+    watermarks: Mapping[int, Mapping[int, Watermark]] = dataclasses.field(default_factory=dict, compare=False)
+
+    def to(self, learner: int) -> events.FromSyncer:
+        """The event as this learner is sent it."""
+        if not isinstance(self.event, events.UpdateArrived):
+            return self.event
+        own = self.watermarks.get(self.event.fragment, {}).get(learner, NOTHING_MERGED)
+        return dataclasses.replace(self.event, watermark=own.bare)
 
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
     """Merge these contributions into `version` of the fragment; answered by MergeFinished.
 
-    Of none, it is the version before under the next number.
+    Of none, it is the version before under the next number. `watermarks` are those of the version before;
+    with those of what is merged they are committed with it.
     """
 
     round: RoundId
     version: int
     contributions: tuple[Contribution, ...]
+    watermarks: Mapping[int, Watermark] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +90,14 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class AdoptAll:
-    """Load every fragment of the welcome, then tell the syncer `ready`; earlier offers no longer count."""
+    """Load every fragment of the welcome, then tell the syncer `ready`; earlier offers no longer count.
+
+    `position`: where the learner's data go on; empty: at their start. None: from where they are.
+    """
 
     step: int
     versions: tuple[int, ...]
+    position: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +128,7 @@ class ApplyUpdate:
     fragment: int
     version: int
     mixing: float
-    merged: int | None = None  # step after which the learner made the offer that is in the update
+    merged: int | None = None  # steps (`Watermark.steps`) of the learner's offer that is in the update
     rebase: bool = False  # only with `merged`
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.membership import Member, Membership, State
-from ddiloco.protocol.messages import Report
+from ddiloco.protocol.messages import NOTHING_MERGED, Report, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.state import SyncerState
@@ -15,6 +15,7 @@ from ddiloco.protocol.state import SyncerState
 Said = list[actions.SyncerAction | news.News]
 
 TOO_EARLY = "a step too far ahead of the other learners"
+DRAWN_AGAIN = "return with data to draw that are merged"
 
 MOST_LEARNERS = 1 << 16
 """Learners are numbered below it, so that what is kept of each is bounded."""
@@ -41,6 +42,8 @@ class Authority:
         self.policy, self.total_steps = policy, total_steps
         self.members = members
         self.finished = False
+        # Of a learner's work, the furthest that may be merged; not known where others merge.
+        self.furthest: Callable[[int], Watermark] = lambda learner: NOTHING_MERGED
         # If merges need all learners, the first one needs all that the run starts with, however late. And who
         # was there before a restart still holds work: the first that comes back must not end or merge alone.
         starts = policy.quorum is None and not state.step
@@ -145,15 +148,22 @@ class Authority:
         ):
             self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
             return [*ended, actions.Drop(learner, TOO_EARLY)]
-        possible = self._validator.can_rejoin(event, now)
+        behind = self._is_behind(event)
+        possible = not behind and self._validator.can_rejoin(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
         m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
         if possible:  # a part that heard of the end first would go on without the learner
             return [*ended[:1], *self._begin(m, event.step or 0, event.versions or (), now)]
         if event.versions is not None:
             m.goes_on = True
-            ended.append(actions.Drop(learner, "return with a step or versions that there never were"))
+            never = "return with a step or versions that there never were"
+            ended.append(actions.Drop(learner, DRAWN_AGAIN if behind else never))
         return [*ended, news.Admitted(learner, incarnation)]
+
+    def _is_behind(self, event: events.LearnerJoined) -> bool:
+        """Whether its data go on before some that another life drew, and that may be merged."""
+        furthest = self.furthest(event.learner)
+        return event.versions is not None and furthest.life != event.life and furthest > event.began
 
     def _welcome_again(self, m: Member, now: float) -> Said:
         """Sends a welcome again that may be lost; a large one may still be on its way."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddiloco.protocol.messages import Contribution, Given, Report, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,6 +12,7 @@ class LearnerJoined:
     """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
 
     With `step`, `versions` and their lineages it rejoins with what it holds, and needs only what is newer.
+    `life` is then that of its state, and `began` says after which work of earlier lives its data go on.
     """
 
     learner: int
@@ -19,6 +20,8 @@ class LearnerJoined:
     step: int | None = None
     versions: tuple[int, ...] | None = None
     lineages: tuple[int, ...] = ()
+    life: int = 0
+    began: Watermark = NOTHING_MERGED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +109,8 @@ class Welcomed:
     merged_steps: tuple[int, ...]
     fragments: tuple[int, ...] = ()  # which these are; empty: all of them
     lineages: tuple[int, ...] = ()  # which start of the syncer made each version; empty: the first
+    watermarks: tuple[Watermark, ...] = ()  # the learner's own, by fragment; empty: nothing of it is merged
+    data: Watermark = NOTHING_MERGED  # the furthest work of the learner that is merged, or may be yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +150,15 @@ class OfferAsked:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateArrived:
-    """A broadcast fragment is here; it was merged at global step `step`."""
+    """A broadcast fragment is here; it was merged at global step `step`.
+
+    `watermark` says how far the receiver's own work is in it.
+    """
 
     fragment: int
     version: int
     step: int
-    merged: tuple[Given, ...] = ()
+    watermark: Watermark = NOTHING_MERGED
     lineage: int = 0
 
 

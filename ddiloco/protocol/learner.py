@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, FragmentCounters, Report, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.protocol.work import FragmentWork, HeldFragment, Total
+from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total
 
 JOIN_AGAIN = 1.0
 """Seconds after which a learner that has not been welcomed asks again, as its number may have become free.
@@ -21,10 +21,13 @@ One that rejoins reports after as many, unless a step is complete before."""
 BEYOND_REJOINING = 1 << 20
 """More incarnations than a process ever takes by rejoining: by leaps of it no two come to the same."""
 
-
 KEPT_OFFERS = 4
 """Of a fragment, since its last update: the newest ones. Each takes the fragment's memory on the devices, and
 as long as nothing is merged the learner is asked again and again."""
+
+KEPT_LIVES = 16
+"""Of those before a learner's present one, the newest. An update that holds work of an older life holds, as
+far as the learner knows, all that it has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,10 @@ class LearnerCore:
         self._reported_step = -1
         self._known_as: int | None = None  # incarnation under which it said what it has, or was welcomed
         self._welcome: dict[int, HeldFragment] = {}  # by fragment, what has come of a welcome
-        self._welcome_step = 0
+        self._welcome_step, self._welcome_data = 0, NOTHING_MERGED
+        self._life = self._steps = 0  # as of a Watermark; 0: it holds no state
+        self._lives: dict[int, int] = {}  # those before, and after how many steps each was left
+        self._began = NOTHING_MERGED  # the work of those after which its data go on
         self._fragments: list[HeldFragment] = []
         self._done = Total()  # after the last step that was started
         self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
@@ -131,20 +137,30 @@ class LearnerCore:
         return tuple(fragment.lineage for fragment in self._fragments)
 
     @property
-    def fragments(self) -> tuple[FragmentWork, ...]:
-        """By fragment, what `resume` takes; steps under way count as if none were skipped."""
-        return tuple(FragmentWork.of(held, self._done) for held in self._fragments)
+    def work(self) -> LearnerWork:
+        """What `resume` takes; steps under way count as if none were skipped."""
+        fragments = tuple(FragmentWork.of(held, self._done) for held in self._fragments)
+        return LearnerWork(self.clock, self._life, self._steps, fragments, dict(self._lives))
 
-    def resume(self, clock: int, fragments: Sequence[FragmentWork]) -> list[actions.LearnerAction]:
-        """Takes up the state of an earlier process of the learner, then rejoins with it.
+    def resume(self, work: LearnerWork, began: Watermark = NOTHING_MERGED) -> list[actions.LearnerAction]:
+        """Takes up the state of an earlier process of the learner in a life of its own, then rejoins with it.
+
+        Args:
+          work: of that process.
+          began: the furthest work of the learner that was merged, or may be; its data go on after that, or
+            where `work` ends if that is later.
 
         Raises:
           LocalProtocolError: the core has begun already, or the state is of another number of fragments.
         """
-        if self.recovered or len(fragments) != self.policy.num_fragments:
-            raise LocalProtocolError(f"a state of {len(fragments)} fragments cannot be taken up")
-        self.clock = self._joined_step = self._reported_step = clock
-        self._fragments = [work.held() for work in fragments]
+        if self.recovered or len(work.fragments) != self.policy.num_fragments:
+            raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be taken up")
+        self.clock = self._joined_step = self._reported_step = work.clock
+        self._fragments = [fragment.held() for fragment in work.fragments]
+        self._life, self._steps = self.incarnation, work.steps
+        lives = [*work.lives.items(), (work.life, work.steps)]
+        self._lives = dict(lives[-KEPT_LIVES:])
+        self._began = max(began.bare, work.reached)
         return [self._join(), self._say(self._report())]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
@@ -180,14 +196,16 @@ class LearnerCore:
             return [actions.Drop(self.learner, "welcomed twice")]
         fragments = event.fragments or tuple(range(self.policy.num_fragments))
         lineages = event.lineages or (0,) * len(fragments)
-        counts = {len(event.versions), len(event.merged_steps), len(lineages)}
+        marks = event.watermarks or (NOTHING_MERGED,) * len(fragments)
+        counts = {len(event.versions), len(event.merged_steps), len(lineages), len(marks)}
         if counts != {len(fragments)} or not set(fragments) <= set(range(self.policy.num_fragments)):
             return [actions.Drop(self.learner, "welcome with another number of fragments")]
-        for p, version, step, lineage in zip(
-            fragments, event.versions, event.merged_steps, lineages, strict=True
+        for p, version, step, lineage, mark in zip(
+            fragments, event.versions, event.merged_steps, lineages, marks, strict=True
         ):
-            self._welcome[p] = HeldFragment(version, step, self._done, lineage)
+            self._welcome[p] = HeldFragment(version, step, self._done, lineage, mark)
         self._welcome_step = max(self._welcome_step, event.step)
+        self._welcome_data = max(self._welcome_data, event.data)
         return self._adopt() if len(self._welcome) == self.policy.num_fragments else []
 
     def _adopt(self) -> list[actions.LearnerAction]:
@@ -197,11 +215,22 @@ class LearnerCore:
         self._reported_step = -1
         welcome = (self._welcome[p] for p in range(self.policy.num_fragments))
         self._fragments = [dataclasses.replace(held, base=self._done) for held in welcome]
-        self._welcome, self._welcome_step = {}, 0
+        position = self._go_on_after(self._welcome_data)
+        self._welcome, self._welcome_step, self._welcome_data = {}, 0, NOTHING_MERGED
         self._started = collections.deque(step.forgotten for step in self._started)
         self._asked.clear()
         self._last = self._report()  # for the signs of life of its first step
-        return [actions.AdoptAll(self.clock, self.versions)]
+        return [actions.AdoptAll(self.clock, self.versions, position)]
+
+    def _go_on_after(self, data: Watermark) -> str | None:
+        """Where the data go on of which the furthest that may be merged is `data`; None: where they are."""
+        begins = not self._life
+        if begins:
+            self._life = self.incarnation
+        if not begins and (data.life == self._life or data <= self._began):
+            return None
+        self._began = data.bare
+        return data.position
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
         """Leaves if a newer process has taken its place; one that is only starting takes a higher number."""
@@ -221,7 +250,7 @@ class LearnerCore:
     def _join_as(self, incarnation: int) -> list[actions.LearnerAction]:
         """Asks to take part under this number; what came under an earlier one no longer counts."""
         self.incarnation = incarnation
-        self._welcome, self._welcome_step = {}, 0
+        self._welcome, self._welcome_step, self._welcome_data = {}, 0, NOTHING_MERGED
         # Without offers: nobody has asked for them under the new number.
         self._started = collections.deque(dataclasses.replace(step, offers=()) for step in self._started)
         self._asked.clear()
@@ -240,7 +269,7 @@ class LearnerCore:
         if not self.recovered:
             return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation))
         finished = max(self._reported_step, self._joined_step)  # not the step that is under way
-        held = self.versions, self.lineages
+        held = self.versions, self.lineages, self._life, self._began
         return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation, finished, *held))
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
@@ -249,6 +278,7 @@ class LearnerCore:
                 "a step was started before recovery, while blocked, or past the last step"
             )
         self.clock += 1
+        self._steps += 1
         self._done = self._done.after(event.tokens)
         self._make_room(event.waiting)
         copies, offers = self._offers()
@@ -320,20 +350,24 @@ class LearnerCore:
         old = self._fragments[event.fragment]
         if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
-        merged = self._merged_offer(old, event)
+        merged = self._merged_offer(old, event.watermark)
         rebase = self.policy.rebase and merged is not None
         base = old.offered[merged] if rebase else self._done  # type: ignore[index]
-        self._fragments[event.fragment] = HeldFragment(event.version, event.step, base, event.lineage)
+        self._fragments[event.fragment] = HeldFragment(
+            event.version, event.step, base, event.lineage, event.watermark
+        )
         self._started = collections.deque(_without(event.fragment, step) for step in self._started)
         if event.step - self.clock > self.policy.band:
             self.clock = event.step
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, merged, rebase)
         return [apply, *self._say_last()]
 
-    def _merged_offer(self, old: HeldFragment, event: events.UpdateArrived) -> int | None:
-        """The step of this process's offer that is in the update; None if there is none."""
-        step = next((given.step for given in event.merged if given.learner == self.learner), None)
-        return step if event.version == old.version + 1 and step in old.offered else None
+    def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
+        """The steps of the offer up to which this learner's work is in an update; None if none is known."""
+        if mark.life != self._life and mark.life not in self._lives:
+            return None
+        steps = min(mark.steps, self._lives.get(mark.life, mark.steps))
+        return steps if steps in old.offered else None
 
     def _held(self) -> tuple[tuple[int, Total], ...]:
         return tuple((f.version, f.base) for f in self._fragments)
@@ -382,8 +416,8 @@ class LearnerCore:
                 del self._asked[p]
                 self._room -= 1
                 contribution = self._contribution(p)
-                if self.clock not in f.offered:  # else it is asked for a second time, as when it was lost
-                    f.offered[self.clock] = self._done
+                if self._steps not in f.offered:  # else it is asked for a second time, as when it was lost
+                    f.offered[self._steps] = self._done
                     if len(f.offered) > KEPT_OFFERS:
                         self._forget(p, next(iter(f.offered)))
                     copies.append(actions.MakeOffer(contribution))
@@ -402,18 +436,19 @@ class LearnerCore:
             self._most_waiting = min(most, self.policy.num_fragments)
             self._room = self._most_waiting - waiting
 
-    def _forget(self, fragment: int, step: int) -> None:
+    def _forget(self, fragment: int, steps: int) -> None:
         """Gives up the copy of an offer."""
-        del self._fragments[fragment].offered[step]
+        del self._fragments[fragment].offered[steps]
         self._started = collections.deque(
-            _without(fragment, started, lambda offer: offer.contribution.step == step)
+            _without(fragment, started, lambda offer: offer.contribution.upto.steps == steps)
             for started in self._started
         )
 
     def _contribution(self, p: int) -> Contribution:
         f = self._fragments[p]
-        work = self._done.since(f.base)
-        return Contribution(self.learner, self.incarnation, p, f.version, self.clock, *work, f.lineage)
+        work, upto = self._done.since(f.base), Watermark(self._life, self._steps)
+        made_on = f.lineage, f.watermark
+        return Contribution(self.learner, self.incarnation, p, f.version, self.clock, *work, *made_on, upto)
 
 
 def _without(

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.round import Round
 from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import Knowing
@@ -110,8 +111,13 @@ class Part:
         state = self.merged
         for r in self._rounds.open:
             if r.committed:
-                state = state.after(r.id, self.lineage)
+                state = state.after(r.id, self.lineage, r.given)
         return state
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds in flight, to look at."""
+        return self._rounds.open
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from ddiloco.protocol.asking import Asking
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, State
-from ddiloco.protocol.messages import Contribution, Given, RoundId
+from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.protocol.overdue import Overdue
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.prospects import Prospects
@@ -94,7 +94,7 @@ class Rounds:
             case news.Admitted(learner, incarnation):
                 m = self._member(learner)
                 m.admitted_at = now if m.admitted_at is None else m.admitted_at
-                return [self._updates.welcome(learner, incarnation)]
+                return [self._updates.welcome(learner, incarnation, self.furthest(learner))]
             case news.Begun(learner, versions=held):
                 self._goes(learner, now)  # an older incarnation of it, which this one replaces
                 m = self._comes(learner)
@@ -118,6 +118,11 @@ class Rounds:
     def merged(self) -> SyncerState:
         """What was merged of its fragments; of others it says nothing."""
         return self._updates.merged
+
+    def furthest(self, learner: int) -> Watermark:
+        """The furthest of a learner's work that is merged, or may be yet: whose offer is here."""
+        waiting = [r.arrived[learner].upto for r in self._open.values() if learner in r.arrived]
+        return max([self.merged.furthest(learner), *waiting])
 
     @property
     def open(self) -> tuple[Round, ...]:
@@ -288,12 +293,12 @@ class Rounds:
         r.grace_seconds = now - r.grace_began
         r.merging_since = now
         self._asking.merging(r, self.members, now)
-        return [actions.Merge(r.id, r.version + 1, r.given)]
+        return [actions.Merge(r.id, r.version + 1, r.given, self.merged.watermarks[r.id.fragment])]
 
     def _repeat(self, r: Round) -> Said:
         """None of its offers was merged, and who waits has no other: the version before comes once more."""
         r.without_work = True
-        return [actions.Merge(r.id, r.version + 1, ())]
+        return [actions.Merge(r.id, r.version + 1, (), self.merged.watermarks[r.id.fragment])]
 
     def _start_over(self, r: Round) -> Said:
         """None of its offers was merged, so that there is no version: others are waited for."""
@@ -309,7 +314,7 @@ class Rounds:
             return []
         del self._open[which.fragment]
         self._moved = True
-        self._updates.add(r.id, tuple(Given(c.learner, c.step) for c in r.given))
+        self._updates.add(r.id, r.given)
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not State.JOINING]
         return [*self._updates.send(which.fragment, receivers, now), r.record(self.members.count, now)]
@@ -349,6 +354,8 @@ class Rounds:
         if c.lineage != r.lineage:
             doubted = news.Doubted(c.learner, c.incarnation)
             return [*self._failed(r, m, "work on a version of a history that was lost"), doubted]
+        if c.since != self._updates.watermark(c.fragment, c.learner):
+            return self._failed(r, m, "work that is not counted from what is merged of it")
         if not m.can_have(c, self.policy.interval):
             return self._failed(r, m, "more work than it reported")
         r.owed.pop(c.learner, None)

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
+
+Watermarks = Mapping[int, Watermark]
+"""By learner of which something is merged: how far its work is in a version of a fragment."""
+
+NO_WATERMARKS: Watermarks = {}
+
+
+def after_merge(before: Watermarks, given: Iterable[Contribution]) -> Watermarks:
+    """The watermarks of a version that was made of these contributions."""
+    return {**before, **{c.learner: c.upto for c in given}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +31,13 @@ class SyncerState:
     merged_steps: tuple[int, ...]  # by fragment: the global step of the round that made the version
     incarnations: tuple[tuple[int, int], ...] = ()  # (learner, its newest incarnation)
     lineages: tuple[int, ...] = ()  # by fragment: which start of the syncer made the version; see docs
+    watermarks: tuple[dict[int, Watermark], ...] = ()  # by fragment and learner
 
     def __post_init__(self) -> None:
         if not self.lineages:
             object.__setattr__(self, "lineages", (0,) * len(self.versions))
+        if not self.watermarks:
+            object.__setattr__(self, "watermarks", ({},) * len(self.versions))
 
     @classmethod
     def initial(cls, num_fragments: int) -> SyncerState:
@@ -35,18 +49,28 @@ class SyncerState:
         """The newest global step of which a round was merged."""
         return max(self.merged_steps)
 
-    def after(self, merged: RoundId, lineage: int = 0) -> SyncerState:
-        """The state with one more round merged, by a syncer whose start drew this lineage."""
-        return self.with_version(merged, self.versions[merged.fragment] + 1, lineage)
-
-    def with_version(self, merged: RoundId, version: int, lineage: int) -> SyncerState:
-        """The state with this version of a fragment, made in that round."""
+    def after(self, merged: RoundId, lineage: int = 0, given: Iterable[Contribution] = ()) -> SyncerState:
+        """The state with another round merged, of these offers, by a syncer whose start drew this lineage."""
         p = merged.fragment
+        watermarks = after_merge(self.watermarks[p], given)
+        return self.with_version(merged, self.versions[p] + 1, lineage, watermarks)
+
+    def furthest(self, learner: int) -> Watermark:
+        """The furthest of a learner's work that is in a version."""
+        return max(known.get(learner, NOTHING_MERGED) for known in self.watermarks)
+
+    def with_version(
+        self, merged: RoundId, version: int, lineage: int, watermarks: Watermarks | None = None
+    ) -> SyncerState:
+        """The state with this version of a fragment, made in that round; `watermarks` None: as they are."""
+        p = merged.fragment
+        known = dict(self.watermarks[p] if watermarks is None else watermarks)
         return dataclasses.replace(
             self,
             versions=(*self.versions[:p], version, *self.versions[p + 1 :]),
             merged_steps=(*self.merged_steps[:p], merged.step, *self.merged_steps[p + 1 :]),
             lineages=(*self.lineages[:p], lineage, *self.lineages[p + 1 :]),
+            watermarks=(*self.watermarks[:p], known, *self.watermarks[p + 1 :]),
         )
 
     def with_incarnations(self, incarnations: tuple[tuple[int, int], ...]) -> SyncerState:

@@ -8,6 +8,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.membership import Membership
+from ddiloco.protocol.messages import Watermark
 from ddiloco.protocol.news import News, Word
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
@@ -101,6 +102,11 @@ class SyncerCore(Knowing):
         """`lineage`: a number that no other start of the syncer has, for the versions that it makes."""
         super().__init__(policy, total_steps, state)
         self._rounds = Rounds(policy, total_steps, self._authority.merged, self._members, lineage=lineage)
+        self._authority.furthest = self._rounds.furthest
+
+    def state(self) -> SyncerState:
+        """As of any syncer; the watermarks are known to who merges."""
+        return self._rounds.merged.with_incarnations(self._members.incarnations())
 
     def handle(self, event: events.SyncerEvent, now: float) -> Actions:
         """Takes one event, returns the actions that follow, in order; `now` is in seconds and never falls.
@@ -119,6 +125,10 @@ class SyncerCore(Knowing):
         out += self._pass_on(self._authority.mark_silent(now), now)
         out += self._pass_on(self._rounds.advance(now), now)
         return out + self._pass_on(self._authority.conclude(now), now)
+
+    def furthest(self, learner: int) -> Watermark:
+        """The furthest of a learner's work that is merged, or may be yet."""
+        return self._rounds.furthest(learner)
 
     def next_deadline(self) -> float | None:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""

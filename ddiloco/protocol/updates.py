@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import Member
-from ddiloco.protocol.messages import Given, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -28,16 +28,19 @@ class Updates:
         self.lineage = lineage
         self._are_all = len(self.fragments) == policy.num_fragments
         self._resend_timeout = policy.resend_timeout
-        self._given: dict[int, tuple[Given, ...]] = {}  # by fragment, the offers in the newest version
 
-    def add(self, which: RoundId, given: tuple[Given, ...]) -> None:
+    def add(self, which: RoundId, given: Sequence[Contribution]) -> None:
         """Another round is merged, of these offers."""
-        self.merged = self.merged.after(which, self.lineage)
-        self._given[which.fragment] = given
+        self.merged = self.merged.after(which, self.lineage, given)
 
-    def welcome(self, learner: int, incarnation: int) -> actions.Tell:
-        """Sends all of the fragments to a learner that joins."""
+    def watermark(self, fragment: int, learner: int) -> Watermark:
+        """How far the learner's work is in the newest version."""
+        return self.merged.watermarks[fragment].get(learner, NOTHING_MERGED)
+
+    def welcome(self, learner: int, incarnation: int, data: Watermark) -> actions.Tell:
+        """Sends all of the fragments to a learner that joins, whose data go on after the work `data`."""
         merged, own = self.merged, self.fragments
+        marks = tuple(self.watermark(p, learner).bare for p in own)
         welcome = events.Welcomed(
             incarnation,
             max(merged.merged_steps[p] for p in own),
@@ -45,8 +48,10 @@ class Updates:
             tuple(merged.merged_steps[p] for p in own),
             () if self._are_all else own,
             tuple(merged.lineages[p] for p in own) if any(merged.lineages) else (),
+            marks if any(mark.life for mark in marks) else (),
+            data,
         )
-        return actions.Tell(((learner, incarnation),), welcome)
+        return actions.Tell(((learner, incarnation),), welcome, {p: merged.watermarks[p] for p in own})
 
     def bring_up_to_date(self, m: Member, held: Sequence[int], now: float) -> list[actions.Tell]:
         """Sends what is newer than the versions that a learner holds."""
@@ -54,7 +59,7 @@ class Updates:
         return [tell for p in behind for tell in self.send(p, [m], now)]
 
     def send(self, fragment: int, receivers: Sequence[Member], now: float) -> list[actions.Tell]:
-        """Sends a fragment's newest version, and whose offers are in it."""
+        """Sends a fragment's newest version, and to each learner how much of its work is in it."""
         if not receivers:
             return []
         merged = self.merged
@@ -62,9 +67,8 @@ class Updates:
         for m in receivers:
             m.sent[fragment] = (version, now)
         pairs = tuple((m.learner, m.incarnation) for m in receivers)
-        given, lineage = self._given.get(fragment, ()), merged.lineages[fragment]
-        update = events.UpdateArrived(fragment, version, step, given, lineage)
-        return [actions.Tell(pairs, update)]
+        update = events.UpdateArrived(fragment, version, step, lineage=merged.lineages[fragment])
+        return [actions.Tell(pairs, update, {fragment: merged.watermarks[fragment]})]
 
     def resend(self, m: Member, now: float) -> list[actions.Tell]:
         """Sends an update again that a learner should have applied long ago, but by its report has not."""

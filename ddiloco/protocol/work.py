@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
+
 
 @dataclasses.dataclass
 class Total:
@@ -37,9 +39,10 @@ class HeldFragment:
     merged_step: int  # global step at which `version` was merged
     base: Total
     lineage: int = 0  # which start of the syncer made `version`
+    watermark: Watermark = NOTHING_MERGED  # how far the learner's work is in `version`
     offered: dict[int, Total] = dataclasses.field(default_factory=dict)
-    """By the step after which an offer was made: the total then. Only offers on `version`, and KEPT_OFFERS of
-    them: an update that contains another is taken as if it contained none."""
+    """By the steps (`Watermark.steps`) of an offer: the total then. Only offers on `version`, and KEPT_OFFERS
+    of them: an update that contains another is taken as if it contained none."""
 
 
 @dataclasses.dataclass
@@ -51,15 +54,39 @@ class FragmentWork:
     steps: int = 0
     tokens: int = 0
     lineage: int = 0
+    watermark: Watermark = NOTHING_MERGED
     offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """By the step after which an offer was made: the steps and tokens in it."""
+    """By the steps (`Watermark.steps`) of an offer: the steps and tokens in it."""
 
     @classmethod
     def of(cls, held: HeldFragment, now: Total) -> FragmentWork:
         """What there is of a fragment at this total."""
         offered = {step: made.since(held.base) for step, made in held.offered.items()}
-        return cls(held.version, held.merged_step, *now.since(held.base), held.lineage, offered)
+        counted = now.since(held.base)
+        return cls(held.version, held.merged_step, *counted, held.lineage, held.watermark, offered)
 
     def held(self) -> HeldFragment:
-        """The same, without offers, for a process whose total begins at 0."""
-        return HeldFragment(self.version, self.merged_step, Total(-self.steps, -self.tokens), self.lineage)
+        """The same for a process whose total begins at 0."""
+        base = Total(-self.steps, -self.tokens)
+        offered = {
+            steps: Total(base.steps + counted, base.tokens + tokens)
+            for steps, (counted, tokens) in self.offered.items()
+        }
+        return HeldFragment(self.version, self.merged_step, base, self.lineage, self.watermark, offered)
+
+
+@dataclasses.dataclass
+class LearnerWork:
+    """What a learner's core needs to go on from a checkpoint of its state, in a life of its own."""
+
+    clock: int
+    life: int
+    steps: int  # as of a `Watermark`
+    fragments: tuple[FragmentWork, ...]
+    lives: dict[int, int] = dataclasses.field(default_factory=dict)
+    """The lives that went before, and after how many steps each was left."""
+
+    @property
+    def reached(self) -> Watermark:
+        """The step boundary at which it was taken."""
+        return Watermark(self.life, self.steps)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -12,7 +14,9 @@ import numpy as np
 
 from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import KEPT_OFFERS
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.state import Watermarks
 
 Pieces = Sequence[np.ndarray]
 Arrays = TypeVar("Arrays")
@@ -47,6 +51,25 @@ class Arrivals(Generic[Arrays]):
             self._kept = {key: arrays for key, arrays in self._kept.items() if key[0] != abandoned}
 
 
+class OfferPositions:
+    """Where a learner's data stood at each step boundary after which it may still send an offer."""
+
+    def __init__(self, num_fragments: int) -> None:
+        self._kept = KEPT_OFFERS * num_fragments
+        self._positions: collections.OrderedDict[int, str] = collections.OrderedDict()
+
+    def keep(self, steps: int, position: Any) -> None:
+        """Keeps the position, JSON values, after so many steps (`Watermark.steps`)."""
+        self._positions[steps] = json.dumps(position) if position else ""
+        while len(self._positions) > self._kept:
+            self._positions.popitem(last=False)
+
+    def sent(self, c: Contribution) -> Contribution:
+        """The contribution as it is sent, with its position."""
+        upto = dataclasses.replace(c.upto, position=self._positions[c.upto.steps])
+        return dataclasses.replace(c, upto=upto)
+
+
 @dataclasses.dataclass(frozen=True)
 class EventDelivery:
     """An event for a learner, with the pieces of the fragments that `fragments_with` names."""
@@ -54,6 +77,8 @@ class EventDelivery:
     event: events.FromSyncer
     fragments: Sequence[Pieces] = ()
     epoch: int = 0  # the snapshot after whose cut it was sent; 0: none, or the channel keeps the order
+    # By fragment that goes with it and by learner: how far its work is in the version
+    watermarks: Mapping[int, Watermarks] = dataclasses.field(default_factory=dict)
     # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
     # sent in their place to who has that version; (): it cannot.
     difference: Pieces = ()

@@ -153,31 +153,31 @@ class TrainingArrays:
         batch = next(self._equipment.batches)
         return batch, self._equipment.program.tokens(batch)
 
-    def offer(self, fragment: int, step: int) -> Offer:
+    def offer(self, fragment: int, steps: int) -> Offer:
         """The fragment after the last step handed out, encoded; its copy to the host is under way.
 
-        `step`: the learner's clock; it names the offer until an update of the fragment is applied.
+        `steps`: of its `Watermark`; they name the offer until an update of the fragment is applied.
         """
         anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
         offer = self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
         self._settled((offer.arrays, offer.residual, offer.own))
         kept = self._offers.setdefault(fragment, {})
-        kept[step] = offer
+        kept[steps] = offer
         if len(kept) > KEPT_OFFERS:
             del kept[next(iter(kept))]
         return offer
 
-    def offered(self, fragment: int, step: int) -> Offer:
+    def offered(self, fragment: int, steps: int) -> Offer:
         """The offer that was made then."""
-        return self._offers[fragment][step]
+        return self._offers[fragment][steps]
 
     def apply(
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
     ) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with `rebase` Theta_p + theta_p - offer.
 
-        The next offers hold the difference to Theta_p. If the update contains the offer made after step
-        `merged`, they also send what that one left out, without the share `mixing`, which stays in theta_p;
+        The next offers hold the difference to Theta_p. If the update contains the offer made after `merged`
+        steps, they also send what that one left out, without the share `mixing`, which stays in theta_p;
         otherwise still what earlier ones left out.
         """
         offer = self._offers.pop(fragment, {}).get(merged)
@@ -227,7 +227,7 @@ class TrainingArrays:
           KeyError, ValueError: arrays are missing.
         """
         program, transfer = self._equipment.program, self._equipment.transfer
-        self._draw_from(values["position"])
+        self.draw_from(values["position"])
         self.lose()  # the devices may not hold two states
         self._steps = values["steps"]
         self._state = self._settled(program.state_from(of_kind("params", arrays), numbered("inner", arrays)))
@@ -236,8 +236,10 @@ class TrainingArrays:
             for p in sorted({int(name.partition("/")[0]) for name in found}):
                 held[p] = transfer.place(p, numbered(str(p), found))
 
-    def _draw_from(self, position: dict[str, Any]) -> None:
-        self._equipment.batches.set_state(position)
+    def draw_from(self, position: dict[str, Any] | None) -> None:
+        """Moves the batches; None: to their start, where they must be."""
+        if position:
+            self._equipment.batches.set_state(position)
 
     @property
     def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:

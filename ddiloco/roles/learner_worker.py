@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import json
 import math
 import queue
 import threading
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
+from ddiloco.data.errors import DataError
 from ddiloco.disk.tape.recorder import LearnerTape
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
@@ -27,6 +29,7 @@ from ddiloco.roles.exchange import (
     InnerState,
     InnerStateWanted,
     Leave,
+    OfferPositions,
     Pieces,
     SnapshotBegun,
 )
@@ -59,7 +62,6 @@ class _Step(NamedTuple):
     tokens: int
     metrics: dict[str, jax.Array]
     data_wait: float  # seconds until its batch was there
-    position: dict[str, Any] | None  # of the batches after it
 
     @property
     def complete(self) -> bool:
@@ -83,14 +85,14 @@ class LearnerWorker:
         offers: OfferLink,
         record: Callable[[Any], None],
         inner_state: Callable[[tuple[int, ...]], InnerState | None] = lambda versions: None,
-        finished: Callable[[dict[str, Any]], None] | None = None,
+        stepped: Callable[[], None] = lambda: None,
         tape: LearnerTape | None = None,
         recording: LearnerRecording | None = None,
         resumed: ResumedLearner | None = None,
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
         """`inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
-        `finished` hears of the batches' position after each finished step, for the learner's next process.
+        `stepped` is called after each finished step.
         `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the state of
         the learner in the snapshot, if the run resumes from one.
         """
@@ -106,7 +108,8 @@ class LearnerWorker:
         devices = equipment.program.mesh.devices.flat
         self._meter = StepMeter(devices, equipment.step_flops, equipment.peak_flops)
         self._in_flight: collections.deque[_Step] = collections.deque()
-        self._inner_state, self._finished = inner_state, finished
+        self._inner_state, self._stepped = inner_state, stepped
+        self._positions = OfferPositions(core.policy.num_fragments)
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
         self._recording = recording
         self._resumed = resumed
@@ -176,8 +179,9 @@ class LearnerWorker:
             self._tell(events.LearnerJoined(self.core.learner, self.core.incarnation))
             self.joining.set()
             return
-        actions = self.core.resume(resumed.begins_with.clock, resumed.begins_with.fragments)
+        actions = self.core.resume(resumed.begins_with.work)
         resumed.load(self._arrays, self.core.policy.mixing)
+        self._positions.keep(self.core.work.steps, self._arrays.position())
         for action in actions:
             self._perform(action)
         self.joining.set()
@@ -215,9 +219,8 @@ class LearnerWorker:
         tokens, metrics = self._patiently(lambda: self._arrays.step(clock))
         self.tokens += tokens
         self._trained += 1
-        position = self._arrays.position() if self._finished is not None else None
         wait = self._arrays.data_wait
-        self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, wait, position))
+        self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, wait))
         self._handle(events.StepStarted(tokens, self._offers.waiting))
 
     def _idle(self, until: float) -> None:
@@ -237,8 +240,7 @@ class LearnerWorker:
             if not step.complete:
                 self._patiently(lambda metrics=step.metrics: jax.block_until_ready(metrics))
             self._in_flight.popleft()
-            if step.position is not None:
-                self._finished(step.position)
+            self._stepped()
             metrics = {**step.metrics, **self._meter.finished(step.data_wait)}
             done = records.StepDone(self.core.learner, step.clock, time.time(), step.tokens, metrics)
             self.tokens += done.tokens - step.tokens  # without those of a skipped step
@@ -337,24 +339,37 @@ class LearnerWorker:
                 self._tell(event)
             case actions.Leave(reason=reason):
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
-            case actions.AdoptAll(step=step, versions=versions):
+            case actions.AdoptAll(step, versions, position):
                 if self._timeline is State.STEPPING:  # whoever waits for an inner state takes no step
                     self._enter(State.RECONFIGURING)
                 inner = self._inner_state(versions)
                 self._tape.adopted(inner is None, inner.origin if inner is not None else None)
                 self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
                 self._trained = inner.trained if inner is not None else 0
+                if position is not None:
+                    self._draw_from(position)
                 self._tell(events.LearnerReady(core.learner, core.incarnation, step, versions))
             case actions.MakeOffer(contribution=c):
-                self._arrays.offer(c.fragment, c.step)
+                self._arrays.offer(c.fragment, c.upto.steps)
+                self._positions.keep(c.upto.steps, self._arrays.position())
             case actions.SendOffer(round_id, c):
-                self._offers.send(round_id, c, self._arrays.offered(c.fragment, c.step))
+                offer = self._arrays.offered(c.fragment, c.upto.steps)
+                self._offers.send(round_id, self._positions.sent(c), offer)
             case actions.ApplyUpdate():
                 [pieces] = fragments
                 self._arrays.apply(action.fragment, action.mixing, pieces, action.merged, action.rebase)
             case actions.Drop(reason=reason):
                 values = {"learner": core.learner, "reason": reason}
                 self._record(records.Noted("drop", values, time.time()))
+
+    def _draw_from(self, position: str) -> None:
+        """Has the data go on there; where they cannot, they begin again, which must not kill the learner."""
+        try:
+            self._arrays.draw_from(json.loads(position) if position else None)
+        except (DataError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            problem = f"its data begin again: {records.reason(error)}"
+            self._record(records.Alarm(f"learner {self.core.learner}: {problem}", time.time()))
+            self._arrays.draw_from(None)
 
     def _erred(self, step: int, devices: list[str]) -> None:
         for found in records.corruption(self.core.learner, step, devices, time.time()):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddiloco.data import shards
+from ddiloco.data.errors import DataError
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.tape.recorder import SyncerTape
 from ddiloco.observe import records
@@ -17,6 +20,8 @@ from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, 
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import after_merge
 from ddiloco.roles.exchange import Arrivals, EventDelivery, Pieces, fragments_with
 
 
@@ -69,13 +74,14 @@ class Merging:
     def __init__(
         self,
         model: GlobalModel,
-        overlap: int,
+        policy: SyncPolicy,
         send: Callable[[Arrived | Merged | Gathered | Exception | events.OfferFailed], None],
         record: Callable[[Any], None],
         durable: DurableState | None,
         tape: SyncerTape,
     ) -> None:
-        """`overlap`: rounds that may merge at a time. `send` puts something into the owner's inbox."""
+        """`send` puts something into the owner's inbox."""
+        self._policy = policy
         self.under_way = 0
         self.arrivals: Arrivals[Pieces] = Arrivals()
         self._metrics: dict[int, Mapping[str, Any]] = {}  # by fragment, of its newest merge
@@ -85,7 +91,7 @@ class Merging:
         # heard of the newest.
         self._committed = {p: [_Committed(*model.fragment(p))] for p in model.fragments}
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
-        self._committer = concurrent.futures.ThreadPoolExecutor(max(1, overlap), "syncer-commit")
+        self._committer = concurrent.futures.ThreadPoolExecutor(max(1, policy.overlap), "syncer-commit")
         self._commits: dict[int, concurrent.futures.Future[None]] = {}  # by fragment, the merging thread's
 
     def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int = 0) -> None:
@@ -105,16 +111,29 @@ class Merging:
         self._record(records.Transferred(c.learner, sent=size, received=0))
         self._send(Arrived(event, pieces, epoch))
 
-    def with_pieces(self, event: events.FromSyncer) -> EventDelivery:
-        """The event with the fragments that go with it."""
+    def with_pieces(self, told: actions.Tell) -> EventDelivery:
+        """What is told, with the fragments that go with it."""
+        event, known = told.event, {"watermarks": told.watermarks}
+        if isinstance(event, events.Welcomed):
+            event = self._with_data(event, told)
         match event:
             case events.UpdateArrived(p, version):
                 committed = self._of(p, version)
-                return EventDelivery(event, [committed.pieces], difference=committed.difference)
+                return EventDelivery(event, [committed.pieces], difference=committed.difference, **known)
             case events.Welcomed(versions=versions):
                 held = zip(fragments_with(event), versions, strict=True)
-                return EventDelivery(event, [self._of(p, version).pieces for p, version in held])
+                return EventDelivery(event, [self._of(p, version).pieces for p, version in held], **known)
         return EventDelivery(event)
+
+    def _with_data(self, event: events.Welcomed, told: actions.Tell) -> events.Welcomed:
+        """The welcome; a learner beyond the first ones begins beside the one whose shard it reads too."""
+        [(learner, _)] = told.receivers
+        first = learner - self._policy.num_learners
+        if first < 0 or event.data.position:
+            return event
+        marks = [known[first] for known in told.watermarks.values() if first in known]
+        data = dataclasses.replace(event.data, position=_beside(max(marks).position if marks else ""))
+        return dataclasses.replace(event, data=data)
 
     def merge(self, action: actions.Merge) -> None:
         """Begins a merge; answered by Merged."""
@@ -186,7 +205,9 @@ class Merging:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
             begun = time.monotonic()
             needless = made.empty or self._durable is None
-            committed = needless or self._durable.commit(which, self._model)
+            merged = [c for c in action.contributions if c.learner not in made.left_out]
+            watermarks = after_merge(action.watermarks, merged)
+            committed = needless or self._durable.commit(which, self._model, watermarks)
         except Exception as error:
             self._send(error)
             return
@@ -212,3 +233,11 @@ class Merging:
             )
             states = []
         self._send(Gathered(states))
+
+
+def _beside(position: str) -> str:
+    """Where a second reader of a learner's shards begins, JSON; empty: at their start."""
+    try:
+        return json.dumps(shards.beside(json.loads(position))) if position else ""
+    except (DataError, ValueError, RecursionError):  # a learner may say what it likes
+        return ""

@@ -20,8 +20,9 @@ from ddiloco.disk.tape.header import ResumedWith
 from ddiloco.outer.blocks import Blocks, Cut
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState
+from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.protocol.state import SyncerState
-from ddiloco.protocol.work import FragmentWork
+from ddiloco.protocol.work import FragmentWork, LearnerWork
 from ddiloco.roles.exchange import InnerState, Pieces
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.snapshots.recording import fragments_from_json
@@ -88,6 +89,9 @@ class Origin:
         self.name = snapshot.name
         self.learners: tuple[int, ...] = tuple(header["learners"])  # those with a part in it
         self._versions: tuple[int, ...] = tuple(header["versions"])
+        self._watermarks = tuple(
+            {int(m): Watermark(*mark) for m, mark in known.items()} for known in header["watermarks"]
+        )
         self._snapshot, self._needs, self._band = snapshot, needs, experiment.sync.band
         outer = header["experiment"]["outer"]
         codec = (outer["codec"], outer["error_feedback"])
@@ -151,9 +155,14 @@ class Origin:
             fragments[p] = FragmentWork(self._versions[p], merged_step, lineage=lineage)
             if merged_step - clock > self._band:
                 clock = merged_step
+        marks = [known.get(learner, NOTHING_MERGED) for known in self._watermarks]
+        for fragment, mark in zip(fragments, marks, strict=True):
+            fragment.watermark = mark
+        reached = max(marks)
         updates = {p: pieces[p] for p in lacking}
         values = {"position": position, "steps": part.state["steps"]}
-        begins_with = ResumedWith(self.name, clock, tuple(fragments))
+        work = LearnerWork(clock, reached.life, reached.steps, tuple(fragments))
+        begins_with = ResumedWith(self.name, work)
         return ResumedLearner(begins_with, part.state["tokens"], arrays, values, updates)
 
     def donated(self) -> InnerState | None:
@@ -180,6 +189,7 @@ class Origin:
             tuple(values["merged_steps"]),
             tuple((int(learner), int(number)) for learner, number in values["incarnations"]),
             tuple(values["lineages"]),
+            self._watermarks,
         )
 
     def _syncers_arrays(self, needs: Needs | None = None) -> dict[str, Any]:

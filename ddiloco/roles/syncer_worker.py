@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -96,7 +97,7 @@ class SyncerWorker:
         self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
         self._merging: Merging | None = None
         if model is not None:
-            self._merging = Merging(model, core.policy.overlap, self._inbox.put, record, durable, self._tape)
+            self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
 
@@ -371,9 +372,12 @@ class SyncerWorker:
     def _perform(self, action: actions.SyncerAction) -> None:
         match action:
             case actions.Tell(receivers, event):
-                delivery = EventDelivery(event) if self._merging is None else self._merging.with_pieces(event)
+                delivery = (
+                    EventDelivery(event) if self._merging is None else self._merging.with_pieces(action)
+                )
                 for receiver in receivers:
-                    self._links.deliver(receiver, delivery)
+                    own = dataclasses.replace(delivery, event=action.to(receiver[0]))
+                    self._links.deliver(receiver, own)
             case actions.Merge():
                 self._merging.merge(action)
             case actions.Drop():

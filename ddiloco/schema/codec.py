@@ -18,7 +18,7 @@ _PARTS = (
     messages.FragmentCounters,
     messages.Report,
     messages.Contribution,
-    messages.Given,
+    messages.Watermark,
 )
 _UNIONS = {pb.Event: Event, pb.News: news.News, pb.Word: news.Word}
 _KINDS: dict[str, type] = {

@@ -47,8 +47,13 @@ class Fleet:
         takes: Durations = _NONE,
         observer: Observer | None = None,
         make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
+        checkpoint_every: int | None = None,
     ) -> None:
-        """`takes`: how long what is not simulated takes."""
+        """`takes`: how long what is not simulated takes.
+
+        `checkpoint_every`: steps after which learners leave checkpoints at their places; None: they do not.
+        """
+        self._checkpoint_every = checkpoint_every
         self.calendar = Calendar()
         self.policy = policy
         self.places = places
@@ -98,15 +103,22 @@ class Fleet:
     # What happens to learners.
 
     def join(self, learner: int) -> VirtualLearner:
-        """Starts a process of the learner, under the next incarnation; an old one that lives lingers."""
+        """Starts a process of the learner, under the next incarnation; an old one that lives lingers.
+
+        It goes on from the newest checkpoint at its place, if there is one.
+        """
         place = self.places[learner]
         incarnation = 1 + INCARNATIONS_EACH * place.starts
         place.starts += 1
         core = LearnerCore(learner, incarnation, self.policy, self._total_steps)
         arrays = self._learner_arrays(learner)
-        process = VirtualLearner(core, place, arrays, self.calendar, self._observer, self._send)
+        with_all = self.calendar, self._observer, self._send, self._checkpoint_every
+        process = VirtualLearner(core, place, arrays, *with_all)
         self.processes[learner] = self._routes[learner, incarnation] = process
-        process.start()
+        if place.checkpoints:
+            process.start_from(place.checkpoints[-1], self.syncer.furthest(learner))
+        else:
+            process.start()
         return process
 
     def fail(self, learner: int, notice_seconds: float | None = None) -> None:

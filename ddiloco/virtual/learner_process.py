@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ from ddiloco.goodput.accounting import State
 from ddiloco.observe.scalars import was_skipped
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import Watermark
+from ddiloco.roles.exchange import OfferPositions
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link, WaitingFragments
-from ddiloco.virtual.ports import LearnerArrays, Observer, Payload
+from ddiloco.virtual.ports import Checkpoint, LearnerArrays, Observer, Payload
 
 
 @dataclasses.dataclass
@@ -31,6 +34,8 @@ class VirtualPlace:
     paused: State | None = None
     starts: int = 0  # processes so far
     plan: int = 0  # goes up whenever the plan for the learner changes
+    # From an old to the newest, those that a process which starts may find
+    checkpoints: list[Checkpoint] = dataclasses.field(default_factory=list)
     recovering: bool = False  # a process is starting
 
 
@@ -60,8 +65,12 @@ class VirtualLearner:
         calendar: Calendar,
         observer: Observer,
         send: Callable[[VirtualLearner, events.SyncerEvent, Payload], None],
+        checkpoint_every: int | None = None,
     ) -> None:
+        """`checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none."""
         self.core = core
+        self._checkpoint_every = checkpoint_every
+        self._positions = OfferPositions(core.policy.num_fragments)
         self.process = core.incarnation  # its number; the core's own goes up with each rejoin
         self.place = place
         self.alive = True
@@ -89,6 +98,18 @@ class VirtualLearner:
     def start(self) -> None:
         """Asks the syncer to let it take part."""
         self._send(self, events.LearnerJoined(self.number, self.core.incarnation), None)
+        self._go_on()
+
+    def start_from(self, checkpoint: Checkpoint, data: Watermark) -> None:
+        """Goes on from a checkpoint; `data`: the furthest work of the learner that may be merged."""
+        out = self.core.resume(checkpoint.work, data)
+        self.arrays.restore(*checkpoint.state)
+        if data > checkpoint.work.reached:
+            self._draw_from(data.position)
+        self._positions.keep(checkpoint.work.steps, self.arrays.position())
+        self._observer.resumed(self, checkpoint, out, self._calendar.now)
+        for action in out:
+            self._perform(action)
         self._go_on()
 
     def take(self, event: events.FromSyncer, fragments: Sequence[Payload] = ()) -> None:
@@ -213,6 +234,11 @@ class VirtualLearner:
         tokens = 0 if skipped else step.tokens
         self._observer.stepped(self.number, step.clock, tokens, step.metrics, self._calendar.now)
         self._handle(events.StepFinished(skipped))
+        every = self._checkpoint_every
+        if every is not None and self.core.recovered and self.core.clock % every == 0:
+            made = Checkpoint(self.core.work, self.arrays.state())
+            self.place.checkpoints = [*self.place.checkpoints[-1:], made]
+            self._observer.checkpointed(self, made, self._calendar.now)
         self._go_on()
 
     def _beat(self) -> None:
@@ -235,20 +261,27 @@ class VirtualLearner:
                 self._send(self, event, None)
             case actions.Leave():
                 self.die(State.FINISHED)
-            case actions.AdoptAll(step=step, versions=versions):
+            case actions.AdoptAll(step, versions, position):
                 self.arrays.adopt(fragments)
+                if position is not None:
+                    self._draw_from(position)
                 ready = events.LearnerReady(self.number, self.core.incarnation, step, versions)
                 self._send(self, ready, None)
             case actions.MakeOffer(contribution=c):
-                self.arrays.offer(c.fragment, c.step)
+                self.arrays.offer(c.fragment, c.upto.steps)
+                self._positions.keep(c.upto.steps, self.arrays.position())
             case actions.SendOffer(round_id, c):
-                offer = self.arrays.offered(c.fragment, c.step)
-                self._offers.put(c.fragment, events.FragmentArrived(round_id, c), offer)
+                offer = self.arrays.offered(c.fragment, c.upto.steps)
+                arrived = events.FragmentArrived(round_id, self._positions.sent(c))
+                self._offers.put(c.fragment, arrived, offer)
             case actions.ApplyUpdate():
                 [payload] = fragments
                 self.arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)
+
+    def _draw_from(self, position: str) -> None:
+        self.arrays.draw_from(json.loads(position) if position else None)
 
     @property
     def _chips(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,8 +12,17 @@ from ddiloco.outer.global_model import NextVersion
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.work import LearnerWork
 
 Payload = Any  # arrays of a fragment; None where there are no arrays
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A learner's whole state at a step boundary."""
+
+    work: LearnerWork
+    state: tuple[Any, Any]  # of its arrays
 
 
 class LearnerArrays(Protocol):
@@ -24,16 +34,28 @@ class LearnerArrays(Protocol):
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
         """Takes an inner step; returns its tokens and metrics. `clock`: steps before this one."""
 
-    def offer(self, fragment: int, step: int) -> Payload:
-        """Copies a fragment as the last step left it; the step names the offer until an update is applied."""
+    def offer(self, fragment: int, steps: int) -> Payload:
+        """Copies a fragment as the last step left it; `steps` names the offer until an update is applied."""
 
-    def offered(self, fragment: int, step: int) -> Payload:
+    def offered(self, fragment: int, steps: int) -> Payload:
         """The offer that was made then."""
+
+    def position(self) -> Any:
+        """Where its data stand after the last step; JSON values, nothing at the start."""
+
+    def draw_from(self, position: Any) -> None:
+        """Draws its data from there on; nothing: from their start."""
 
     def apply(
         self, fragment: int, mixing: float, payload: Payload, merged: int | None = None, rebase: bool = False
     ) -> None:
         """As an ApplyUpdate says."""
+
+    def state(self) -> tuple[Any, Any]:
+        """All that the next steps depend on, for `restore`: arrays, and JSON values."""
+
+    def restore(self, arrays: Any, values: Any) -> None:
+        """Loads what `state` gave."""
 
     def lose(self) -> None:
         """The process has died, and its memory is lost."""
@@ -78,8 +100,14 @@ class Observer:
     def transferred(self, learner: int, sent: int, received: int) -> None:
         """Bytes of fragments went over a learner's link, from its point of view."""
 
-    def merged(self, merge: actions.Merge, now: float) -> None:
-        """A merge is committed."""
+    def merged(self, merge: actions.Merge, left_out: Sequence[int], now: float) -> None:
+        """A merge is committed, without the offers of some learners."""
+
+    def checkpointed(self, learner: Any, checkpoint: Checkpoint, now: float) -> None:
+        """A `VirtualLearner` has made a checkpoint of its state."""
+
+    def resumed(self, learner: Any, checkpoint: Checkpoint, out: list[Any], now: float) -> None:
+        """The core of a `VirtualLearner` has taken up what a checkpoint holds."""
 
     def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
         """What was done about learners whose offers for a round are not merged."""
@@ -91,9 +119,27 @@ class CountingLearner(LearnerArrays):
     def __init__(self, tokens: Callable[[], int], skips: Callable[[], bool] = lambda: False) -> None:
         """`tokens`: of the next step; `skips`: whether it will be skipped."""
         self._tokens, self._skips = tokens, skips
+        self.drawn = 0  # batches, from the start of its data
+
+    def position(self) -> int:
+        """How many batches it has drawn."""
+        return self.drawn
+
+    def draw_from(self, position: int) -> None:
+        """Goes on behind so many batches."""
+        self.drawn = position or 0
+
+    def state(self) -> tuple[None, int]:
+        """How many batches it has drawn."""
+        return None, self.drawn
+
+    def restore(self, arrays: None, values: int) -> None:
+        """Goes on behind so many batches."""
+        self.drawn = values
 
     def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
         """The tokens, and in the metrics only whether the step is skipped."""
+        self.drawn += 1
         return self._tokens(), {"skipped": 1} if self._skips() else {}
 
 

@@ -212,6 +212,7 @@ class VirtualRun:
         model.compile()
         self._arrays = GlobalArrays(model, e.outer)
         self._equipment = assembly.equipment()
+        self._data_begin = [equipment.batches.get_state() for equipment in self._equipment]
         self.score = assembly.scorer(self._equipment[0].program.mesh)
         self.learners: dict[int, TrainingArrays] = {}  # of each learner's newest process
         self._observer = TapingObserver(workdir, e, model, self._equipment, record, self._merged)
@@ -239,7 +240,9 @@ class VirtualRun:
             self.evaluate(step)
 
     def _start(self, learner: int) -> TrainingArrays:
-        """Arrays of a learner's next process; it continues the same batches, so that no row comes twice."""
+        """Arrays of a learner's next process, whose data begin where the welcome says, or at their start."""
+        if (begin := self._data_begin[learner]) is not None:
+            self._equipment[learner].batches.set_state(begin)
 
         def erred(step: int, devices: list[str]) -> None:
             for found in records.corruption(learner, step, devices, self._fleet.calendar.now):

@@ -8,6 +8,7 @@ from typing import Any
 from ddiloco.outer.encoding import InvalidContribution
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
+from ddiloco.protocol.messages import Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -57,6 +58,10 @@ class VirtualSyncer:
     def lineage(self) -> int:
         """Of the versions that the present process makes."""
         return self._process
+
+    def furthest(self, learner: int) -> Watermark:
+        """The furthest of a learner's work that is merged, or that the present process may merge."""
+        return self.durable.furthest(learner) if self.core is None else self.core.furthest(learner)
 
     def crash(self) -> None:
         """Ends the process: membership, rounds in flight and merges under way are lost."""
@@ -119,10 +124,11 @@ class VirtualSyncer:
             case actions.Tell(receivers, event):
                 payload = [self.arrays.fragment(p) for p in fragments_with(event)]
                 for receiver in receivers:
-                    if isinstance(event, events.UpdateArrived):
-                        self._updates[receiver[0]].put(event.fragment, receiver, event, payload)
+                    told = action.to(receiver[0])
+                    if isinstance(told, events.UpdateArrived):
+                        self._updates[receiver[0]].put(told.fragment, receiver, told, payload)
                     else:
-                        self._tell(receiver, event, payload)
+                        self._tell(receiver, told, payload)
             case actions.Merge():
                 given = self._arrivals.take(action)
                 begins = max(self._calendar.now, self._merging_until)
@@ -170,8 +176,9 @@ class VirtualSyncer:
             return
         made = self.arrays.merge(action.round.fragment, given)
         if not made.empty:
-            self.durable = self.durable.after(action.round, self.lineage)
-            self._observer.merged(action, self._calendar.now)
+            merged = [c for c in action.contributions if c.learner not in made.left_out]
+            self.durable = self.durable.after(action.round, self.lineage, merged)
+            self._observer.merged(action, made.left_out, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         self.take(events.MergeFinished(action.round, made.left_out), made.metrics)
 

@@ -90,10 +90,10 @@ class LyingArrays(TrainingArrays):
         super().apply(fragment, mixing, pieces, merged, rebase)
         self._theta[fragment] = tuple(pieces)
 
-    def offer(self, fragment: int, step: int) -> Offer:
-        honest = super().offer(fragment, step)
+    def offer(self, fragment: int, steps: int) -> Offer:
+        honest = super().offer(fragment, steps)
         sent = self._lies.tell(fragment, self._theta[fragment], honest.on_host())
-        lie = self._offers[fragment][step] = dataclasses.replace(honest, arrays=sent, shapes=())
+        lie = self._offers[fragment][steps] = dataclasses.replace(honest, arrays=sent, shapes=())
         return lie
 
 

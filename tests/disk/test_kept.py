@@ -14,7 +14,7 @@ from ddiloco.observe import records
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import RoundId, Watermark
 
 THETA = {f"layers/{i}/kernel": np.full((2, 3), i, np.float32) for i in range(2)}
 LAYOUT = fragment({name: tensor.shape for name, tensor in THETA.items()}, 2)
@@ -29,7 +29,7 @@ def committed(folder, rounds, keep=3):
     hashes = [model.sha256()]
     for step, p in rounds:
         model.merge(p, [[np.full((2, 3), step, np.float32)]], [(2, 10)])
-        durable.commit(RoundId(step, p), model)
+        durable.commit(RoundId(step, p), model, {0: Watermark(7, step, f"after {step}")})
         hashes.append(model.sha256())
     durable.remember([(0, 7)])
     return hashes, taken

@@ -14,7 +14,6 @@ from ddiloco.observe import records
 from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
-from ddiloco.remote.syncer.positions import LONGEST
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.event_messages import from_learner as learner_message
@@ -147,12 +146,6 @@ SEEDS = {  # sound bytes, from which others are made
         array_body({"arrays": [["<f4", [-1, -2]], ["O", [1]], [["a"], 3]]}),
     ],
     "torn_files": [MAGIC + bytes(40)],
-    "positions": [
-        b'{"1": "{}"}',
-        b"[" * 3000,
-        json.dumps({"0": "x" * LONGEST}).encode(),
-        b'{"stream": {"num_shards": 7, "records": 40}, "shards": {"0": null, "5": null}, "batches": 3}',
-    ],
     "durable_values": [b'{"0": 3, "sha256": "x"}', b'{"a": {"b": [1.0, null]}}'],
     "run_mark": [b'{"run": "5f", "start": "00"}'],
     "resumed_from": [b'{"snapshot": {"number": 3, "sha256": "5f"}, "incarnations": {"0": 7}}'],

@@ -26,7 +26,6 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.intake import RecordIntake
-from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError, parse
@@ -73,7 +72,6 @@ def from_learner(data):
         intake = RecordIntake(of_learner_3)
         intake.joined(3, 1)
         intake.take(3, 1, message.records)
-        Positions(None).put(3, message.records.position)
     elif message.WhichOneof("kind") in ("state_recorded", "part_written"):
         assert told_of_snapshot(message, 3, 3).number >= 0
     else:
@@ -152,18 +150,6 @@ def array_files(data):
 
 def torn_files(data):
     array_file.parse(data, MAGIC)
-
-
-def positions(data):
-    folder = FOLDER
-    (folder / "positions.json").write_bytes(data)
-    known = Positions(folder)
-    known.load(EXPERIMENT)
-    known.put(0, data.decode(errors="replace")[:LONGEST])
-    known.flush()
-    again = Positions(folder)
-    again.load(EXPERIMENT)
-    assert all(isinstance(again.get(learner), str) for learner in range(3))
 
 
 def durable_values(data):
@@ -270,7 +256,6 @@ TARGETS = {  # by name: what reads the bytes, and what it may raise
     "peers": (peers, WireError),
     "array_files": (array_files, ValueError),
     "torn_files": (torn_files, ValueError),
-    "positions": (positions, ()),
     "durable_values": (durable_values, ValueError),
     "run_mark": (run_mark, RunMarkError),
     "resumed_from": (resumed_from, ()),

@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+from ddiloco.disk import array_file
+from ddiloco.disk.run_mark import FRAGMENT
 from tests.integration.programs import LIMIT
 from tests.remote.ends import until
 
@@ -48,3 +50,11 @@ def processes_of(parent):
         if name.startswith(("learner-", "part-", "syncer")):
             found[name.removeprefix("learner-"), int(path.name)] = parents[int(path.name)]
     return {name: pid for (name, pid), server in found.items() if parents.get(server) == parent.pid}
+
+
+def merged_batches(workdir, learner):
+    """How many batches of a learner's data are merged, by the furthest of its watermarks on disk."""
+    paths = (workdir / "syncer").glob("fragment-[0-9]*")
+    marks = [array_file.load_header(path, FRAGMENT)["watermarks"].get(learner) for path in paths]
+    *_, position = max((mark for mark in marks if mark), key=lambda mark: mark[:2])
+    return json.loads(position)["batches"]

@@ -1,12 +1,11 @@
 """A loop of one's own as processes: a killed learner comes back with a peer's state and its own batches."""
 
 import functools
-import json
 import os
 import signal
 import time
 
-from tests.integration.remote_runs import lines, processes_of, steps_of, summary_of, wait_for
+from tests.integration.remote_runs import lines, merged_batches, processes_of, steps_of, summary_of, wait_for
 
 SETTINGS = (
     "--config=configs/loop.py",
@@ -40,7 +39,6 @@ def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batc
     # Of the two that begin, the later one may find the other stepping, and take its state over.
     assert summary["inner_states"] in ({"fresh": 2, "peer": 1}, {"fresh": 1, "peer": 2})
     assert summary["eval_loss"] < 0.3
-    positions = json.loads((tmp_path / "syncer" / "positions.json").read_text())
-    drawn = {learner: json.loads(positions[learner])["batches"] for learner in ("0", "1")}
+    drawn = {learner: merged_batches(tmp_path, learner) for learner in ("0", "1")}
     taken = {str(m): len(steps_of(tmp_path, m)) for m in (0, 1)}
-    assert all(0 <= drawn[m] - taken[m] <= 3 for m in ("0", "1"))  # but for steps under way
+    assert all(20 < drawn[m] <= taken[m] for m in ("0", "1"))

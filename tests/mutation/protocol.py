@@ -367,9 +367,9 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "learner: rebase goes by an offer of two versions ago",
-        "return step if event.version == old.version + 1 and step in old.offered else None",
-        "return step if step in old.offered else None",
+        "learner: what a process that is lost gave beyond the checkpoint counts as this one's work",
+        "steps = min(mark.steps, self._lives.get(mark.life, mark.steps))",
+        "steps = mark.steps",
         PROTOCOL,
     ),
     Mutant(

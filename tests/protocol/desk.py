@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import (
+    NOTHING_MERGED,
+    Contribution,
+    FragmentCounters,
+    Report,
+    RoundId,
+    Watermark,
+)
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 
@@ -52,9 +59,10 @@ class Desk:
         report, which = self.reports[learner], RoundId(*due)
         self.owed.pop((learner, which), None)
         known = report.counters[which.fragment]
-        contribution = Contribution(
-            learner, incarnation, which.fragment, known.version, report.step, known.steps, known.tokens
-        )
+        work = known.version, report.step, known.steps, known.tokens
+        since = self.core.state().watermarks[which.fragment].get(learner, NOTHING_MERGED)
+        upto = Watermark(0, report.step)  # all are of one life
+        contribution = Contribution(learner, incarnation, which.fragment, *work, since=since.bare, upto=upto)
         return self.tell(events.FragmentArrived(which, contribution), at)
 
     def fail(self, learner: int, due: tuple[int, int]) -> list[actions.SyncerAction]:

@@ -30,7 +30,7 @@ Events of learner N's own core; the line that starts with `=` is its state after
     at T learner 0 heartbeat
     at T learner 0 clock step=N
     at T learner 0 asked 3/0 [version=N] [clock=N]                unless told, version 0 and the round's step
-    at T learner 0 update fragment=N version=N step=N [offer=N]   with its own offer, made after that step
+    at T learner 0 update fragment=N version=N step=N [offer=N]   with its own offer, made after N steps
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ import dataclasses
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
+from ddiloco.protocol.messages import (
+    NOTHING_MERGED,
+    Contribution,
+    FragmentCounters,
+    Report,
+    RoundId,
+    Watermark,
+)
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 
@@ -187,6 +194,8 @@ class Scenario:
             step=step,
             steps=steps,
             tokens=int(told.get("tokens", steps * TOKENS_PER_STEP)),
+            since=self.syncer.state().watermarks[which.fragment].get(key[0], NOTHING_MERGED),
+            upto=Watermark(0, step),  # all of one life
         )
         return events.FragmentArrived(which, contribution)
 
@@ -215,9 +224,9 @@ class Scenario:
                 clock = int(told.get("clock", which.step))
                 event = events.OfferAsked(which, int(told.get("version", 0)), clock)
             case "update":
-                given = (Given(number, int(told["offer"])),) if "offer" in told else ()
+                mark = Watermark(core.work.life, int(told["offer"])) if "offer" in told else NOTHING_MERGED
                 fields = (int(told[name]) for name in ("fragment", "version", "step"))
-                event = events.UpdateArrived(*fields, given)
+                event = events.UpdateArrived(*fields, mark)
             case "heartbeat":
                 event = events.Heartbeat()
             case verb:
@@ -251,7 +260,10 @@ def rewritten(text: str) -> str:
 def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
     match action:
         case actions.Tell(receivers, event):
-            return _say_told(", ".join(_name(*receiver) for receiver in receivers), event)
+            who = ", ".join(_name(*receiver) for receiver in receivers)
+            known = action.watermarks.get(event.fragment, {}) if hasattr(event, "fragment") else {}
+            merged = ", ".join(f"{m} to step {known[m].steps}" for m in sorted(known))
+            return _say_told(who, event) + (f", with work of {merged}" if merged else "")
         case actions.TellSyncer(events.LearnerJoined(learner, incarnation, step, versions)):
             held = "" if step is None else f": step {step}, versions {_row(versions)}"
             return f"ask to join as {_name(learner, incarnation)}{held}"
@@ -280,7 +292,7 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return f"offer for {_which(which)} {_offer(contribution)}"
         case actions.ApplyUpdate(fragment, version, mixing, merged, rebase):
             mixed = f", mixing {mixing:g}" if mixing else ""
-            own = "" if merged is None else f", with its offer of step {merged} in it"
+            own = "" if merged is None else f", with its offer after {merged} steps in it"
             kept = ", and keep what came after" if rebase else ""
             return f"apply fragment {fragment} version {version}{mixed}{own}{kept}"
     raise ValueError(f"no words for {action}")
@@ -298,10 +310,8 @@ def _say_told(who: str, event: events.FromSyncer) -> str:
             return f"set the clock to {step} for {who}"
         case events.OfferAsked(which, version, clock):
             return f"ask {who} for {_which(which)}: version {version}, at clock {clock}"
-        case events.UpdateArrived(fragment, version, step, given):
-            offers = ", ".join(f"{g.learner} at {g.step}" for g in given)
-            of = f" of {offers}" if given else ""
-            return f"broadcast fragment {fragment} version {version}{of}, merged at {step}, to {who}"
+        case events.UpdateArrived(fragment, version, step):
+            return f"broadcast fragment {fragment} version {version}, merged at {step}, to {who}"
     raise ValueError(f"no words for {event}")
 
 

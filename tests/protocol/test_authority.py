@@ -3,7 +3,7 @@
 import pytest
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -109,7 +109,7 @@ def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, resend_timeout=5.0)
     desk.report(0, 2)
     desk.settle()
-    update = events.UpdateArrived(0, 1, 2, (Given(0, 2),))  # whose offers are in it, too
+    update = events.UpdateArrived(0, 1, 2)
     assert only(events.UpdateArrived, desk.tell(events.LearnerJoined(1, 3, 2, (0,)))) == update
     behind = events.StepReported(Report(1, 3, 3, (FragmentCounters(0, 3, 30),)))
     assert actions.Tell(((1, 3),), update) in desk.tell(behind, at=5.0)

@@ -7,7 +7,7 @@ import pytest
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
-from ddiloco.protocol.messages import Given, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from tests.protocol.learner_desk import ask, finish, made, sent, start, step, welcomed
 
@@ -202,15 +202,15 @@ def offered_then_stepped(**policy):
 
 
 @pytest.mark.parametrize(
-    ("version", "given"),
-    [(1, ()), (1, (Given(1, 2),)), (1, (Given(0, 3),)), (2, (Given(0, 2),))],
-    ids=["nobody's", "another learner's", "an offer that it never made", "a later version"],
+    ("version", "mark"),
+    [(1, NOTHING_MERGED), (1, Watermark(7, 2)), (1, Watermark(1, 3)), (2, NOTHING_MERGED)],
+    ids=["nobody's", "of another life", "an offer that it never made", "a later version"],
 )
-def test_an_update_without_a_learners_own_offer_replaces_all_that_it_had(version, given):
+def test_an_update_without_a_learners_own_offer_replaces_all_that_it_had(version, mark):
     core = offered_then_stepped(rebase=True)
-    out = core.handle(events.UpdateArrived(0, version, 4, given), 0.0)
+    out = core.handle(events.UpdateArrived(0, version, 4, mark), 0.0)
     assert out == [actions.ApplyUpdate(0, version, 0.0)]
-    assert [(f.version, f.steps, f.tokens) for f in core.fragments] == [(version, 0, 0)]
+    assert [(f.version, f.steps, f.tokens) for f in core.work.fragments] == [(version, 0, 0)]
 
 
 def test_of_offers_that_are_never_merged_the_newest_are_kept():
@@ -219,9 +219,9 @@ def test_of_offers_that_are_never_merged_the_newest_are_kept():
         ask(core, clock)
         assert len(made(start(core))) == 1
         assert [offer.step for offer in sent(finish(core))] == [clock]
-        left.append(len(core.fragments[0].offered))
+        left.append(len(core.work.fragments[0].offered))
     assert max(left) == left[-1] == KEPT_OFFERS
-    out = core.handle(events.UpdateArrived(0, 1, 99, (Given(0, 99 - KEPT_OFFERS),)), 0.0)
+    out = core.handle(events.UpdateArrived(0, 1, 99, Watermark(1, 99 - KEPT_OFFERS)), 0.0)
     assert out == [actions.ApplyUpdate(0, 1, 0.0)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import grace, slack
-from ddiloco.protocol.messages import Given, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from experiments.studies.schedules.weather import Weather, WeatheredFleet
@@ -132,7 +132,8 @@ def test_the_update_goes_to_all_learners_also_to_those_not_in():
     desk.report(3, 2)
     told = [a for a in desk.settle() if isinstance(a, actions.Tell)]
     broadcast = next(a for a in told if isinstance(a.event, events.UpdateArrived))
-    assert broadcast.event == events.UpdateArrived(0, version=1, step=2, merged=(Given(3, 2),))
+    assert broadcast.event == events.UpdateArrived(0, version=1, step=2)
+    assert [broadcast.to(m).watermark for m in range(4)] == [NOTHING_MERGED] * 3 + [Watermark(0, 2)]
     assert broadcast.receivers == ((0, 1), (1, 1), (2, 1), (3, 1))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Given, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from experiments.studies.schedules.ledger import ProcessLedger
 from tests.long import times
@@ -28,8 +28,10 @@ def draw_event(rng, core, in_flight):
             fragment = rng.randrange(core.policy.num_fragments)
             held = core.versions[fragment] if core.recovered else 0
             step = min(TOTAL, max(1, core.clock + rng.randint(-3, 3)))
-            given = (Given(0, max(0, core.clock - rng.randint(0, 2))),) * rng.randint(0, 1)
-            return events.UpdateArrived(fragment, held + rng.choice([0, 1, 1, 2]), step, given)
+            work = core.work
+            within = Watermark(work.life, max(0, work.steps - rng.randint(0, 2)))
+            mark = rng.choice([NOTHING_MERGED, within])
+            return events.UpdateArrived(fragment, held + rng.choice([0, 1, 1, 2]), step, mark)
         case "ask":
             fragment = rng.randrange(core.policy.num_fragments)
             held = core.versions[fragment] if core.recovered else 0

@@ -1,4 +1,4 @@
-"""A learner that comes back with what a snapshot has of it: its counters, and what it had offered."""
+"""A learner that goes on from a checkpoint: its counters, what it had offered, and what was merged of it."""
 
 import dataclasses
 
@@ -8,24 +8,37 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
+from ddiloco.protocol.messages import (
+    NOTHING_MERGED,
+    Contribution,
+    FragmentCounters,
+    Report,
+    RoundId,
+    Watermark,
+)
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.protocol.work import FragmentWork
+from ddiloco.protocol.work import FragmentWork, LearnerWork
 
 POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=4)
-HELD = [FragmentWork(3, 12, 2, 20), FragmentWork(2, 10, 4, 40, lineage=9, offered={12: (2, 20)})]
+MARKS = Watermark(5, 12), Watermark(3, 10)
+HELD = (
+    FragmentWork(3, 12, 2, 20, watermark=MARKS[0]),
+    FragmentWork(2, 10, 4, 40, lineage=9, watermark=MARKS[1], offered={12: (2, 20)}),
+)
+REBASE = dataclasses.replace(POLICY, rebase=True)
 
 
-def resumed(policy=POLICY, total_steps=None, clock=14, held=HELD):
+def resumed(policy=POLICY, total_steps=None, clock=14, held=HELD, began=NOTHING_MERGED):
+    """Learner 0 from a checkpoint of its life 5, made after 14 steps; life 3 before it was left after 11."""
     core = LearnerCore(0, 7, policy, total_steps)
-    return core, core.resume(clock, held)
+    return core, core.resume(LearnerWork(clock, 5, 14, held, {3: 11}), began)
 
 
 def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
     core, out = resumed()
-    assert out[0] == actions.TellSyncer(events.LearnerJoined(0, 7, 14, (3, 2), (0, 9)))
+    assert out[0] == actions.TellSyncer(events.LearnerJoined(0, 7, 14, (3, 2), (0, 9), 7, Watermark(5, 14)))
     report = Report(0, 7, 14, (FragmentCounters(3, 2, 20), FragmentCounters(2, 4, 40)))
     assert out[-1] == actions.TellSyncer(events.StepReported(report))
     assert (core.clock, core.versions) == (14, (3, 2))
@@ -33,42 +46,111 @@ def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
 
 def test_what_it_is_asked_for_it_offers_with_the_same_counters():
     core, _ = resumed()
-    contribution = Contribution(0, 7, 1, 2, 14, 4, 40, lineage=9)
+    contribution = Contribution(0, 7, 1, 2, 14, 4, 40, 9, MARKS[1], Watermark(7, 14))
     which = RoundId(14, 1)
     out = core.handle(events.OfferAsked(which, 2, 14), 0.0)
     assert out == [actions.MakeOffer(contribution), actions.SendOffer(which, contribution)]
 
 
-def test_an_offer_of_the_process_before_is_no_ground_to_rebase_on():
-    """Its copy was with that process."""
-    core, _ = resumed(dataclasses.replace(POLICY, rebase=True))
-    out = core.handle(events.UpdateArrived(1, 3, 14, (Given(0, 12),)), 0.0)
-    assert out == [actions.ApplyUpdate(1, 3, 0.0)]
+@pytest.mark.parametrize(
+    ("mark", "merged"),
+    [
+        (Watermark(5, 12), 12),  # of the life that the checkpoint is of
+        (Watermark(7, 12), 12),  # of its own
+        (Watermark(5, 13), None),  # an offer whose copy is not in the checkpoint
+        (Watermark(5, 20), None),  # made after the checkpoint, by the process that is lost
+        (Watermark(3, 12), None),  # of an older life, beyond where that was left
+        (Watermark(6, 12), None),  # of a life that it does not know
+        (MARKS[1], None),  # as before: nothing more
+    ],
+)
+def test_of_an_update_it_knows_what_is_merged_of_its_checkpoint(mark, merged):
+    core, _ = resumed(REBASE)
+    out = core.handle(events.UpdateArrived(1, 3, 14, mark), 0.0)
+    assert out == [actions.ApplyUpdate(1, 3, 0.0, merged, merged is not None)]
+    assert core.work.fragments[1].steps == (2 if merged else 0)
+    assert core.work.fragments[1].watermark == mark
+
+
+def test_work_that_was_merged_beyond_the_checkpoint_counts_up_to_that_at_most():
+    """The process that is lost had gone on from there; what this one does since is its own."""
+    held = (HELD[0], dataclasses.replace(HELD[1], offered={14: (4, 40)}))
+    core, _ = resumed(REBASE, held=held)
+    core.handle(events.StepStarted(10), 0.0)
+    out = core.handle(events.UpdateArrived(1, 3, 14, Watermark(5, 20)), 0.0)
+    assert out == [actions.ApplyUpdate(1, 3, 0.0, 14, True)]
+    assert (core.work.fragments[1].steps, core.work.fragments[1].tokens) == (1, 10)
+
+
+@pytest.mark.parametrize(("began", "joins"), [(NOTHING_MERGED, False), (Watermark(5, 20), True)])
+def test_it_takes_part_only_if_its_data_go_on_after_all_that_are_merged(began, joins):
+    """Else it would draw again what the process that is lost had drawn, and given."""
+    state = SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9), ({0: Watermark(5, 20, "there")}, {0: MARKS[1]}))
+    syncer = SyncerCore(POLICY, 20, state)
+    learner, out = resumed(total_steps=20, began=began)
+    told = syncer.handle(out[0].event, 0.0)
+    assert (syncer.live == (0,)) is joins
+    if not joins:
+        [welcome] = [a.event for a in told if isinstance(a, actions.Tell)]
+        adopted = [a for a in learner.handle(welcome, 0.0) if isinstance(a, actions.AdoptAll)]
+        assert [a.position for a in adopted] == ["there"]
+
+
+def test_a_new_process_draws_its_data_behind_an_offer_that_waits():
+    """It may be merged yet, though its learner is gone."""
+    syncer = SyncerCore(dataclasses.replace(POLICY, num_fragments=1, quorum=2), 20)
+    for learner in range(2):
+        syncer.handle(events.LearnerJoined(learner, 1), 0.0)
+        syncer.handle(events.LearnerReady(learner, 1, 0, (0,)), 0.0)
+    for learner, step in ((1, 3), (0, 4)):
+        counters = (FragmentCounters(0, step, 10 * step),)
+        syncer.handle(events.StepReported(Report(learner, 1, step, counters)), 4.0)
+    upto = Watermark(1, 4, "after four")
+    given = Contribution(0, 1, 0, 0, 4, 4, 40, upto=upto)
+    syncer.handle(events.FragmentArrived(RoundId(4, 0), given), 4.5)
+    syncer.handle(events.LearnerLost(0, 1, "died"), 5.0)
+    told = syncer.handle(events.LearnerJoined(0, 2), 6.0)
+    [welcome] = [a.event for a in told if isinstance(a, actions.Tell)]
+    assert (welcome.watermarks, welcome.data, welcome.data.position) == ((), upto, "after four")
+
+
+def test_an_offer_counts_only_from_what_is_merged_of_its_learner():
+    state = SyncerState((1,), (4,), ((0, 1),), (), ({0: Watermark(1, 4)},))
+    syncer = SyncerCore(dataclasses.replace(POLICY, num_learners=1, num_fragments=1), 20, state)
+    syncer.handle(events.LearnerJoined(0, 2, 6, (1,), (), 1), 0.0)
+    syncer.handle(events.StepReported(Report(0, 2, 8, (FragmentCounters(1, 4, 40),))), 1.0)
+    for since, counts in ((Watermark(1, 3), False), (Watermark(1, 4), True)):
+        given = Contribution(0, 2, 0, 1, 8, 4, 40, 0, since, Watermark(1, 8))
+        out = syncer.handle(events.FragmentArrived(RoundId(8, 0), given), 2.0)
+        assert any(isinstance(action, actions.Merge) for action in out) is counts
+        assert any(isinstance(action, actions.Drop) for action in out) is not counts
+        syncer.handle(events.StepReported(Report(0, 2, 9, (FragmentCounters(1, 5, 50),))), 2.5)
 
 
 def test_its_counters_go_on_from_what_they_were():
     core, _ = resumed()
     core.handle(events.StepStarted(10), 0.0)
-    assert [(f.steps, f.tokens) for f in core.fragments] == [(3, 30), (5, 50)]
+    assert [(f.steps, f.tokens) for f in core.work.fragments] == [(3, 30), (5, 50)]
 
 
 def test_a_learner_that_was_blocked_is_so_until_the_update_comes():
     policy = SyncPolicy(num_learners=2, num_fragments=1, interval=4, overlap=0, quorum=None, max_run_ahead=0)
-    core, _ = resumed(policy, clock=4, held=[FragmentWork(0, 0, 4, 40)])
+    core, _ = resumed(policy, clock=4, held=(FragmentWork(0, 0, 4, 40),))
     core.handle(events.UpdateArrived(0, 1, 4), 0.0)
     assert not core.blocked
 
 
 def test_the_state_that_it_gives_is_a_copy():
     core, _ = resumed()
-    before = core.fragments
+    before = core.work.fragments
     core.handle(events.StepStarted(10), 0.0)
     assert before[0].steps == 2
 
 
 def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_it_held():
     learner, out = resumed(total_steps=20)
-    syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9)))
+    marks = ({0: MARKS[0]}, {0: MARKS[1]})
+    syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9), marks))
     told = [told for said in out for told in syncer.handle(said.event, 0.0)]
     assert syncer.vector_clock == VectorClock({0: (7, 14)}, {0: 3, 1: 2})
     asked = [a.event for a in told if isinstance(a, actions.Tell) and a.event.round == RoundId(14, 1)]
@@ -79,13 +161,13 @@ def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_
     assert merge.round == RoundId(14, 1)
 
 
-@pytest.mark.parametrize("held", [[], HELD[:1]])
+@pytest.mark.parametrize("held", [(), HELD[:1]])
 def test_a_state_of_another_number_of_fragments_is_refused(held):
     with pytest.raises(LocalProtocolError, match="cannot be taken up"):
-        LearnerCore(0, 7, POLICY).resume(14, held)
+        LearnerCore(0, 7, POLICY).resume(LearnerWork(14, 5, 14, held))
 
 
 def test_only_a_core_that_has_not_begun_takes_a_state_up():
     core, _ = resumed()
     with pytest.raises(LocalProtocolError):
-        core.resume(14, HELD)
+        core.resume(core.work)

@@ -4,7 +4,14 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import (
+    NOTHING_MERGED,
+    Contribution,
+    FragmentCounters,
+    Report,
+    RoundId,
+    Watermark,
+)
 from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.prospects import MOST_TRIES
 from ddiloco.protocol.state import SyncerState
@@ -277,7 +284,8 @@ def test_work_that_goes_on_with_a_new_version_may_be_offered_before_a_report_nam
     desk.settle()
     known = Report(0, 1, 4, (FragmentCounters(0, 4, 40),))  # made before the update was there
     desk.tell(events.StepReported(known), at=4.0)
-    given = Contribution(0, 1, 0, version=1, step=4, steps=steps, tokens=10 * steps)
+    marks = {"since": desk.core.state().watermarks[0][0], "upto": Watermark(0, 4)}
+    given = Contribution(0, 1, 0, version=1, step=4, steps=steps, tokens=10 * steps, **marks)
     out = desk.tell(events.FragmentArrived(RoundId(4, 0), given))
     assert bool(merges(out)) is taken
 
@@ -289,8 +297,9 @@ def test_an_offer_that_was_left_out_of_its_merge_is_told_to_nobody_as_merged():
     for learner in range(3):
         desk.offer(learner, (2, 0))
     out = desk.tell(events.MergeFinished(RoundId(2, 0), left_out=(1,)))
-    update = only(events.UpdateArrived, out)
-    assert [given.learner for given in update.merged] == [0, 2]
+    sent = [a for a in out if isinstance(a, actions.Tell)]
+    [told] = [a for a in sent if isinstance(a.event, events.UpdateArrived)]
+    assert [told.to(learner).watermark.steps for learner in range(3)] == [2, 0, 2]
     (record,) = [a.values for a in out if isinstance(a, actions.Record) and a.name == "round"]
     assert (record["learners"], record["left_out"], record["quorum"]) == ([0, 2], [1], 2)
     assert record["tokens"] == sum(c[-1] for c in record["contributions"]) == 40
@@ -329,8 +338,9 @@ def test_whose_offer_was_refused_gives_again_but_no_longer_alone():
     assert asked(desk.report(0, 2, steps=2)) == [(0, 2, 0)]
     assert not merges(desk.offer(0, (2, 0)))
     assert merges(desk.offer(1, (2, 0))) == [(2, 0, [0, 1])]
-    update = only(events.UpdateArrived, refuse(desk, (2, 0), 0))
-    assert [given.learner for given in update.merged] == [1]
+    sent = [a for a in refuse(desk, (2, 0), 0) if isinstance(a, actions.Tell)]
+    [told] = [a for a in sent if isinstance(a.event, events.UpdateArrived)]
+    assert [told.to(learner).watermark.steps for learner in range(2)] == [0, 2]
 
 
 @pytest.mark.parametrize("end", ["lost", "refused too", "not sound"])
@@ -368,7 +378,7 @@ def test_where_learners_wait_and_no_offer_may_be_merged_the_version_comes_once_m
     out = desk.tell(events.MergeFinished(RoundId(2, 0)))
     assert desk.core.state().versions == (1,) and desk.core.merged_steps == (2,)
     update = only(events.UpdateArrived, out)
-    assert (update.version, update.step, update.merged) == (1, 2, ())
+    assert (update.version, update.step, update.watermark) == (1, 2, NOTHING_MERGED)
     (record,) = [a.values for a in out if isinstance(a, actions.Record) and a.name == "round"]
     assert (record["learners"], record["quorum"], record["tokens"]) == ([], 0, 0)
     assert record["left_out"] == [0, 1]

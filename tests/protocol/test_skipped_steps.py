@@ -2,7 +2,7 @@
 
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import FragmentCounters, Given
+from ddiloco.protocol.messages import FragmentCounters, Watermark
 from tests.protocol.learner_desk import ask, finish, made, sent, start, welcomed
 
 
@@ -69,7 +69,7 @@ def test_with_rebase_the_work_since_an_offer_lacks_what_was_skipped_since():
     assert (offer.steps, offer.tokens) == (1, 11)
     start(core, 12)
     start(core, 13)
-    core.handle(events.UpdateArrived(0, 1, 2, (Given(0, 2),)), 0.0)
+    core.handle(events.UpdateArrived(0, 1, 2, Watermark(1, 2)), 0.0)
     skip(core)
     finish(core)
     assert reported(core.handle(events.Heartbeat(), 0.0)) == [(FragmentCounters(1, 1, 13),)]
@@ -90,9 +90,9 @@ def test_the_state_that_a_learner_leaves_has_no_skipped_step():
     for end in (finish, skip, finish):
         start(core)
         end(core)
-    [work] = core.fragments
+    [work] = core.work.fragments
     assert (work.steps, work.tokens) == (2, 20)
     again = LearnerCore(0, 2, core.policy)
-    again.resume(core.clock, core.fragments)
+    again.resume(core.work)
     start(again, 5)
     assert reported(skip(again)) == [(FragmentCounters(0, 2, 20),)]

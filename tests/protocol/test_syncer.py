@@ -6,7 +6,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
-from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import FragmentCounters, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -108,7 +108,9 @@ def test_the_state_is_what_was_merged_and_who_has_been_there():
         desk.tell(events.LearnerLost(learner, 1, "its host died"))
     desk.enter(0, incarnation=4)
     expected = before.after(RoundId(1, 1))
-    assert desk.core.state() == SyncerState(expected.versions, expected.merged_steps, ((0, 4), (1, 1)))
+    marks = ({}, {0: Watermark(0, 1)})
+    expected = SyncerState(expected.versions, expected.merged_steps, ((0, 4), (1, 1)), watermarks=marks)
+    assert desk.core.state() == expected
 
 
 @pytest.mark.parametrize(

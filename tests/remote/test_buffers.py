@@ -1,6 +1,6 @@
 """What waits on either side: bounded, coalesced, and never in anybody's way."""
 
-import json
+import dataclasses
 import threading
 import time
 
@@ -10,7 +10,7 @@ import pytest
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Given, RoundId
+from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
@@ -56,13 +56,14 @@ def test_versions_are_shared_by_all_links_so_that_slow_learners_hold_no_old_ones
 
 
 @pytest.mark.parametrize("another", [welcome(100, step=4, version=1), update(0, 1, step=4)])
-def test_what_another_learner_is_sent_hides_from_none_whose_offers_are_in_an_update(another):
-    newest = NewestFragments()
-    waiting, joining = Downlink(newest), Downlink(newest)
-    given = (Given(1, 3),)
-    waiting.put(EventDelivery(events.UpdateArrived(0, 1, 4, given), [arrays(0, 1)]))
-    joining.put(another)
-    assert Taker(waiting).next()[1].merged == given
+def test_each_learner_is_told_its_own_watermark_whatever_another_is_sent(another):
+    newest, marks = NewestFragments(), {0: Watermark(100, 2, "here"), 1: Watermark(101, 3)}
+    waiting, joining = Downlink(newest), Downlink(newest, learner=1)
+    told = events.UpdateArrived(0, 1, 4, marks[0])
+    waiting.put(EventDelivery(told, [arrays(0, 1)], watermarks={0: marks}))
+    joining.put(dataclasses.replace(another, watermarks={0: marks}))
+    taken = Taker(waiting).next()[1].watermark, Taker(joining).next()[1].watermark
+    assert taken == (marks[0], marks[1]) and taken[0].position == ""
 
 
 def drain(outbox, count):
@@ -108,20 +109,6 @@ class Late:
     def __array__(self, dtype=None, copy=None):
         assert self.there.wait(LIMIT)
         return np.zeros((), np.float32)
-
-
-def test_a_position_never_travels_ahead_of_the_records_of_its_steps():
-    outbox, late = Outbox(0), [Late() for _ in range(4)]
-    for step, metric in enumerate(late, start=1):
-        outbox.position({"batches": step})
-        outbox.record(records.StepDone(0, step, 0.0, 1, {"loss": metric}))
-    messages = outbox.messages(outbox.connected())
-    for step, metric in enumerate(late, start=1):
-        metric.there.set()
-        batch = pb.FromLearner.FromString(next(messages)).records
-        assert [record.step_done.step for record in batch.records] == [step]
-        # One ahead at most: the next step's is known before that step's record has been packed.
-        assert step <= json.loads(batch.position)["batches"] <= step + 1
 
 
 def test_a_record_is_sent_once_and_waits_for_a_connection():

@@ -9,8 +9,10 @@ import json
 import queue
 import threading
 import time
+import types
 
 import grpc
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,14 +22,16 @@ from ddiloco.data.host_batches import HostBatches
 from ddiloco.disk import bounded_reads
 from ddiloco.disk.snapshots.store import SnapshotError
 from ddiloco.launch.ports import reserved_port
+from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.learner.follower import TellingBatches
+from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
-from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
@@ -353,33 +357,35 @@ def test_others_find_host_0_while_it_still_opens_its_data(data_dir, monkeypatch)
         host.leave()
 
 
-@pytest.mark.usefixtures("one_device")
+class Sound:
+    """Batches that can only go on from one position."""
+
+    def __init__(self):
+        self.at = None
+
+    def set_state(self, position):
+        if position != {"at": 7}:
+            raise DataError("of other data")
+        self.at = position
+
+
 @pytest.mark.parametrize("sound", [True, False])
-def test_where_host_0_cannot_go_on_in_its_data_no_host_is_told_to(data_dir, sound, monkeypatch):
-    """It begins again, with an alarm; a host that was told to would fail, each time it is started."""
-    monkeypatch.setattr("ddiloco.remote.learner.leading.end_at_once", pytest.fail)
-    e = experiment(data_dir, driver="remote", remote={"hosts": (2, 1)})
-    assembly, stop = assembly_of(e), threading.Event()
-    terms, positions, drawn = terms_of(e, assembly.layout), Positions(None), assembly.batches((0,))
-    next(drawn)
-    position = drawn.get_state()
-    if not sound:
-        position["stream"]["records"] += 1
-    positions.put(0, json.dumps(position))
-    syncer = SyncerEnd(terms, SECURITY, positions=positions)
-    with ended(syncer), reserved_port() as port:
-        place = HostPlace(0, 2, f"127.0.0.1:{port - 1}")
-        run = functools.partial(LearnerProcess(assembly, SECURITY, place).run, 0, syncer.address, stop, print)
-        thread = threading.Thread(target=run)
-        thread.start()
-        host = Host(place.leader, fingerprint=terms.fingerprint, rules=terms.rules)
-        orders = [host.next(), host.next()]
-        stop.set()
-        assert host.next().leave
-        thread.join(PATIENCE)
-    assert [order.WhichOneof("kind") for order in orders] == ["streams", "begin"]
-    assert orders[1].begin == (json.dumps(position) if sound else "")
-    assert bool(syncer.alarms()) is not sound
+def test_where_host_0_cannot_go_on_in_its_data_no_host_is_told_to(leading, sound):
+    """A host that was told to would fail, each time it is started."""
+    hosts, batches = leading.hosts(), Sound()
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    equipment = types.SimpleNamespace(batches=batches, program=types.SimpleNamespace(mesh=mesh))
+    arrays = LeadingArrays(equipment, print, LearnerCore(0, 1, SyncPolicy()), leading.followers)
+    if sound:
+        arrays.draw_from({"at": 7})
+    else:
+        with pytest.raises(DataError):
+            arrays.draw_from({"at": 8})
+        arrays.draw_from(None)
+    assert [host.next().begin for host in hosts] == [json.dumps({"at": 7}) if sound else ""] * 2
+    assert batches.at == ({"at": 7} if sound else None)
+    with pytest.raises(RuntimeError, match="must begin anew"):
+        arrays.draw_from({"at": 7})
 
 
 def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_path):

@@ -1,6 +1,5 @@
 """Messages: every event and record comes out as it went in, and what cannot be is refused."""
 
-import dataclasses
 import math
 
 import pytest
@@ -10,13 +9,13 @@ from hypothesis import strategies as st
 from ddiloco.goodput.accounting import State
 from ddiloco.observe import records
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.intake import RecordIntake
-from ddiloco.remote.syncer.positions import LONGEST, Positions
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import LARGEST, WireError, parse
 from ddiloco.remote.wire.event_messages import (
+    LONGEST_POSITION,
     from_learner,
     from_syncer,
     learner_event,
@@ -40,7 +39,10 @@ LEARNER_EVENTS = st.one_of(
     st.builds(events.StepReported, st.builds(Report, st.just(3), NUMBER, NUMBER, COUNTERS)),
     st.builds(events.OfferFailed, st.builds(RoundId, NUMBER, NUMBER), st.just(3), NUMBER, REASON),
 )
-CONTRIBUTIONS = st.builds(Contribution, st.just(3), NUMBER, st.integers(0, 9), NUMBER, NUMBER, NUMBER, NUMBER)
+WATERMARK = st.builds(Watermark, NUMBER, NUMBER)
+CONTRIBUTIONS = st.builds(
+    Contribution, st.just(3), NUMBER, st.integers(0, 9), *[NUMBER] * 5, WATERMARK, WATERMARK
+)
 NOTICES = st.one_of(
     st.builds(events.ClockSet, NUMBER),
     st.builds(events.OfferAsked, st.builds(RoundId, NUMBER, NUMBER), NUMBER, NUMBER),
@@ -94,15 +96,10 @@ def test_an_offer_comes_out_as_it_went_in(step, contribution):
             offer_of(header, 3, fragments)
 
 
-@given(
-    st.builds(
-        events.UpdateArrived, st.integers(0, 9), NUMBER, NUMBER, st.lists(st.builds(Given, NUMBER, NUMBER))
-    )
-)
-def test_an_update_comes_out_as_it_went_in_with_the_offers_that_are_in_it(event):
-    down = Downlink(NewestFragments())
-    event = dataclasses.replace(event, merged=tuple(event.merged))
-    down.put(EventDelivery(event, [()]))
+@given(st.builds(events.UpdateArrived, st.integers(0, 9), NUMBER, NUMBER, WATERMARK))
+def test_an_update_comes_out_as_it_went_in_with_the_receivers_watermark(event):
+    down = Downlink(NewestFragments(), learner=3)
+    down.put(EventDelivery(event, [()], watermarks={event.fragment: {3: event.watermark}}))
     header = parse(pb.DownHeader, next(down.messages()))
     assert update_of(header, 10) == event
 
@@ -246,8 +243,11 @@ def test_a_newer_process_has_its_place_back_once_one_that_lingered_is_gone():
 
 
 def test_a_position_longer_than_any_can_be_is_refused():
-    positions = Positions(None)
-    positions.put(0, "x" * LONGEST)
-    with pytest.raises(WireError, match="malformed position"):
-        positions.put(0, "y" * (LONGEST + 1))
-    assert positions.get(0) == "x" * LONGEST
+    for length, fits in ((LONGEST_POSITION, True), (LONGEST_POSITION + 1, False)):
+        given = Contribution(3, 1, 0, 0, 4, 4, 40, upto=Watermark(1, 4, "x" * length))
+        header = up_header(RoundId(4, 0), given, 77)
+        if fits:
+            assert offer_of(header, 3, 10).contribution.upto.position == "x" * length
+        else:
+            with pytest.raises(WireError, match="malformed position"):
+                offer_of(header, 3, 10)

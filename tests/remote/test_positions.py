@@ -1,18 +1,16 @@
-"""Where learners' data goes on: durable, written while nobody waits, dealt again to other learners."""
+"""Where learners' data go on: as the durable rounds have it, dealt again to other learners."""
 
-import concurrent.futures
 import json
-import os
 import threading
-import time
 
 import pytest
 
 from ddiloco.data.shards import reshard
-from ddiloco.disk import checked_json
-from ddiloco.remote.syncer.positions import Positions
+from ddiloco.disk.durable import DurableState
+from ddiloco.protocol.messages import RoundId, Watermark
+from ddiloco.protocol.state import SyncerState
+from ddiloco.remote.syncer.positions import dealt, dealt_or_told, with_positions
 from ddiloco.run.recipes import assembly_of
-from tests.integration.programs import LIMIT
 from tests.workbench import experiment
 
 WITH_TWO = {"driver": "remote", "sync": {"num_learners": 2}}
@@ -21,78 +19,6 @@ WITH_TWO = {"driver": "remote", "sync": {"num_learners": 2}}
 @pytest.fixture(scope="module")
 def two(data_dir):
     return experiment(data_dir, **WITH_TWO)
-
-
-def test_positions_are_durable_and_damaged_ones_are_not_taken(tmp_path, two):
-    positions = Positions(tmp_path)
-    positions.put(3, '{"at": 7}')
-    positions.flush()
-    path = tmp_path / "positions.json"
-    whole = path.read_bytes()
-    again = Positions(tmp_path)
-    assert again.load(two) is None
-    assert (again.get(3), again.get(4)) == ('{"at": 7}', "")
-    for damaged in (whole.replace(b"7", b"8"), whole[:-1], b"[]", b"{}", b"", b"[" * 9999):
-        path.write_bytes(damaged)
-        other = Positions(tmp_path)
-        told = other.load(two)
-        assert told is not None and str(path) in told and other.get(3) == ""
-    path.unlink()
-    assert Positions(tmp_path).load(two) is None  # nobody has said where it is
-
-
-def test_nobody_waits_for_a_disk_that_takes_positions_slowly(tmp_path, monkeypatch, two):
-    """Readers of all learners keep positions there; none may stand still with the disk."""
-    positions, begun, go_on, real = Positions(tmp_path), threading.Event(), threading.Event(), os.fsync
-
-    def slowly(file):
-        begun.set()
-        assert go_on.wait(LIMIT)
-        real(file)
-
-    monkeypatch.setattr(os, "fsync", slowly)
-    monkeypatch.setattr("ddiloco.remote.syncer.positions.WRITE_EVERY", 0.0)
-
-    def read(learner):
-        positions.put(8, "at once")
-        assert begun.wait(LIMIT)
-        for step in range(50):
-            positions.put(learner, f'{{"at": {step}}}')
-            assert positions.get(learner) == f'{{"at": {step}}}'
-
-    with concurrent.futures.ThreadPoolExecutor(8) as readers:
-        reading = [readers.submit(read, learner) for learner in range(8)]
-        late = concurrent.futures.wait(reading, LIMIT / 2).not_done
-        go_on.set()
-    assert not late and all(one.result() is None for one in reading)
-    positions.flush()
-    again = Positions(tmp_path)
-    assert again.load(two) is None
-    assert [again.get(learner) for learner in range(9)] == ['{"at": 49}'] * 8 + ["at once"]
-
-
-def test_the_second_between_two_writes_of_positions_begins_with_the_first_ones_end(tmp_path, monkeypatch):
-    """Else a disk that takes longer than that would be written to all the time."""
-    now, positions, saved, real = [100.0], Positions(tmp_path), [], checked_json.save
-
-    def save(path, values):
-        now[0] += 10.0
-        real(path, values)
-        saved.append(dict(values))
-
-    monkeypatch.setattr(checked_json, "save", save)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    positions.put(0, "1")
-    positions._writer.join(LIMIT)
-    positions.put(0, "2")
-    positions._writer.join(LIMIT)
-    assert saved == [{"0": "1"}]
-    now[0] += 1.0
-    positions.put(0, "3")
-    positions._writer.join(LIMIT)
-    assert saved == [{"0": "1"}, {"0": "3"}]
-    positions.flush()
-    assert len(saved) == 2, "it is there already"
 
 
 @pytest.fixture
@@ -104,36 +30,66 @@ def said(two):
     return [batches.get_state() for batches in drawn]
 
 
-def kept(folder, said):
-    """A file of positions by learner."""
-    positions = Positions(folder)
-    for learner, position in enumerate(said):
-        positions.put(learner, position if isinstance(position, str) else json.dumps(position))
-    positions.flush()
-    return Positions(folder)
+def merged(said):
+    """The state after a merge of two fragments, of which the second has later work of learner 0."""
+    early = {m: Watermark(5, 3, "earlier") for m in range(len(said))}
+    texts = [at if isinstance(at, str) else json.dumps(at) for at in said]
+    late = {m: Watermark(5, 4, text) for m, text in enumerate(texts)}
+    return SyncerState((1, 1), (3, 4), watermarks=(early, late))
 
 
-def test_positions_are_dealt_again_to_other_learners_and_that_is_durable(tmp_path, data_dir, said):
+def test_a_versions_positions_are_as_durable_as_the_version(tmp_path, two, said):
+    assembly = assembly_of(two)
+    disk = DurableState(tmp_path / "syncer", assembly.layout, print, threading.Event(), run="ab")
+    model = assembly.global_model(assembly.initial_parameters())
+    disk.begin(model)
+    marks = {0: Watermark(5, 4, json.dumps(said[0])), 1: Watermark(7, 2)}
+    assert disk.commit(RoundId(4, 1), model, marks)
+    again = DurableState(tmp_path / "syncer", assembly.layout, print, threading.Event(), run="ab")
+    for state in (again.restore(model), again.state()):
+        assert state.watermarks[1] == marks and not state.watermarks[0]
+        assert json.loads(state.furthest(0).position) == said[0] and state.furthest(1).position == ""
+
+
+def test_positions_of_the_runs_own_shards_stay_and_the_furthest_counts(two, said):
+    state = dealt(merged(said), two)
+    assert [json.loads(state.furthest(m).position) for m in range(2)] == said
+    assert [[known[m] for m in range(2)] for known in state.watermarks] == [
+        [Watermark(5, steps)] * 2 for steps in (3, 4)
+    ], "how far work is merged is as it was"
+
+
+def test_positions_are_dealt_again_to_other_learners_and_one_version_makes_that_durable(data_dir, said):
     three = experiment(data_dir, driver="remote", sync={"num_learners": 3})
-    assert kept(tmp_path, said).load(three) is None
-    again = Positions(tmp_path)
-    assert again.load(three) is None
-    found = [json.loads(again.get(m)) for m in range(3)]
-    assert found == reshard(said, 3) and again.get(3) == ""
+    state = dealt(merged(said), three)
+    found = [json.loads(state.furthest(m).position) for m in range(3)]
+    assert found == reshard(said, 3)
     for m, position in enumerate(found):
         batches = assembly_of(three).batches((m,))
         batches.set_state(position)
         assert next(batches)
+    # One fragment's file has been written since, the other is as it was.
+    half = SyncerState((2, 1), (6, 4), watermarks=(state.watermarks[0], merged(said).watermarks[1]))
+    again = dealt(half, three)
+    assert [json.loads(again.furthest(m).position) for m in range(3)] == found
 
 
 @pytest.mark.parametrize("lie", ["no JSON", "[" * 9999, '{"stream": {"num_shards": 3}}', '{"stream": 2}'])
-def test_what_one_learner_says_of_the_data_takes_no_position_from_the_others(lie, tmp_path, two, said):
-    positions = kept(tmp_path, [*said, lie])
-    assert positions.load(two) is None
-    assert [json.loads(positions.get(m)) for m in range(2)] == said
+def test_what_one_learner_says_of_the_data_takes_no_position_from_the_others(lie, two, said):
+    state = dealt(merged([*said, lie]), two)
+    assert [json.loads(state.furthest(m).position) for m in range(2)] == said
 
 
-def test_what_cannot_be_dealt_again_is_told(tmp_path, data_dir, said):
+def test_what_cannot_be_dealt_again_is_told(data_dir, said):
     said[1]["stream"]["records"] += 1
-    told = kept(tmp_path, said).load(experiment(data_dir, driver="remote", sync={"num_learners": 3}))
-    assert "different streams" in told and told.endswith("learners that come again begin their data again")
+    three, told = experiment(data_dir, driver="remote", sync={"num_learners": 3}), []
+    state = dealt_or_told(merged(said), three, told.append)
+    [alarm] = told
+    assert "different streams" in alarm.sentence
+    assert alarm.sentence.endswith("learners that come again begin their data again")
+    assert [state.furthest(m).position for m in range(3)] == [""] * 3
+
+
+def test_where_nothing_is_merged_data_may_go_on_all_the_same(two):
+    state = with_positions(SyncerState.initial(2), {1: "there"})
+    assert state.furthest(1) == Watermark(0, 0) and state.furthest(1).position == "there"

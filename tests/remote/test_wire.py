@@ -12,7 +12,6 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner import streams
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.syncer.positions import LONGEST
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import EventDelivery, Leave
@@ -165,16 +164,6 @@ def test_records_of_many_metrics_arrive_in_messages_that_may_be(metrics, steps, 
             [found, *_] = [r for r in again.records if isinstance(r, records.StepDone)]
             assert found.metrics == dict([*told.items()][:1024])
             assert learner.client.connections <= 2
-
-
-def test_a_position_that_is_too_long_costs_no_record_and_is_told(ends):
-    syncer, learner = ends
-    joined(syncer, learner)
-    learner.client.outbox.position({"left": "x" * LONGEST})
-    learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
-    until(lambda: steps_in(syncer.records) == [1])
-    assert syncer.drops() == ["wire: malformed position"]
-    assert syncer.alarms()
 
 
 def steps_in(taken):

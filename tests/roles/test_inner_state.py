@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import json
 import queue
 import types
 import weakref
@@ -14,6 +15,7 @@ from ddiloco.disk.snapshots.array_names import named, numbered, of_kind
 from ddiloco.observe.records import Alarm
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
+from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
 from ddiloco.roles.exchange import EventDelivery, InnerState, InnerStateWanted, Leave
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
@@ -43,23 +45,23 @@ def host(arrays):
 
 
 class Recovered:
-    """Has a given inner state, and keeps the positions."""
+    """Has a given inner state, and counts steps."""
 
     def __init__(self, state=None):
-        self.state, self.asked, self.positions = state, [], queue.SimpleQueue()
+        self.state, self.asked, self.steps = state, [], queue.SimpleQueue()
 
     def inner_state(self, versions):
         self.asked.append(versions)
         return self.state
 
-    def finished(self, position):
-        self.positions.put(position)
+    def stepped(self):
+        self.steps.put(1)
 
 
 class Worker:
     """A learner's worker with a fresh stream of data, welcomed at version 0 of all fragments."""
 
-    def __init__(self, assembly, fragments, recovery):
+    def __init__(self, assembly, fragments, recovery, send_offer=lambda *offer: None, data=NOTHING_MERGED):
         e = assembly.experiment
         core = LearnerCore(0, 1, e.sync, e.train.steps)
         self.told = []
@@ -67,18 +69,18 @@ class Worker:
             core,
             assembly.own_equipment(0),
             lambda e: None,
-            types.SimpleNamespace(waiting=0, send=lambda *offer: None),
+            types.SimpleNamespace(waiting=0, send=send_offer),
             self.told.append,
             recovery.inner_state,
-            recovery.finished,
+            recovery.stepped,
         )
         self.inbox = self.worker.inbox
-        self.fragments = fragments
+        self.fragments, self.data = fragments, data
 
     def __enter__(self):
         self.worker.start()
         zeros = (0,) * len(self.fragments)
-        self.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros), self.fragments))
+        self.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros, data=self.data), self.fragments))
         return self
 
     def __exit__(self, *_):
@@ -149,11 +151,11 @@ def test_a_donation_is_of_one_boundary_and_its_donor_steps_on(assembly, fragment
     recovery = Recovered()
     with Worker(assembly, fragments, recovery) as worker:
         for _ in range(5):
-            recovery.positions.get(timeout=PATIENCE)
+            recovery.steps.get(timeout=PATIENCE)
         first, second = worker.wish(), worker.wish()
         given = [wish.result(PATIENCE) for wish in (first, second)]
         for _ in range(given[1].step + 3):
-            recovery.positions.get(timeout=PATIENCE)
+            recovery.steps.get(timeout=PATIENCE)
     for state in given:
         assert state.step >= 5
         assert state.versions == (0,) * len(fragments)
@@ -185,7 +187,7 @@ def test_a_donation_waits_for_the_versions_asked_for(assembly, fragments):
     with Worker(assembly, fragments, recovery := Recovered()) as worker:
         wish = worker.wish(wanted)
         for _ in range(4):
-            recovery.positions.get(timeout=PATIENCE)
+            recovery.steps.get(timeout=PATIENCE)
         assert not wish.done()
         worker.inbox.put(EventDelivery(events.UpdateArrived(1, 1, 3), [fragments[1]]))
         state = wish.result(PATIENCE)
@@ -211,15 +213,38 @@ def test_a_learner_that_joins_goes_on_with_the_state_it_found(assembly, fragment
         assert any((one != other).any() for one, other in zip(host(state.arrays), fresh, strict=True))
 
 
-def test_the_position_told_after_a_step_is_the_one_that_the_next_batch_comes_from(assembly, fragments):
-    with Worker(assembly, fragments, recovery := Recovered()):
-        positions = [recovery.positions.get(timeout=PATIENCE) for _ in range(3)]
+def test_the_position_sent_with_an_offer_is_the_one_that_the_next_batch_comes_from(assembly, fragments):
+    sent = queue.SimpleQueue()
+    with Worker(assembly, fragments, recovery := Recovered(), lambda which, c, offer: sent.put(c)) as worker:
+        for due in range(1, 4):
+            worker.inbox.put(EventDelivery(events.OfferAsked(RoundId(due, 0), 0, due)))
+            recovery.steps.get(timeout=PATIENCE)
+        offers = [sent.get(timeout=PATIENCE) for _ in range(3)]
     equipment = assembly.own_equipment(0)
-    drawn = [next(equipment.batches) for _ in range(4)]
-    for done, position in enumerate(positions, start=1):
+    drawn = [next(equipment.batches) for _ in range(max(c.upto.steps for c in offers) + 1)]
+    for c in offers:
         fresh = assembly.own_equipment(0).batches
-        fresh.set_state(position)
-        assert_same(next(fresh).values(), drawn[done].values())
+        fresh.set_state(json.loads(c.upto.position))
+        assert_same(next(fresh).values(), drawn[c.upto.steps].values())
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_new_process_draws_its_data_where_the_welcome_says_or_with_an_alarm_from_the_start(
+    assembly, fragments, sound
+):
+    equipment, sent = assembly.own_equipment(0), queue.SimpleQueue()
+    for _ in range(3):
+        next(equipment.batches)
+    position = equipment.batches.get_state()
+    if not sound:
+        position["stream"]["records"] += 1
+    data = Watermark(0, 3, json.dumps(position))
+    with Worker(assembly, fragments, Recovered(), lambda which, c, offer: sent.put(c), data) as worker:
+        worker.inbox.put(EventDelivery(events.OfferAsked(RoundId(1, 0), 0, 1)))
+        offer = sent.get(timeout=PATIENCE)
+    drawn = json.loads(offer.upto.position)["batches"]
+    assert drawn == offer.upto.steps + (3 if sound else 0)
+    assert any(isinstance(told, Alarm) for told in worker.told) is not sound
 
 
 def test_a_saved_state_of_another_optimizer_is_told_in_a_line(assembly, fragments):

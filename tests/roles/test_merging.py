@@ -34,7 +34,7 @@ def merged(version):
 
 
 def handed_out(merging, event):
-    told = merging.with_pieces(event)
+    told = merging.with_pieces(actions.Tell(((0, 1),), event))
     return [piece[0] for pieces in told.fragments for piece in pieces], [x[0] for x in told.difference]
 
 
@@ -49,7 +49,7 @@ def test_a_version_that_the_core_does_not_tell_of_yet_is_not_handed_out_in_place
         assert handed_out(merging, again) == ([before], [-before] if before else [])
         assert handed_out(merging, events.UpdateArrived(0, version, version)) == ([version], [-version])
     assert [pieces[0][0] for pieces in merging.newest()] == [2]
-    assert merging.with_pieces(events.NotMember(1)).fragments == ()
+    assert merging.with_pieces(actions.Tell(((0, 1),), events.NotMember(1))).fragments == ()
 
 
 def test_a_merge_writes_into_the_memory_of_a_version_that_nobody_is_told_of_any_more():

@@ -20,7 +20,6 @@ from tests.disk.test_kept import LAYOUT, ROUNDS, THETA, committed
 def workdir(tmp_path):
     """A run with ROUNDS, and the model's hash after each of them."""
     hashes, _ = committed(tmp_path / "syncer", ROUNDS)
-    (tmp_path / "syncer" / "positions.json").write_text('{"0": "{}"}')
     lines = [
         {"step": step, "fragment": p, "version": 1 + n // 2, "learners": [0], "tokens": 10, "time": 100.0 + n}
         for n, (step, p) in enumerate(ROUNDS)
@@ -48,7 +47,8 @@ def test_the_model_is_what_it_was_at_that_step_to_the_bit(workdir, step, merged)
     assert state.step == done.step == ROUNDS[merged - 1][0]
     assert state.incarnations == ((0, 7),)
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == merged
-    assert (folder / "syncer" / "positions.json").exists()
+    mark = state.furthest(0)
+    assert (mark.life, mark.steps, mark.position) == (7, state.step, f"after {state.step}")
 
 
 def test_what_came_later_is_set_aside(workdir):

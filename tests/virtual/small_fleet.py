@@ -44,7 +44,7 @@ class EventDelivery(Observer):
     def transferred(self, learner, sent, received):
         self.all.append(("bytes", learner, sent, received))
 
-    def merged(self, merge, now):
+    def merged(self, merge, left_out, now):
         self.all.append(("merge", now, merge.round.step, merge.version))
 
     def learner_handled(self, learner, event, out, now):

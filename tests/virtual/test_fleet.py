@@ -69,7 +69,7 @@ def test_what_is_committed_survives_a_crash_and_is_not_merged_again():
 def test_a_commit_stands_though_the_syncer_dies_before_it_knows_of_it():
     fleet, told = small_fleet(TWO, 12, merge_seconds=1.0)
 
-    def die_once(merge, now):
+    def die_once(merge, left_out, now):
         told.all.append(("merge", now, merge.round.step, merge.version))
         if merge.version == 1:
             fleet.syncer.crash()

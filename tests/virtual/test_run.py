@@ -349,20 +349,36 @@ def test_a_fleet_that_never_comes_to_the_end_has_failed_and_says_when(again, tmp
     )
 
 
-def test_a_learner_that_dies_and_returns_draws_no_batch_again(again, tmp_path):
+class Noted:
+    """Batches that note what is drawn."""
+
+    def __init__(self, batches, shards, drawn):
+        self._batches, self._shards, self._drawn = batches, tuple(shards), drawn
+        self.get_state, self.set_state = batches.get_state, batches.set_state
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        batch = next(self._batches)
+        self._drawn.append((self._shards, *(array.tobytes() for array in batch.values())))
+        return batch
+
+
+def test_a_learner_that_dies_and_returns_draws_again_what_was_lost_and_nothing_that_is_merged(
+    again, tmp_path
+):
+    """It dies in its fourth step, when its first two are merged."""
     write_trace(tmp_path / "lives.csv", [Change(3.5, 1, "fail"), Change(5.25, 1, "recover")])
     trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
     drawn, make = [], ModelRecipe.batches
-
-    def noted(recipe, shards):
-        for batch in make(recipe, shards):
-            drawn.append((tuple(shards), *(array.tobytes() for array in batch.values())))
-            yield batch
-
+    noted = lambda recipe, shards: Noted(make(recipe, shards), shards, drawn)  # noqa: E731
     with mock.patch.object(ModelRecipe, "batches", noted):
         done = again(virtual={**trace, "notice_seconds": 1.0, "recovery_seconds": 1.0})
     assert [r.time for r in done.steps(1)][:5] == [1.0, 2.0, 3.0, 7.25, 8.25]
     assert done.merges("step", "learners")[-1] == (12, (0, 1))
-    assert len(set(drawn)) == len(drawn)
     own = [batch for shards, *batch in drawn if shards == (1,)]
     assert len(own) == len(done.steps(1)) + 1  # that of the step under way when it died
+    before = [(step, who) for step, who in done.merges("step", "learners") if step <= 3 and 1 in who]
+    lost = len(own) - len({tuple(batch) for batch in own})
+    assert own[4 : 4 + lost] == own[4 - lost : 4] and lost == 4 - max(step for step, _ in before)

@@ -10,7 +10,7 @@ from typing import Any
 from ddiloco.config import build
 from ddiloco.protocol.parts import fragments_of
 from ddiloco.protocol.state import SyncerState
-from ddiloco.protocol.work import FragmentWork
+from ddiloco.protocol.work import LearnerWork
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,7 @@ class ResumedWith:
     """What a learner has when it resumes from a snapshot, as `LearnerCore.resume` takes it."""
 
     snapshot: SnapshotName
-    clock: int
-    fragments: tuple[FragmentWork, ...]
+    work: LearnerWork
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,7 +67,6 @@ class SyncerClient:
         self.outbox = Outbox(learner)
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
         self.newest_incarnation = 0  # of this learner, as far as the syncer knew
-        self.position = ""  # JSON: where an earlier process's batches go on; empty: none is known
         self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
         self.run = ""  # the run that has let it in, hex
         self.peers_token = ""  # that learners show to each other
@@ -269,7 +268,7 @@ class _Connection:
         client.peers_token = accepted.peers_token
         client._accepted(accepted)
         if client.connections == 1:
-            client.position, client.resume_from = accepted.position, accepted.resume_from
+            client.resume_from = accepted.resume_from
         if self._parts is None:
             self._streams = self._make_streams(channels, self._metadata, self.broke, pb.Order.Streams())
         client.outbox.accepted()

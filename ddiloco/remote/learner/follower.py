@@ -195,7 +195,7 @@ class Follower:
             case "step":
                 self._arrays.step(order.step)
             case "offer":
-                self._arrays.offer(order.offer.fragment, order.offer.step)
+                self._arrays.offer(order.offer.fragment, order.offer.steps)
             case "send":
                 self._send(
                     codec.read(order.send.round), codec.read(order.send.contribution), order.send.epoch
@@ -297,7 +297,7 @@ class Follower:
 
         resumed = bounded(read, folder)
         for p, pieces in resumed.updates.items():
-            known = resumed.begins_with.fragments[p]
+            known = resumed.begins_with.work.fragments[p]
             event = events.UpdateArrived(p, known.version, known.merged_step, lineage=known.lineage)
             told = EventDelivery(event, [pieces])
             with self._change:
@@ -322,7 +322,7 @@ class Follower:
     def _send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
         streams = self._streams.get(contribution.fragment % self._parts)
         if streams is not None:
-            made = self._arrays.offered(contribution.fragment, contribution.step)
+            made = self._arrays.offered(contribution.fragment, contribution.upto.steps)
             streams.send(round_id, contribution, made, epoch)
 
     def _welcomed(self, order: pb.Order.Adopt) -> Sequence[Pieces]:

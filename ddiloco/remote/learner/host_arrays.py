@@ -73,7 +73,7 @@ class HostArrays(TrainingArrays):
         # CPU devices take up programs in any order, and two that exchange would wait for each other for ever.
         return jax.block_until_ready(arrays) if self._on_cpu else arrays
 
-    def _draw_from(self, position: dict[str, Any]) -> None:
+    def draw_from(self, position: dict[str, Any] | None) -> None:
         pass  # where batches begin all hosts have been told
 
     def _drawn(self) -> tuple[Any, int]:
@@ -97,6 +97,7 @@ class LeadingArrays(HostArrays):
     def __init__(self, equipment: Equipment, erred: Erred, core: LearnerCore, followers: Followers) -> None:
         super().__init__(equipment, erred)
         self._core, self._order = core, followers.order
+        self._drawing = False
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
         copy = inner.number if isinstance(inner, OfAllHosts) else 0
@@ -104,13 +105,22 @@ class LeadingArrays(HostArrays):
         self._order(pb.Order(adopt=pb.Order.Adopt(**which)))
         super().adopt(fragments, inner)
 
+    def draw_from(self, position: dict[str, Any] | None) -> None:
+        """As in TrainingArrays, before the first batch is drawn; then the others draw theirs."""
+        if self._drawing:
+            raise RuntimeError("another process of the learner has gone on with its data: it must begin anew")
+        if position:
+            self._equipment.batches.set_state(position)
+        self._drawing = True
+        self._order(pb.Order(begin=json.dumps(position) if position else ""))
+
     def step(self, clock: int) -> tuple[int, Metrics]:
         self._order(pb.Order(step=clock))
         return super().step(clock)
 
-    def offer(self, fragment: int, step: int) -> Offer:
-        self._order(pb.Order(offer=pb.Order.Offer(fragment=fragment, step=step)))
-        return super().offer(fragment, step)
+    def offer(self, fragment: int, steps: int) -> Offer:
+        self._order(pb.Order(offer=pb.Order.Offer(fragment=fragment, steps=steps)))
+        return super().offer(fragment, steps)
 
     def apply(
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False

@@ -28,7 +28,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.learner_arrays import Batches, Equipment, Erred, TrainingArrays
+from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
 from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig
 
@@ -103,10 +103,8 @@ class Lead:
         """What has the learner recover, of whose copies on disk each host has its part."""
         return HostRecovery(self.followers, *parts)
 
-    def begin(self, batches: Batches) -> None:
-        """All hosts draw their batches from where host 0's are; steps that hang end them from now on."""
-        position = batches.get_state()
-        self.followers.order(pb.Order(begin=json.dumps(position) if position else ""))
+    def begin(self) -> None:
+        """Steps that hang end all hosts from now on."""
         threading.Thread(target=self._watch, name="step-watch", daemon=True).start()
 
     def leave(self, failure: str | None = None) -> None:

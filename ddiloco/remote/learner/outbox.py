@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ddiloco.protocol import events
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -36,7 +34,6 @@ class Outbox:
         self._presence: pb.FromLearner | None = None  # the last join or report
         self._state: pb.Record | None = None  # the last change of the learner's
         self._records = RecordQueue(max_records)
-        self._position: dict[str, Any] | None = None  # of the batches; goes with every batch of records
         self._waiting_since: float | None = None  # the oldest record that is not sent
         self._next_report = 0.0  # when the next report may be sent
         self._due = 0  # number of the first record that may wait longer than the messages
@@ -74,15 +71,6 @@ class Outbox:
     def record(self, record: LearnerRecord) -> None:
         """Puts a record in; its metrics may still be on the devices."""
         self._unpacked.put(lambda: self._keep(record))
-
-    def position(self, position: dict[str, Any]) -> None:
-        """Puts in where the batches go on; it travels with the records that follow, not with earlier ones."""
-
-        def keep() -> None:
-            with self._change:
-                self._position = position
-
-        self._unpacked.put(keep)
 
     def connected(self) -> int:
         """Starts another connection and returns its number; the earlier one gets nothing more."""
@@ -146,7 +134,6 @@ class Outbox:
 
     def _batch(self) -> pb.FromLearner:
         batch = self._records.batch()
-        batch.position = "" if self._position is None else json.dumps(self._position)
         self._waiting_since = None
         self._change.notify_all()
         return pb.FromLearner(records=batch)

@@ -217,7 +217,6 @@ class LearnerProcess:
             record = lead.watching(record)
             make_recovery = lead.recovery
         recovery = make_recovery(client, inner, self._security, config, OwnCopies(folder, inner), steps)
-        recovery.resume_data(equipment.batches)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
@@ -237,14 +236,14 @@ class LearnerProcess:
             client,
             watched,
             recovery.inner_state,
-            recovery.finished,
+            recovery.stepped,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
             resumed,
             make_arrays,
         )
         if lead is not None:
-            lead.begin(equipment.batches)
+            lead.begin()
         client.attach(worker.inbox)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
@@ -285,13 +284,16 @@ class LearnerProcess:
                 raise SnapshotError(f"{snapshot.folder}: is of another run than the syncer's")
             needs = None if self._lead is None else needs_of(equipment)
             origin = Origin(snapshot, self._experiment, self._assembly.layout, needs)
-            resumed = origin.learner(learner, equipment.batches.get_state(), equipment.transfer)
+            [position] = origin.positions(self._experiment)[learner : learner + 1]
+            resumed = origin.learner(learner, position, equipment.transfer)
             return resumed, origin.donated() if resumed is None and self._lead is None else None
 
         try:
             resumed, recovery.donated = bounded(read, folder)
             if resumed is not None and self._lead is not None:
                 self._lead.restore(client.resume_from)
+            if resumed is not None and resumed.values["position"] is not None:
+                equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
             return resumed
         except (SnapshotError, TimeoutError) as error:
             client.outbox.record(records.Alarm(f"{error}: the learner joins again", time.time()))

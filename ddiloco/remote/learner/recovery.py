@@ -1,4 +1,4 @@
-"""How a restarted learner continues: inner optimizer state and position in the data.
+"""How a restarted learner continues: its inner optimizer state.
 
 The inner state is, in this order: a peer's that has taken in no fewer steps than the learner's own last copy
 on disk, that copy unless its steps were undone, that of another learner in the snapshot that the run
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json
 import queue
 import threading
 import time
@@ -30,7 +29,6 @@ from ddiloco.remote.wire.agreement import WireError, ended_after
 from ddiloco.remote.wire.security import Security
 from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.roles.inbox import Inbox
-from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.remote import RemoteConfig
 
 _ASK_SECONDS = 5.0  # for the syncer to name the peers
@@ -80,26 +78,15 @@ class ProcessRecovery:
         self._client.outbox.record(records.Noted("recovered", values, time.time()))
         return state
 
-    def finished(self, position: dict[str, Any]) -> None:
-        """Reports to the syncer where the batches go on."""
+    def stepped(self) -> None:
+        """The learner has finished a step."""
         if not self._steps:
             self._steps = True
             self._stepping(True)
-        self._client.outbox.position(position)
 
     def keep(self, state: InnerState) -> None:
         """Keeps an own copy on disk; returns once it is durable. Raises OSError."""
         self._copies.keep(state, self._client.run)
-
-    def resume_data(self, batches: Batches) -> None:
-        """Moves the batches to the last position of an earlier process that the syncer knows."""
-        if not self._client.position:
-            return
-        try:
-            batches.set_state(json.loads(self._client.position))
-        except Exception as error:  # a bad position must not kill the learner
-            problem = f"its data begins again: {type(error).__name__}: {f'{error} '.splitlines()[0][:300]}"
-            self._client.outbox.record(records.Alarm(problem, time.time()))
 
     def _from_peers(
         self, versions: tuple[int, ...], own: InnerState | None, patience: float

@@ -14,7 +14,7 @@ from ddiloco.observe.pace import Pace
 from ddiloco.outer.blocks import Blocks, Box, Cut, slices
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId
 from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import MOST_DIFFERENCES, WireError, parse
@@ -24,6 +24,7 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
 from ddiloco.remote.wire.terms import Terms
 from ddiloco.roles.exchange import EventDelivery, Pieces
 from ddiloco.roles.transfer import Offer
+from ddiloco.schema import codec
 
 _ENDING = 5.0  # seconds at most for threads to leave calls that were cancelled
 
@@ -147,6 +148,7 @@ class Collector:
         self._lock = threading.Lock()
         self._welcome = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
+        self._data = NOTHING_MERGED  # the furthest of which the welcome says
         self._later: dict[int, EventDelivery] = {}  # by collected fragment, its newest update
         self._delivered: dict[int, int] = {}  # version by fragment, of the welcome if it is complete
         self._num_fragments, self._deliver = num_fragments, deliver
@@ -172,11 +174,13 @@ class Collector:
                 return
             if header.welcome > self._welcome:
                 self._welcome, self._collected, self._delivered = header.welcome, {}, {}
+                self._data = NOTHING_MERGED
             if self._delivered:
                 if update.version > self._delivered[update.fragment]:
                     self._deliver(told)
                 return
             self._collected[update.fragment] = update, pieces
+            self._data = max(self._data, codec.read(header.data))
             self._later.pop(update.fragment, None)
             if len(self._collected) == self._num_fragments:
                 self._complete(header)
@@ -190,6 +194,7 @@ class Collector:
         collected = [self._collected[p] for p in range(self._num_fragments)]
         later, self._collected, self._later = self._later, {}, {}
         updates = [update for update, _ in collected]
+        marks = [update.watermark for update in updates]
         self._delivered = {update.fragment: update.version for update in updates}
         event = events.Welcomed(
             header.welcome,
@@ -197,6 +202,8 @@ class Collector:
             tuple(update.version for update in updates),
             tuple(update.step for update in updates),
             lineages=tuple(update.lineage for update in updates),
+            watermarks=tuple(marks) if any(mark.life for mark in marks) else (),
+            data=self._data,
         )
         self._deliver(EventDelivery(event, [pieces for _, pieces in collected]))
         for told in later.values():

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from ddiloco.observe.pace import Pace
 from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import NOTHING_MERGED
+from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.agreement import MOST_DIFFERENCES
 from ddiloco.remote.wire.payload import chunks, payload_bytes
@@ -24,8 +26,14 @@ MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and
 class Version(NamedTuple):
     """One version of a fragment."""
 
-    update: events.UpdateArrived
+    update: events.UpdateArrived  # without a watermark, which each learner has its own of
     pieces: Pieces
+    watermarks: Watermarks
+
+    def to(self, learner: int) -> events.UpdateArrived:
+        """The update as this learner is sent it."""
+        own = self.watermarks.get(learner, NOTHING_MERGED).bare
+        return dataclasses.replace(self.update, watermark=own)
 
 
 class NewestFragments:
@@ -39,17 +47,20 @@ class NewestFragments:
         self._newest: dict[int, Version] = {}
         self._differences: dict[int, list[Pieces]] = {}
 
-    def put(self, update: events.UpdateArrived, pieces: Pieces, difference: Pieces = ()) -> None:
+    def put(
+        self,
+        update: events.UpdateArrived,
+        pieces: Pieces,
+        difference: Pieces = (),
+        watermarks: Watermarks = NO_WATERMARKS,
+    ) -> None:
         """Keeps it unless a newer one is known; `difference` leads to it from the version before."""
         fragment = update.fragment
         with self._lock:
             known = self._newest[fragment].update if fragment in self._newest else None
             if known is not None and update.version < known.version:
                 return
-            if known is not None and (update.version, update.lineage) == (known.version, known.lineage):
-                # A welcome does not say whose offers are in it; who waits for the update is still to hear.
-                update = dataclasses.replace(update, merged=update.merged or known.merged)
-            self._newest[fragment] = Version(update, pieces)
+            self._newest[fragment] = Version(update, pieces, watermarks)
             if known is None or update.version == known.version:
                 return
             follows = bool(difference) and update.version == known.version + 1
@@ -100,9 +111,14 @@ class Downlink:
     """
 
     def __init__(
-        self, newest: NewestFragments, moved: Callable[[int], None] = lambda size: None, hosts: int = 1
+        self,
+        newest: NewestFragments,
+        moved: Callable[[int], None] = lambda size: None,
+        hosts: int = 1,
+        learner: int = 0,
     ) -> None:
         """`moved` is called with the bytes of each fragment that is sent. `hosts`: that the learner is."""
+        self._learner = learner
         self.pace = Pace()  # of welcomes
         self._newest, self._moved, self.hosts = newest, moved, hosts
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
@@ -110,6 +126,7 @@ class Downlink:
         self._taken = [0] * hosts
         self._change = threading.Condition()
         self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
+        self._data = NOTHING_MERGED  # as the welcome says
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
         self._updates: dict[int, None] = {}  # in the order in which they became due
         self._sent: dict[int, int] = {}  # version by fragment
@@ -119,8 +136,9 @@ class Downlink:
     def put(self, message: EventDelivery) -> None:
         """Sends what goes with a welcome or an update when its turn comes."""
         match message.event:
-            case events.UpdateArrived() as update:
-                self._newest.put(update, message.fragments[0], message.difference)
+            case events.UpdateArrived(fragment=p) as update:
+                bare, known = dataclasses.replace(update, watermark=NOTHING_MERGED), message.watermarks
+                self._newest.put(bare, message.fragments[0], message.difference, known.get(p, {}))
                 with self._change:
                     self._updates[update.fragment] = None
                     self._change.notify_all()
@@ -128,7 +146,8 @@ class Downlink:
                 lineages = event.lineages or (0,) * len(event.versions)
                 told = fragments_with(event), event.versions, event.merged_steps, lineages, message.fragments
                 for p, version, step, lineage, pieces in zip(*told, strict=True):
-                    self._newest.put(events.UpdateArrived(p, version, step, lineage=lineage), pieces)
+                    update = events.UpdateArrived(p, version, step, lineage=lineage)
+                    self._newest.put(update, pieces, watermarks=message.watermarks.get(p, {}))
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
@@ -139,7 +158,7 @@ class Downlink:
         with self._change:
             if event.incarnation == self._welcome:
                 return
-            self._welcome, self._step = event.incarnation, event.step
+            self._welcome, self._step, self._data = event.incarnation, event.step, event.data
             self._welcoming = list(fragments_with(event))
             self._updates.clear()
             self._sent.clear()
@@ -209,9 +228,10 @@ class Downlink:
         snapshot = self._snapshot
         later = snapshot is not None and version > snapshot.versions[fragment]
         header = pb.DownHeader(
-            update=dataclasses.asdict(newest.update),
+            update=dataclasses.asdict(newest.to(self._learner)),
             welcome=welcome,
             step=self._step,
             epoch=snapshot.number if later else 0,
+            data=dataclasses.asdict(self._data) if welcome else None,
         )
         return _Item(header, newest.pieces, differences)

@@ -22,6 +22,7 @@ from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
 from ddiloco.remote.syncer.listening import Listening
+from ddiloco.remote.syncer.positions import dealt_or_told
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
 from ddiloco.remote.wire import agreement as wire
@@ -85,7 +86,7 @@ class PartServer:
         def moved(size: int) -> None:
             self._uplink.record(records.Transferred(learner, sent=0, received=size))
 
-        down = Downlink(self._newest, moved, opened.hosts)
+        down = Downlink(self._newest, moved, opened.hosts, opened.learner)
         session = Session(name, learner, opened.process, down, room=self._terms.room(learner))
         with self._change:
             self._sessions[name] = session
@@ -259,7 +260,7 @@ class PartRun:
         durable = DurableState(self._folder, self._assembly.layout, uplink.record, self._stop, mark.run, keep)
         durable.sweep(self._own)
         self._pace = durable.pace
-        state = durable.restore(self._model)
+        state = dealt_or_told(durable.restore(self._model), e, uplink.record)
         memory.return_freed()
         core = Part(e.sync, e.train.steps, state, self._own, durable.lineage)
         workdir = self._folder.parent

@@ -29,7 +29,7 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.part_links import PartLinks
-from ddiloco.remote.syncer.positions import Positions
+from ddiloco.remote.syncer.positions import dealt_or_told
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
@@ -79,9 +79,9 @@ class SyncerRun:
         self._assembly, self._record, self._durable = assembly, record, durable
         self._stop, self._alone, self._comes_back = stop, alone, comes_back
         self.locks = contextlib.ExitStack()
-        positions, workdir = Positions(durable.folder), durable.folder.parent
+        workdir = durable.folder.parent
         try:
-            state = self._durable_state(resumed, snapshot, positions)
+            state = self._durable_state(resumed, snapshot)
         except OSError as error:
             raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
         goes_on = resumed or snapshot is not None
@@ -122,8 +122,6 @@ class SyncerRun:
             epoch = (lambda: LARGEST) if taker is None else lambda: taker.epoch
             terms = terms_of(e, assembly.layout)
             links = PartLinks(parts, terms, security, mark, self._syncer.send, record, epoch)
-        if goes_on and (lost := positions.load(e)) is not None:
-            record(records.Alarm(lost, time.time()))
         management = Management(
             security,
             e.most_learners,
@@ -141,7 +139,6 @@ class SyncerRun:
             self._syncer.send,
             self._syncer.take_offer,
             record,
-            positions,
             resumed_from,
             durable.run,
             management,
@@ -190,9 +187,7 @@ class SyncerRun:
         step = read_json(self._durable.folder.parent / "summary.json").get("step", 0)
         return max(step, self._syncer.core.step) >= self._assembly.experiment.train.steps
 
-    def _durable_state(
-        self, resumed: bool, snapshot: Snapshot | None, positions: Positions
-    ) -> SyncerState | None:
+    def _durable_state(self, resumed: bool, snapshot: Snapshot | None) -> SyncerState | None:
         """Makes durable what the run begins with, and the model unless others merge; what is known."""
         assembly, durable, e = self._assembly, self._durable, self._assembly.experiment
         layout, parts = assembly.layout, e.remote.parts
@@ -204,7 +199,7 @@ class SyncerRun:
                 durable.sweep(range(layout.num_fragments))
             durable.sweep()
             if snapshot is not None:
-                begin_from(snapshot, assembly, durable, positions)
+                begin_from(snapshot, assembly, durable)
                 durable.complete()
             if not resumed and snapshot is None:
                 initial, every = assembly.initial_parameters(), range(layout.num_fragments)
@@ -222,6 +217,7 @@ class SyncerRun:
         else:
             self._model = assembly.global_model(zeros(layout))
             state = durable.restore(self._model)
+        state = dealt_or_told(state, e, self._record)
         if resumed or snapshot is not None:
             self._record(records.Resumed(state.versions, time.time()))
         return state

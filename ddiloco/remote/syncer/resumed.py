@@ -7,13 +7,11 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-from ddiloco.config import ConfigError
 from ddiloco.disk import array_file
 from ddiloco.disk.durable import DurableState
 from ddiloco.disk.snapshots.store import Snapshot
 from ddiloco.disk.tape.header import SnapshotName
-from ddiloco.remote.syncer.positions import Positions
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.syncer.positions import with_positions
 from ddiloco.roles.assembly import Assembly
 from ddiloco.roles.resuming import Origin
 
@@ -48,11 +46,10 @@ class ResumedFrom:
             return None
 
 
-def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, positions: Positions) -> None:
+def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState) -> None:
     """Takes the syncer's durable state and the learners' positions from the snapshot.
 
     Raises:
-      ConfigError: a position is too long.
       DataError: the snapshot is of other data.
       OSError: the disk refuses.
       SnapshotError: it has been damaged since it was opened.
@@ -61,13 +58,7 @@ def begin_from(snapshot: Snapshot, assembly: Assembly, durable: DurableState, po
     origin = Origin(snapshot, e, assembly.layout)
     known = dict(origin.start.state.incarnations)
     known |= {m: max(known.get(m, 0), origin.incarnation(m) - 1) for m in origin.learners}
-    durable.replace(origin.start)
+    found = enumerate(origin.positions(e))
+    positions = {m: json.dumps(position) for m, position in found if position is not None}
+    durable.replace(origin.start._replace(state=with_positions(origin.start.state, positions)))
     ResumedFrom(snapshot.name, known).save(durable.folder)
-    try:
-        for m, position in enumerate(origin.positions(e)):
-            if position is not None:
-                positions.put(m, json.dumps(position))
-        positions.flush()
-    except WireError as error:
-        told = f"{error}; with fewer documents side by side (data.interleave) it would be shorter"
-        raise ConfigError(f"resume: where the data goes on cannot be handed to learners: {told}") from None

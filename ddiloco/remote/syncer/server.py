@@ -18,7 +18,6 @@ from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.part_links import PartLinks
-from ddiloco.remote.syncer.positions import Positions
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -51,7 +50,6 @@ class SyncerServer:
         send: Callable[[events.SyncerEvent | SnapshotMessage], None],
         take_offer: TakeOffer,
         record: Callable[[object], None],
-        positions: Positions | None = None,
         resumed_from: ResumedFrom | None = None,
         run: str = "",
         management: Management | None = None,
@@ -70,7 +68,6 @@ class SyncerServer:
         self._boundary_seconds = boundary_seconds
         self._parts = parts
         self.intake = RecordIntake(record)
-        self.positions = positions or Positions(None)
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._record = connect, send, record
@@ -174,7 +171,6 @@ class SyncerServer:
         """Answers no more; learners that were not told that the run is over look for another syncer."""
         self._open.set()
         self._listening.stop(grace=1.0)
-        self.positions.flush()
 
     def _all_sessions(self) -> list[Session]:
         with self._lock:
@@ -255,7 +251,8 @@ class SyncerServer:
         donor = donor_address(context.peer(), hello.donor_port)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
-        down, room = Downlink(self._newest, moved, max(1, hello.hosts)), self._terms.room(hello.learner)
+        down = Downlink(self._newest, moved, max(1, hello.hosts), hello.learner)
+        room = self._terms.room(hello.learner)
         session = Session(name, hello.learner, hello.process, down, donor, caller, room)
         session.newest_incarnation = max(known, hello.process)
         whether = {"newer": 0 < known < hello.process, "began": not hello.session}
@@ -269,9 +266,6 @@ class SyncerServer:
         accepted = pb.Accepted(
             session=session.name,
             newest_incarnation=known,
-            # One beyond the first ones begins beside the learner whose shard it reads too.
-            position=self.positions.get(hello.learner)
-            or self.positions.beside(hello.learner - self._terms.num_learners),
             resume_from=0 if origin is None else origin.number_for(hello.learner, known),
             run=self._run,
             peers_token=self._peers_token,
@@ -319,19 +313,11 @@ class SyncerServer:
                 return True
             case "records":
                 self.intake.take(session.learner, session.process, message.records)
-                if message.records.position:
-                    self._keep_position(session.learner, message.records.position)
             case "state_recorded" | "part_written":
                 self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:
                 self._hear_event(session, learner_event(message, session.learner, self._terms.num_fragments))
         return False
-
-    def _keep_position(self, learner: int, position: str) -> None:
-        try:
-            self.positions.put(learner, position)
-        except WireError as error:  # its records are none the worse for it
-            self._calls.count(learner, error)
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
         if isinstance(event, events.OfferFailed):

@@ -16,6 +16,7 @@ from ddiloco.remote.wire.agreement import WireError
 from ddiloco.schema import codec
 
 LONGEST_REASON = 500
+LONGEST_POSITION = 768 << 10  # characters
 
 R = TypeVar("R")
 
@@ -83,6 +84,8 @@ def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.Fr
     """
     round_id: RoundId = codec.read(header.round)
     contribution: Contribution = codec.read(header.contribution)
+    if len(contribution.upto.position) > LONGEST_POSITION:
+        raise WireError("malformed position", f"of {len(contribution.upto.position)} characters")
     if contribution.fragment != round_id.fragment or round_id.fragment >= num_fragments:
         raise WireError("another fragment", f"{contribution.fragment} for {round_id} of {num_fragments}")
     return events.FragmentArrived(round_id, dataclasses.replace(contribution, learner=learner))

@@ -72,7 +72,7 @@ class LearnerRecording:
             "learner": self._learner,
             "incarnation": core.incarnation,
             "clock": core.clock,
-            "fragments": fragments_to_json(core.fragments),
+            "fragments": fragments_to_json(core.work.fragments),
             **of_arrays,
             **state,
         }

@@ -323,6 +323,9 @@ class SnapshotTaker:
             **self._header,
             "step": taking.state.step,
             "versions": list(taking.state.versions),
+            "watermarks": [
+                {m: [mark.life, mark.steps] for m, mark in known.items()} for known in taking.state.watermarks
+            ],
             "time": taking.time,
             "learners": learners,
             "clocks": dataclasses.asdict(Clocks(taking.clock, taking.clocks)),

@@ -92,9 +92,8 @@ class Liar(Impostor):
             pb.Record(noted={"name": f"{self._rng.random()}{_ESCAPES}", "json": "[" * 2000, "time": 0.0}),
             pb.Record(learner_died={"time": time.time(), "traceback": "x" * 40_000}),
         ]
-        position = "x" * self._rng.choice((0, 10, 100_000))
         records = {"first": self._rng.getrandbits(20), "records": self._rng.sample(told, 2)}
-        self._say(records=pb.Records(**records, position=position))
+        self._say(records=pb.Records(**records))
 
     def _events(self) -> None:
         self._tell(events.OfferFailed(RoundId(1, 0), 0, self._incarnation, _ESCAPES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
@@ -41,7 +41,8 @@ from experiments.studies.replay.works import (
 def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> ReplayPlan:
     """Runs every core over its tape; raises TapeError if it cannot have had those events."""
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
-    syncer = _Syncer(tapes, policy, total_steps, _adoptions(learners))
+    offers = {w.id: w.contribution for actor in learners for w in actor.works if isinstance(w, OfferWork)}
+    syncer = _Syncer(tapes, policy, total_steps, offers)
     return ReplayPlan(learners, syncer.actors())
 
 
@@ -66,8 +67,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
         _resume(core, tape)
     handled: list[Handled] = []
     welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
-    since = h.process
-    offers: dict[int, dict[int, OfferId]] = {}  # by fragment and step, since the fragment's last update
+    offers: dict[int, dict[int, OfferId]] = {}  # by fragment and steps, since the fragment's last update
     places: dict[OfferId, int] = {}  # of offers among the works
     for i, (now, content) in enumerate((e.now, e.content) for e in tape.entries):
         decided: Sequence[Any] = ()
@@ -76,8 +76,8 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
             case Adopted(origin=origin, fresh=fresh):
                 if welcome is None or (origin is None and not fresh):
                     raise TapeError(f"{tape.path}: entry {i}: an inner state of unknown origin")
-                works.append(Adopt(i, welcome.versions, origin))
-                welcome, since = None, core.incarnation
+                works.append(Adopt(i, welcome.versions, origin, welcome.position))
+                welcome = None
                 offers.clear()
             case Gave(number=number):
                 works.append(Give(i, InnerOrigin(h.learner, h.process, number)))
@@ -94,12 +94,12 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                         case actions.AdoptAll():
                             welcome = action
                         case actions.MakeOffer(contribution=c):
-                            offer = OfferId(h.learner, h.process, since, c.fragment, c.step, c.version)
-                            offers.setdefault(c.fragment, {})[c.step] = offer
+                            offer = OfferId.of(c)
+                            offers.setdefault(c.fragment, {})[c.upto.steps] = offer
                             places[offer] = len(works)
                             works.append(OfferWork(i, offer, c))
                         case actions.SendOffer(contribution=c):  # now it is known what was skipped
-                            place = places[offers[c.fragment][c.step]]
+                            place = places[offers[c.fragment][c.upto.steps]]
                             works[place] = dataclasses.replace(works[place], contribution=c)
                         case actions.ApplyUpdate():
                             p = action.fragment
@@ -114,7 +114,7 @@ def _resume(core: LearnerCore, tape: Tape) -> None:
     """Gives a learner's core the state that it had in the snapshot."""
     h = tape.header
     try:
-        core.resume(h.resumed.clock, h.resumed.fragments)
+        core.resume(h.resumed.work)
     except LocalProtocolError as error:
         raise TapeError(f"{tape.path}: {error}") from None
 
@@ -126,28 +126,18 @@ def _handled(core: LearnerCore | _SyncersCore, tape: Tape, i: int, now: float, e
         raise TapeError(f"{tape.path}: entry {i}: {event!r} cannot have come then: {error}") from None
 
 
-def _adoptions(learners: Iterable[Actor]) -> dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]]:
-    """By learner, for each welcome: the incarnation, the process, and the offers made since."""
-    found: dict[int, list[tuple[int, int, dict[OfferId, Contribution]]]] = {}
-    for actor in learners:
-        h = actor.tape.header
-        offers = {w.id: w.contribution for w in actor.works if isinstance(w, OfferWork)}
-        for since in sorted({key.since for key in offers}):
-            own = {key: c for key, c in offers.items() if key.since == since}
-            found.setdefault(h.learner, []).append((since, h.process, own))
-    for welcomes in found.values():
-        welcomes.sort(key=lambda welcome: welcome[:2])
-    return found
-
-
 class _Syncer:
     """All processes of the syncer; each begins with the durable state that those before it left."""
 
     def __init__(
-        self, tapes: RunTapes, policy: SyncPolicy, total_steps: int | None, adoptions: dict[int, list]
+        self,
+        tapes: RunTapes,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        offers: Mapping[OfferId, Contribution],
     ) -> None:
         self._tapes, self._policy, self._total = tapes.syncers, policy, total_steps
-        self._adoptions = adoptions
+        self._offers = offers
 
     def actors(self) -> list[Actor]:
         """One for each process."""
@@ -217,16 +207,12 @@ class _Syncer:
         return MergeWork(entry, number, action.round, action.version, given)
 
     def _offer(self, tape: Tape, c: Contribution) -> OfferId:
-        """The offer that a contribution was, found by the learner's incarnation."""
-        welcomes = [w for w in self._adoptions.get(c.learner, []) if w[0] <= c.incarnation]
-        if welcomes:
-            since, process, offers = welcomes[-1]
-            key = OfferId(c.learner, process, since, c.fragment, c.step, c.version)
-            taken = offers.get(key)
-            if taken is not None and dataclasses.replace(taken, incarnation=c.incarnation) == c:
-                return key
-        offer = OfferId(c.learner, 0, 0, c.fragment, c.step, c.version)
-        raise TapeError(f"{tape.path}: {offer} was merged, but is on no tape of that learner")
+        """The offer that a contribution was; its learner may have rejoined, or set its clock, since."""
+        key = OfferId.of(c)
+        made = self._offers.get(key)
+        if made is None or dataclasses.replace(made, incarnation=c.incarnation, step=c.step) != c:
+            raise TapeError(f"{tape.path}: {key} was merged, but is on no tape of that learner")
+        return key
 
 
 _SyncersCore = SyncerCore | AuthorityCore | Part

@@ -179,6 +179,8 @@ class Replay:
                 fragments = [self._things[key] for key in work.needs[: len(work.versions)]]
                 inner = None if work.inner is None else self._things[work.inner]
                 arrays.adopt(fragments, inner)
+                if work.position is not None:
+                    arrays.draw_from(json.loads(work.position or "null"))
             case works.Step():
                 tokens, _ = arrays.step(work.clock)
                 self._steps += 1
@@ -188,11 +190,11 @@ class Replay:
                         f"{work.tokens} in the run: the data are not the same"
                     )
             case works.OfferWork(id=key):
-                self._things[key] = offer = arrays.offer(key.fragment, key.step)
+                self._things[key] = offer = arrays.offer(key.fragment, key.steps)
                 jax.block_until_ready((offer.arrays, offer.residual, offer.own))
             case works.Apply(merged=merged):
-                step = None if merged is None else merged.step
-                arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]], step, work.rebase)
+                steps = None if merged is None else merged.steps
+                arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]], steps, work.rebase)
             case works.Give(origin=origin):
                 self._things[origin] = host_arrays(arrays.inner())
         # Here learners share devices, which take up programs in any order: two could wait for each other.
@@ -238,9 +240,9 @@ class Replay:
             f"round {work.round.step}, fragment {work.round.fragment}: version {work.version}, merged of "
             f"learners {', '.join(map(str, learners))}, is not the one of the run"
         )
-        used = {(key.learner, key.process) for key, _ in work.given}
-        lives = [learner.tape.header for learner in self._plan.learners]
-        for header in (actor.tape.header, *(h for h in lives if (h.learner, h.process) in used)):
+        used = {key for key, _ in work.given}
+        makers = [lr.tape.header for lr in self._plan.learners if used & {w.makes for w in lr.works}]
+        for header in (actor.tape.header, *makers):
             mesh = None if header.learner is None else self._equipment[header.learner].program.mesh
             found = differences(header.machine, machine_of(mesh))
             if found:

@@ -64,8 +64,8 @@ class ReplayClocks:
         header = actor.tape.header
         clock, versions = VectorClock(), ()
         if header.resumed is not None:
-            clock = VectorClock({header.learner: (header.process, header.resumed.clock)})
-            versions = [fragment.version for fragment in header.resumed.fragments]
+            clock = VectorClock({header.learner: (header.process, header.resumed.work.clock)})
+            versions = [fragment.version for fragment in header.resumed.work.fragments]
         elif header.state is not None:
             versions = header.state.versions
         for p, version in enumerate(versions):

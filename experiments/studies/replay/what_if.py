@@ -17,11 +17,11 @@ from typing import Any
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, Report, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.protocol.work import FragmentWork
+from ddiloco.protocol.work import FragmentWork, LearnerWork
 from ddiloco.virtual.calendar import Calendar, Timer
 from experiments.front import cli
 from experiments.front.tables import markdown
@@ -65,12 +65,17 @@ class _Learner:
         self.updates: list[events.UpdateArrived] = []  # that have come since the last step boundary
         self._last: Report | None = None  # as recorded
 
-    def report(self, recorded: Report, kept: Kept) -> list[actions.LearnerAction]:
-        """What it does in place of the recorded report, before it applies the updates that have come."""
+    def report(self, recorded: Report, kept: Kept, state: SyncerState) -> list[actions.LearnerAction]:
+        """What it does in place of the recorded report, before it applies the updates that have come.
+
+        `state`: what is merged.
+        """
         if not self.core.recovered:  # it rejoins with work from a snapshot, of which this report tells
             self._last = recorded
-            work = [FragmentWork(c.version, 0, c.steps, c.tokens) for c in recorded.counters]
-            return self.core.resume(recorded.step, work)
+            told = zip(recorded.counters, watermarks_of(state, self.core.learner), strict=True)
+            work = tuple(FragmentWork(c.version, 0, c.steps, c.tokens, watermark=mark) for c, mark in told)
+            reached = state.furthest(self.core.learner)
+            return self.core.resume(LearnerWork(recorded.step, reached.life, reached.steps, work))
         steps, tokens = work_between(self._last, recorded, kept)
         self._last = recorded
         self.core.clock = recorded.step - steps
@@ -86,6 +91,11 @@ class _Learner:
 
     def _handle(self, event: events.LearnerEvent) -> list[actions.LearnerAction]:
         return self.core.handle(event, 0.0)
+
+
+def watermarks_of(state: SyncerState, learner: int) -> tuple[Watermark, ...]:
+    """By fragment, how far the learner's work is in its version."""
+    return tuple(known.get(learner, NOTHING_MERGED).bare for known in state.watermarks)
 
 
 Kept = Mapping[tuple[int, int, int], Contribution]
@@ -174,7 +184,7 @@ class WhatIf:
             case events.StepReported(report=report):
                 known = self._member(report.learner, report.incarnation)
                 if known is not None:
-                    self._act(known.report(report, self._kept))
+                    self._act(known.report(report, self._kept, self._core.state()))
             case _:
                 self._take(event)
 
@@ -195,7 +205,9 @@ class WhatIf:
 
     def _welcome(self, learner: int, incarnation: int, step: int) -> None:
         core = LearnerCore(learner, incarnation, self._policy)
-        welcome = events.Welcomed(incarnation, step, self._core.versions, self._core.merged_steps)
+        state = self._core.state()
+        marks = watermarks_of(state, learner)
+        welcome = events.Welcomed(incarnation, step, state.versions, state.merged_steps, watermarks=marks)
         core.handle(welcome, 0.0)
         self._learners[learner] = _Learner(core)
 
@@ -212,22 +224,20 @@ class WhatIf:
     def _perform(self, action: actions.SyncerAction) -> None:
         after = self._calendar.after
         match action:
-            case actions.Tell(receivers, events.OfferAsked() as asked):
-                after(0.0, self._tell, receivers, asked)
+            case actions.Tell(_, events.OfferAsked()):
+                after(0.0, self._tell, action)
             case actions.Merge():
                 merges = self._left_out.get(action.round)
                 left_out = merges.pop() if merges else ()
                 after(self._delays.merge, self._take, events.MergeFinished(action.round, left_out))
-            case actions.Tell(receivers, events.UpdateArrived() as update):
-                after(self._delays.update, self._tell, receivers, update)
+            case actions.Tell(_, events.UpdateArrived()):
+                after(self._delays.update, self._tell, action)
             case actions.Record():
                 self._told.append((self._calendar.now, action))
 
-    def _tell(
-        self, receivers: Sequence[tuple[int, int]], event: events.OfferAsked | events.UpdateArrived
-    ) -> None:
-        for receiver in receivers:
-            known = self._member(*receiver)
+    def _tell(self, action: actions.Tell) -> None:
+        for receiver in action.receivers:
+            known, event = self._member(*receiver), action.to(receiver[0])
             if known is None:
                 continue
             if isinstance(event, events.UpdateArrived):

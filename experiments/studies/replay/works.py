@@ -25,21 +25,24 @@ class VersionId(NamedTuple):
 
 
 class OfferId(NamedTuple):
-    """A fragment as a learner's process held it after a step, with this version in it.
+    """A fragment as a learner held it after so many steps of a life, with this version in it.
 
-    `since` is the incarnation that was last welcomed; a welcome may set the learner's steps back. After the
-    same step a learner may offer twice, before and after an update.
+    After the same step a learner may offer twice, before and after an update.
     """
 
     learner: int
-    process: int
-    since: int
+    life: int
     fragment: int
-    step: int
+    steps: int
     version: int
 
+    @classmethod
+    def of(cls, c: Contribution) -> OfferId:
+        """The offer that a contribution was."""
+        return cls(c.learner, c.upto.life, c.fragment, c.upto.steps, c.version)
+
     def __str__(self) -> str:
-        return f"learner {self.learner}'s offer of fragment {self.fragment} at step {self.step}"
+        return f"learner {self.learner}'s offer of fragment {self.fragment} after {self.steps} steps"
 
 
 class ProcessId(NamedTuple):
@@ -89,10 +92,14 @@ class ReplayWork:
 
 @dataclasses.dataclass(frozen=True)
 class Adopt(ReplayWork):
-    """A learner loads all fragments and an inner state; `inner` None: a fresh one."""
+    """A learner loads all fragments and an inner state; `inner` None: a fresh one.
+
+    `position`: where its data go on, as an AdoptAll says.
+    """
 
     versions: tuple[int, ...]
     inner: InnerOrigin | None
+    position: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import collections
 import enum
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, Report, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.virtual.ports import Checkpoint
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
@@ -55,9 +57,6 @@ class Invariants:
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
         self._made = {(p, 0, 0) for p in range(policy.num_fragments)}  # fragment, version, step
-        self._given: dict[
-            tuple[int, int], list[tuple[int, int]]
-        ] = {}  # by fragment and version: learner, step
         self.checks = 0  # events after which every rule held
         self.longest_welcome = 0.0  # seconds from the first word of a learner to its taking part
         self._admitted: dict[Member, float] = {}
@@ -67,16 +66,38 @@ class Invariants:
         self._syncer: _Process | None = None
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[Member, ProcessLedger] = {}
-        self._merged_up_to: dict[tuple[ProcessLedger, int], int] = {}  # by fragment, its last merged step
+        self._saved: dict[Checkpoint, ProcessLedger] = {}
+        self._merged_steps: set[tuple[int, int]] = set()  # fragment, and number of the step in the ledgers
+        self._merged_batches: dict[tuple[int, int], int] = {}  # by learner and batch, the step it was for
 
     # Learners.
 
-    def learner_handled(
-        self, process: object, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
+    def checkpointed(self, process: object, checkpoint: Checkpoint) -> None:
+        """A learner's process has left a checkpoint."""
+        self._saved[checkpoint] = self._ledgers[process].copy()
+
+    def resumed(
+        self, process: object, core: LearnerCore, checkpoint: Checkpoint, out: list[actions.LearnerAction]
     ) -> None:
-        """A learner's core took an event; raises Violation if what followed breaks a rule."""
+        """A process goes on from a checkpoint; raises Violation if what followed breaks a rule."""
+        self._ledgers[process] = ledger = self._saved[checkpoint].copy()
+        ledger.handled(core, None, out)
+        self._ledger_of[core.learner, core.incarnation] = ledger
+
+    def learner_handled(
+        self,
+        process: object,
+        core: LearnerCore,
+        event: events.LearnerEvent,
+        out: list[actions.LearnerAction],
+        batch: int = 0,
+    ) -> None:
+        """A learner's core took an event; raises Violation if what followed breaks a rule.
+
+        `batch`: the number of the last one that the learner has drawn.
+        """
         ledger = self._ledgers.setdefault(process, ProcessLedger())
-        ledger.handled(core, event, out)
+        ledger.handled(core, event, out, batch)
         if core.recovered:
             owner = self._ledger_of.setdefault((core.learner, core.incarnation), ledger)
             require(owner is ledger, "two processes never go by one incarnation", owner, core.incarnation)
@@ -114,26 +135,41 @@ class Invariants:
         require(deadline is None or deadline > now, "a deadline that has come is acted on at once", deadline)
         self.checks += 1
 
-    def commit(self, merge: actions.Merge, lineage: int = 0) -> None:
-        """A merge became durable, by a syncer's process of this lineage.
+    def commit(self, merge: actions.Merge, lineage: int = 0, left_out: Sequence[int] = ()) -> None:
+        """A merge became durable, by a syncer's process of this lineage, without the offers of some learners.
 
         Raises:
-          Violation: it was not under way, merges a step again, or work of a history that was lost.
+          Violation: it was not under way, merges a step or a batch again, or work of a history that was lost.
         """
         under_way = self._syncer.merging.pop(merge.round, None)
         require(under_way == merge, "what is committed was being merged", merge.round)
-        for c in merge.contributions:
+        merged = [c for c in merge.contributions if c.learner not in left_out]
+        some = bool(merged) or not merge.contributions
+        require(some, "no version comes of a merge whose offers are all left out", merge.round)
+        for c in merged:
             ledger = self._ledger_of[c.learner, c.incarnation]
-            first, last = ledger.span(c)
-            before = self._merged_up_to.get((ledger, c.fragment), 0)
-            require(first >= before, f"no step is merged twice; those up to {before} were", c)
+            self._check_steps(ledger, c)
+            self._count_steps(ledger, c)
             history = (ledger.lineage(c), self.committed.lineages[c.fragment])
             require(history[0] == history[1], "work is merged into the history that it is of", c, history)
-            self._merged_up_to[ledger, c.fragment] = last
-        self.committed = self.committed.after(merge.round, lineage)
+        self.committed = self.committed.after(merge.round, lineage, merged)
         self.merged.add(merge.round)
-        self._given[merge.round.fragment, merge.version] = [(c.learner, c.step) for c in merge.contributions]
         self._made.add((merge.round.fragment, merge.version, merge.round.step))
+
+    def _check_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
+        """None of a contribution's steps, nor any batch of an earlier life, may be merged already."""
+        first, last = ledger.span(c)
+        for number, batch in ledger.history[first + 1 : last + 1]:
+            require((c.fragment, number) not in self._merged_steps, "no step is merged twice", c, number)
+            step = self._merged_batches.get((c.learner, batch), number)
+            once = step == number or not batch or self.parts > 1
+            require(once, "no batch is drawn twice of those merged", c, batch)
+
+    def _count_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
+        first, last = ledger.span(c)
+        for number, batch in ledger.history[first + 1 : last + 1]:
+            self._merged_steps.add((c.fragment, number))
+            self._merged_batches[c.learner, batch] = number
 
     def part_died(self, part: int) -> None:
         """What a part's process had under way is lost."""
@@ -145,16 +181,16 @@ class Invariants:
 
     def image(self) -> tuple[Any, ...]:
         """What a copy of the disk holds; for `rolled_back`."""
-        sets = (set(self.merged), set(self.passed))
-        return (self.committed, *sets, dict(self._merged_up_to), dict(self._newest))
+        sets = (set(self.merged), set(self.passed), set(self._merged_steps))
+        return (self.committed, *sets, dict(self._merged_batches), dict(self._newest))
 
     def rolled_back(self, image: tuple[Any, ...]) -> None:
         """The syncer's disk is an older one again: what was merged since is lost."""
-        self.committed, merged, passed, up_to, newest = image
-        self.merged, self.passed = set(merged), set(passed)
+        self.committed, merged, passed, steps, batches, newest = image
+        self.merged, self.passed, self._merged_steps = set(merged), set(passed), set(steps)
         if self._syncer is not None:
             self._syncer.merging.clear()
-        self._merged_up_to, self._newest = dict(up_to), dict(newest)
+        self._merged_batches, self._newest = dict(batches), dict(newest)
 
     def _book(self, event: events.SyncerEvent) -> None:
         """Notes where each member stands by the syncer's event, before the syncer answers."""
@@ -191,11 +227,6 @@ class Invariants:
             require(learners <= set(left_out), "a merge of which something came is committed", which)
             self._syncer.refused.add(which)
             return
-        made = (which.fragment, self.committed.versions[which.fragment])
-        given = self._given[made]
-        self._given[made] = [one for one in given if one[0] not in left_out]
-        some = bool(self._given[made]) or not given
-        require(some, "no version comes of a merge whose offers are all left out", which)
 
     def _stands(self, member: Member, where: _Standing) -> bool:
         """Whether the member stands there; the syncer's present process must have met it."""
@@ -226,9 +257,9 @@ class Invariants:
                 self._check_due(which)
                 require(which not in self.merged, "what is merged is not given up", action)
                 self.passed.add(which)
-            case actions.Tell(receivers, message):
+            case actions.Tell(receivers):
                 for member in receivers:
-                    self._check_message(member, message)
+                    self._check_message(member, action.to(member[0]))
             case actions.Merge():
                 self._check_merge(action)
                 self._check_patience(action.round, now)
@@ -253,6 +284,10 @@ class Invariants:
                 known = zip(message.fragments or range(len(versions)), versions, merged_steps, strict=True)
                 made = all(self._was_made(*version) for version in known)
                 require(made and step == max(merged_steps), "a welcome tells what is committed", message)
+                marks = message.watermarks or (NOTHING_MERGED,) * len(versions)
+                told = zip(message.fragments or range(len(versions)), versions, marks, strict=True)
+                for p, version, mark in told:
+                    self._check_watermark(member[0], p, version, mark)
             case events.NotMember(incarnation):
                 self._syncer.dismissed.add((member[0], incarnation))
             case events.Rejected(incarnation):
@@ -266,10 +301,14 @@ class Invariants:
                 self._check_asking(member, message)
             case events.UpdateArrived(p, version, step):
                 require(self._was_made(p, version, step), "what is committed is broadcast", message)
-                named = [(given.learner, given.step) for given in message.merged]
-                truly = self._given.get((p, version), named)
-                require(not named or named == truly, "an update names the offers that it holds", message)
+                self._check_watermark(member[0], p, version, message.watermark)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
+
+    def _check_watermark(self, learner: int, p: int, version: int, told: Watermark) -> None:
+        if version == self.committed.versions[p]:
+            truly = self.committed.watermarks[p].get(learner, NOTHING_MERGED)
+            claim = "a learner is told how far its work is in a version"
+            require(told == truly, claim, learner, p, version, told, truly)
 
     def _check_due(self, which: RoundId) -> None:
         require(which.fragment in self._schedule.due(which.step), "a round is one of the schedule", which)
@@ -319,10 +358,7 @@ class Invariants:
             require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
             arrived = self._syncer.arrived.get(which, ())
             require(c in arrived, "what is merged arrived while its learner took part", c)
-            ledger = self._ledger_of[c.learner, c.incarnation]
-            first, _ = ledger.span(c)
-            before = self._merged_up_to.get((ledger, p), 0)
-            require(first >= before, f"no step is merged twice; those up to {before} were", c)
+            self._check_steps(self._ledger_of[c.learner, c.incarnation], c)
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )

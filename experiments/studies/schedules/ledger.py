@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import copy
+import itertools
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
@@ -24,31 +26,52 @@ class ProcessLedger:
 
     Steps are numbered from 1 here: clocks jump, these numbers do not. Work on a version is the steps after
     the one at which that version was applied, or with rebase after the offer that the version contains.
+    A process that goes on from a checkpoint goes on with a `copy` of the ledger as it was then.
     """
+
+    _numbers = itertools.count(1)
 
     def __init__(self) -> None:
         self.steps = 0
+        self.history = [(0, 0)]  # of each step: a number that no other step has, and the batch of it
         self._tokens, self._work = [0], [0]  # of all steps up to each: tokens and steps that were not skipped
         self._applied: list[dict[int, int]] = []  # by fragment: version -> steps when it was applied
         self._held: list[int] = []
-        self._spans: dict[tuple[int, int, int], tuple[int, int]] = {}  # fragment, version, clock: first, last
+        # By fragment, version and steps of the offer (`Watermark.steps`): first and last
+        self._spans: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._in_flight: collections.deque[int] = collections.deque()  # steps started, not yet finished
         self._finished = 0
         self._reported = -1
         self._clock = 0
         self._incarnation = 0
         self._lineages: list[int] = []  # by fragment, of the version held
-        self._made: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
-        """As `_spans`, with tokens, of all offers: a clock may come again in a history after a lost one."""
+        self._made: dict[tuple[int, ...], tuple[int, int, int]] = {}
+        """As `_spans`, with clock and tokens, of all offers, and with their lineage."""
+
+    def copy(self) -> ProcessLedger:
+        """The ledger of a process that goes on from a checkpoint that is made now."""
+        assert not self._in_flight, "checkpoints are made between two steps"
+        copied = copy.deepcopy(self)
+        copied._made.clear()
+        copied._reported, copied._incarnation = -1, 0
+        return copied
 
     def handled(
-        self, core: LearnerCore, event: events.LearnerEvent, out: list[actions.LearnerAction]
+        self,
+        core: LearnerCore,
+        event: events.LearnerEvent | None,
+        out: list[actions.LearnerAction],
+        batch: int = 0,
     ) -> None:
-        """Counts an event and the actions that followed; raises Violation if they do not agree."""
+        """Counts an event and the actions that followed; raises Violation if they do not agree.
+
+        `event` None: the core goes on from a checkpoint. `batch`: the number of the last one that was drawn.
+        """
         done = self.steps  # the step of a report: the one that finished, or else the newest
         match event:
             case events.StepStarted():
                 self.steps += 1
+                self.history.append((next(self._numbers), batch))
                 self._tokens.append(self._tokens[-1] + event.tokens)
                 self._work.append(self._work[-1] + 1)
                 self._in_flight.append(self.steps)
@@ -66,7 +89,7 @@ class ProcessLedger:
                     self._applied = [{version: self.steps} for version in versions]
                     self._finished = self.steps
                     self._reported = -1
-                    self._lineages = [fragment.lineage for fragment in core.fragments]
+                    self._lineages = [fragment.lineage for fragment in core.work.fragments]
                 case actions.ApplyUpdate(fragment=p, version=version):
                     require(version > self._held[p], "a learner's versions only rise", action)
                     first = self.steps
@@ -90,7 +113,7 @@ class ProcessLedger:
 
     def span(self, c: Contribution) -> tuple[int, int]:
         """The work that a contribution stands for: the steps after the first number, up to the last."""
-        key = (c.fragment, c.version, c.step, c.tokens)
+        key = (c.fragment, c.version, c.upto.steps, c.step, c.tokens)
         require(key in self._made, "what is merged was offered by the learner, with its tokens", c)
         first, last, _ = self._made[key]
         self._check_work(first, last, c, c, "a contribution's steps are those taken")
@@ -98,24 +121,26 @@ class ProcessLedger:
 
     def lineage(self, c: Contribution) -> int:
         """Which start of the syncer made the version that a contribution was made on."""
-        return self._made[c.fragment, c.version, c.step, c.tokens][2]
+        return self._made[c.fragment, c.version, c.upto.steps, c.step, c.tokens][2]
 
     def _offered(self, core: LearnerCore, c: Contribution) -> None:
         first = self._applied[c.fragment][self._held[c.fragment]]
         require(c.version == self._held[c.fragment], "an offer is anchored on the version held", c)
         require(c.steps > 0, "an offer holds work", c)
         require(c.step == core.clock, "an offer bears the learner's clock", c)
+        require(c.upto.steps == self.steps, "an offer is of a step boundary of the learner's life", c)
         # By what is known so far.
         self._check_work(first, self.steps, c, c, "an offer's steps are those since its version")
-        self._spans[c.fragment, c.version, c.step] = (first, self.steps)
+        self._spans[c.fragment, c.version, self.steps] = (first, self.steps)
 
     def _sent(self, c: Contribution) -> None:
         """Its steps are complete, so that it is known which of them were skipped."""
-        first, last = self._spans[c.fragment, c.version, c.step]
+        first, last = self._spans[c.fragment, c.version, c.upto.steps]
         require(c.steps > 0, "an offer holds work", c)
         require(last not in self._in_flight, "an offer is sent after its last step", c)
         self._check_work(first, last, c, c, "an offer's steps are those since its version")
-        self._made[c.fragment, c.version, c.step, c.tokens] = (first, last, self._lineages[c.fragment])
+        key = (c.fragment, c.version, c.upto.steps, c.step, c.tokens)
+        self._made[key] = (first, last, self._lineages[c.fragment])
 
     def _skipped(self, step: int) -> None:
         """It changed nothing: it counts for nothing."""
@@ -124,7 +149,7 @@ class ProcessLedger:
             self._tokens[later] -= tokens
             self._work[later] -= 1
 
-    def _check_clock(self, core: LearnerCore, event: events.LearnerEvent) -> None:
+    def _check_clock(self, core: LearnerCore, event: events.LearnerEvent | None) -> None:
         """A clock counts steps taken, and is set forward only to what others have come to."""
         before, self._clock = self._clock, core.clock
         rose = core.clock - before

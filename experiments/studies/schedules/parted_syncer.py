@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.messages import Watermark
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
+from ddiloco.protocol.round import Round
 from ddiloco.virtual.calendar import Timer
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
@@ -65,6 +67,15 @@ class PartedSyncer(VirtualSyncer):
         """As the authority has it."""
         core = self._authority.core
         return () if core is None else core.live
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Those in flight of all parts."""
+        return tuple(r for part in self._parts if part.core is not None for r in part.core.rounds)
+
+    def furthest(self, learner: int) -> Watermark:
+        """What is durable."""
+        return self.durable.furthest(learner)
 
     def next_deadline(self) -> float | None:
         """Each process sets its own alarm."""
@@ -172,7 +183,8 @@ class PartedSyncer(VirtualSyncer):
         made = self.arrays.merge(merge.round.fragment, [(c, None) for c in merge.contributions])
         if not made.empty:
             self._committing = part.core.lineage
-            self.durable = self.durable.after(merge.round, self._committing)
-            self._observer.merged(merge, self._calendar.now)
+            merged = [c for c in merge.contributions if c.learner not in made.left_out]
+            self.durable = self.durable.after(merge.round, self._committing, merged)
+            self._observer.merged(merge, made.left_out, self._calendar.now)
         if part.starts == starts:
             self._handle(part, events.MergeFinished(merge.round, made.left_out))

@@ -26,6 +26,7 @@ class SchedulePlan:
     crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core hears of it
     rollbacks: tuple[tuple[float, float], ...] = ()  # from when to when commits are lost with the disk
     retired: tuple[tuple[float, int], ...] = ()  # when, which learner leaves for good
+    checkpoint_every: int | None = None  # steps; None: learners keep nothing on their disks
     window: int | None = None  # steps of a learner, of which a good part must be merged; None: not asked for
 
 
@@ -91,7 +92,8 @@ def draw_plan(seed: int) -> SchedulePlan:
     skipped = random.Random(f"skipped steps {seed}").choice([0.0, 0.0, 0.0, 0.1, 0.6, 1.0])
     refuses_all = random.Random(f"all left out {seed}").random() < 0.1
     weather = dataclasses.replace(plan.weather, skipped=skipped, refuses_all=refuses_all)
-    plan = dataclasses.replace(plan, weather=weather)
+    every = random.Random(f"checkpoints {seed}").choice([None, None, 1, 3, 10])
+    plan = dataclasses.replace(plan, weather=weather, checkpoint_every=every)
     later = tuple(rng.uniform(0, storm) for _ in range(rng.choice([0, 0, 1, 2])))
     joins = (*plan.joins, *later)
     leaving = rng.sample(range(len(joins)), rng.randrange(len(joins))) if rng.random() < 0.3 else ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.learner_process import VirtualLearner
-from ddiloco.virtual.ports import Observer
+from ddiloco.virtual.ports import Checkpoint, Observer
 from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
 from experiments.studies.schedules.invariants import Invariants
 from experiments.studies.schedules.ledger import Violation, require
@@ -50,6 +51,7 @@ class RandomSchedule(Observer):
             learners=len(plan.joins),
             observer=self,
             parts=plan.parts,
+            checkpoint_every=plan.checkpoint_every,
         )
         if plan.parts > 1:
             self.fleet.syncer.on_death = self.invariants.part_died
@@ -117,19 +119,38 @@ class RandomSchedule(Observer):
         if not self.checked:
             return
         self._last.append((now, f"learner {learner.number}", event, out))
-        self.invariants.learner_handled(learner, learner.core, event, out)
+        drawn = learner.arrays.drawn  # type: ignore[attr-defined]
+        self.invariants.learner_handled(learner, learner.core, event, out, drawn)
         self.shares.learner_handled(learner, event, out, now)
 
-    def merged(self, merge: actions.Merge, now: float) -> None:
+    def merged(self, merge: actions.Merge, left_out: Sequence[int], now: float) -> None:
         """Checks, and now and then kills the syncer after the commit, before its core hears of it."""
         if self.checked:
             self._last.append((now, "commit", merge, []))
-            self.invariants.commit(merge, self.fleet.syncer.lineage)
+            self.invariants.commit(merge, self.fleet.syncer.lineage, left_out)
             self.commit_times.append(now)
-            self.shares.merged(merge, now)
+            self.shares.merged(merge, left_out, now)
             self._check_pace(now)
         if self._strikes(self.plan.crash_at_commit):
             syncer_crash(self.fleet, 0, self._rng)
+
+    def checkpointed(self, learner: VirtualLearner, checkpoint: Checkpoint, now: float) -> None:
+        """Remembers what it holds."""
+        if self.checked:
+            self.invariants.checkpointed(learner, checkpoint)
+
+    def resumed(
+        self,
+        learner: VirtualLearner,
+        checkpoint: Checkpoint,
+        out: list[actions.LearnerAction],
+        now: float,
+    ) -> None:
+        """Checks."""
+        if not self.checked:
+            return
+        self._last.append((now, f"learner {learner.number}", "goes on from a checkpoint", out))
+        self.invariants.resumed(learner, learner.core, checkpoint, out)
 
     # The storm.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.virtual.learner_process import VirtualLearner
@@ -19,7 +20,6 @@ class Shares(Observer):
         self.steps: collections.Counter[int] = collections.Counter()  # by learner
         self.behind: list[int] = []  # steps that a learner had taken since what was merged of it
         self._fragments = fragments
-        self._offered: dict[tuple[int, int, int], int] = {}  # learner, fragment, clock: steps taken
         self._covered: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
 
     def learner_handled(
@@ -29,17 +29,13 @@ class Shares(Observer):
         out: list[actions.LearnerAction],
         now: float,
     ) -> None:
-        """Counts steps, and remembers how many an offer came after."""
+        """Counts steps."""
         self.steps[learner.number] += isinstance(event, events.StepStarted)
-        for action in out:
-            if isinstance(action, actions.MakeOffer):
-                c = action.contribution
-                self._offered[c.learner, c.fragment, c.step] = self.steps[c.learner]
 
-    def merged(self, merge: actions.Merge, now: float) -> None:
+    def merged(self, merge: actions.Merge, left_out: Sequence[int], now: float) -> None:
         """Counts the steps that are in a merge."""
         for c in merge.contributions:
-            last = self._offered[c.learner, c.fragment, c.step]
+            last = c.upto.steps
             self.behind.append(self.steps[c.learner] - last)
             self._covered[c.learner].update(range(last - c.steps, last))
 

@@ -74,6 +74,7 @@ class WeatheredFleet(Fleet):
         learners: int | None = None,
         observer: Observer | None = None,
         parts: int = 1,
+        checkpoint_every: int | None = None,
     ) -> None:
         """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
         self.weather = weather = weather or Weather()
@@ -89,6 +90,7 @@ class WeatheredFleet(Fleet):
             self._doubtful,
             takes=Durations(lambda: rng.expovariate(1 / weather.merge_time)),
             observer=observer,
+            checkpoint_every=checkpoint_every,
             make_syncer=functools.partial(PartedSyncer, parts=parts, rng=rng) if parts > 1 else VirtualSyncer,
         )
 
@@ -98,7 +100,10 @@ class WeatheredFleet(Fleet):
         self.leave(learner)
 
     def join(self, learner: int) -> VirtualLearner:
-        """As a Fleet's; one that was retired leaves at once."""
+        """As a Fleet's; one that was retired leaves at once. Its disk may have lost the newest, or all."""
+        place = self.places[learner]
+        if place.checkpoints:
+            place.checkpoints = self._rng.choice([*[place.checkpoints] * 3, place.checkpoints[:1], []])
         process = super().join(learner)
         if learner in self._retired:
             self.leave(learner)

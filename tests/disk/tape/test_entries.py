@@ -23,18 +23,18 @@ from ddiloco.disk.tape.entries import (
     record_of,
 )
 from ddiloco.protocol import events, news
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Given, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.protocol.state import SyncerState
-from ddiloco.protocol.work import FragmentWork
+from ddiloco.protocol.work import FragmentWork, LearnerWork
 
 number = st.integers(0, 2**53)
 small = st.integers(0, 40)
 numbers = st.lists(number, max_size=5).map(tuple)
 text = st.text(max_size=20)
 rounds = st.builds(RoundId, number, number)
-contributions = st.builds(Contribution, *[number] * 7)
-givens = st.lists(st.builds(Given, number, number), max_size=3).map(tuple)
+watermarks = st.builds(Watermark, number, number, text)
+contributions = st.builds(Contribution, *[number] * 8, watermarks, watermarks)
 origins = st.builds(InnerOrigin, number, number, number)
 
 REPORTS = st.builds(
@@ -46,16 +46,24 @@ REPORTS = st.builds(
 
 EVENTS = st.one_of(
     st.builds(events.Welcomed, number, number, numbers, numbers),
+    st.builds(
+        events.Welcomed,
+        *[number] * 2,
+        *[numbers] * 4,
+        st.lists(watermarks, max_size=3).map(tuple),
+        watermarks,
+    ),
     st.builds(events.NotMember, number),
     st.builds(events.Rejected, number, text),
     st.builds(events.StepStarted, number),
     st.builds(events.StepFinished),
     st.builds(events.ClockSet, number),
     st.builds(events.OfferAsked, rounds, number, number),
-    st.builds(events.UpdateArrived, number, number, number, givens),
+    st.builds(events.UpdateArrived, number, number, number, watermarks, number),
     st.builds(events.Heartbeat),
     st.builds(events.LearnerJoined, number, number),
     st.builds(events.LearnerJoined, number, number, number, numbers),
+    st.builds(events.LearnerJoined, number, number, number, numbers, numbers, number, watermarks),
     st.builds(events.LearnerReady, number, number, number, numbers),
     st.builds(events.LearnerLost, number, number, text),
     st.builds(events.StepReported, REPORTS),
@@ -120,7 +128,9 @@ def test_a_record_that_is_cut_has_more_behind_it_or_would_become_too_long_is_non
         record_of(payload)
 
 
-WORK = FragmentWork(2, 5, 3, 30, offered={7: (2, 20)})
+WORK = FragmentWork(2, 5, 3, 30, 4, Watermark(9, 5), {7: (2, 20)})
+LEARNER = LearnerWork(7, 9, 8, (WORK, WORK), {3: 6})
+STATE = SyncerState((1, 2), (3, 4), ((0, 5),), watermarks=({0: Watermark(5, 3, "[1]")}, {}))
 MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"})
 
 
@@ -128,8 +138,8 @@ MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", 
     "changes",
     [
         {"learner": 2, "position": {"stream": {"seed": 1}, "shards": {"0": [1, 2]}}},
-        {"resumed": headers.ResumedWith(headers.SnapshotName(3, "ab"), 7, (WORK, WORK))},
-        {"role": "syncer", "state": SyncerState((1, 2), (3, 4), ((0, 5),)), "sha256": ("ab", "cd")},
+        {"resumed": headers.ResumedWith(headers.SnapshotName(3, "ab"), LEARNER)},
+        {"role": "syncer", "state": STATE, "sha256": ("ab", "cd")},
     ],
 )
 def test_a_header_comes_back_as_it_was(changes):

@@ -13,6 +13,7 @@ from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.work import LearnerWork
 from ddiloco.roles.exchange import EventDelivery, Leave, SnapshotBegun
 from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.roles.learner_worker import LearnerWorker
@@ -110,7 +111,7 @@ def test_a_learner_that_resumes_from_its_part_keeps_no_copy_of_it_in_host_memory
     part = written(told, folder)
     layout = made[0].layout
     updates = {1: [np.full(shape, 7.0, np.float32) for shape in layout.piece_shapes(1)]}
-    begins_with = ResumedWith(SnapshotName(1, ""), STEPS, ())
+    begins_with = ResumedWith(SnapshotName(1, ""), LearnerWork(STEPS, 0, 0, ()))
     resumed = ResumedLearner(begins_with, worker.tokens, dict(part.arrays), part.state, updates)
     arrays = TrainingArrays(made[0].reassigned(made[1], 0))
     resumed.load(arrays, mixing=0.0)

@@ -13,7 +13,7 @@ from ddiloco.disk.tape.entries import Adopted, End, Entry
 from ddiloco.disk.tape.file import MAGIC, TapeError
 from ddiloco.disk.tape.recorder import learner_tape, syncer_tape
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Given, RoundId
+from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.lives import Change
@@ -149,7 +149,7 @@ def test_what_nobody_needs_any_more_is_told_once(plan):
 
 def test_a_missing_tape_is_told_by_what_it_would_have_made(run, tapes):
     without = dataclasses.replace(tapes, learners={m: t for m, t in tapes.learners.items() if m != 2})
-    with pytest.raises(TapeError, match=r"learner 2's offer of fragment . at step .* is on no tape"):
+    with pytest.raises(TapeError, match=r"learner 2's offer of fragment . after .* steps .* is on no tape"):
         plans.make_plan(without, POLICY, STEPS)
     syncer = dataclasses.replace(tapes.syncers[0], entries=tapes.syncers[0].entries[:60])
     cut = plans.make_plan(dataclasses.replace(tapes, syncers=[syncer]), POLICY, STEPS)
@@ -176,7 +176,7 @@ def test_two_offers_of_one_step_before_and_after_an_update_are_two(tapes):
         events.OfferAsked(RoundId(1, 0), 0, 1),
         *step,
         events.OfferAsked(RoundId(1, 0), 0, 2),
-        events.UpdateArrived(0, 1, 1, (Given(0, 1),)),
+        events.UpdateArrived(0, 1, 1, Watermark(1, 1)),
         events.OfferAsked(RoundId(5, 0), 1, 2),
     ]
     now = life.entries[begun - 1].now or 0.0
@@ -184,7 +184,7 @@ def test_two_offers_of_one_step_before_and_after_an_update_are_two(tapes):
     policy = dataclasses.replace(POLICY, rebase=True)
     did = plans.life(dataclasses.replace(life, entries=entries), policy, STEPS).works
     offers = [work.id for work in did if isinstance(work, works.OfferWork)]
-    assert [(offer.step, offer.version) for offer in offers] == [(1, 0), (2, 0), (2, 1)]
+    assert [(offer.steps, offer.version) for offer in offers] == [(1, 0), (2, 0), (2, 1)]
     assert len(set(offers)) == 3
     [update] = [work for work in did if isinstance(work, works.Apply)]
     assert update.merged == offers[0] and update.rebase

@@ -154,6 +154,37 @@ def lost_history(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SyncerCore, "__init__", careless)
 
 
+def lost_watermarks(patch: pytest.MonkeyPatch) -> None:
+    """After a crash the syncer has forgotten how much of each learner's work is in its versions."""
+    sound = SyncerCore.__init__
+
+    def careless(core, policy, total_steps=None, state=None, lineage=0):
+        kept = None if state is None else dataclasses.replace(state, watermarks=())
+        sound(core, policy, total_steps, kept, lineage)
+
+    patch.setattr(SyncerCore, "__init__", careless)
+
+
+def drawn_again(patch: pytest.MonkeyPatch) -> None:
+    """A new process draws its data behind what is merged, but not behind an offer that waits to be."""
+    patch.setattr(Rounds, "furthest", lambda rounds, learner: rounds.merged.furthest(learner))
+
+
+def counted_again(patch: pytest.MonkeyPatch) -> None:
+    """A learner that goes on from a checkpoint takes what it does not know to be merged for its own."""
+    sound = LearnerCore._update_arrived
+
+    def careless(core, event):
+        before = list(core._fragments)
+        out = sound(core, event)
+        stranger = event.watermark.life not in (0, core._life)
+        if stranger and core.recovered and core._fragments != before:
+            core._fragments[event.fragment].base = before[event.fragment].base
+        return out
+
+    patch.setattr(LearnerCore, "_update_arrived", careless)
+
+
 def pushed_out(patch: pytest.MonkeyPatch) -> None:
     """Whoever bears a larger incarnation takes a learner's place, though that still speaks."""
     patch.setattr(Authority, "_speaks_for_itself", lambda authority, m, event, now: False)
@@ -235,6 +266,8 @@ QUICKLY = (
     double_counting,
     crowded_merges,
     lost_history,
+    lost_watermarks,
+    counted_again,
     pushed_out,
     no_roll_call,
     hasty_merge,
@@ -248,6 +281,7 @@ SLOWLY = (
     asked_once,
     forgotten_commit,
     empty_version,
+    drawn_again,
     asked_for_ever,
     never_given_up,
 )

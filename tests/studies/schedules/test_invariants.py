@@ -121,9 +121,10 @@ def test_a_sound_merge_breaks_no_rule(run):
     merge = run.gather()
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
-    update = actions.Tell(((0, 1), (1, 1)), events.UpdateArrived(1, 1, 1))
+    marks = {c.learner: c.upto for c in merge.contributions}
+    update = actions.Tell(((0, 1), (1, 1)), events.UpdateArrived(1, 1, 1), {1: marks})
     run.syncer(events.MergeFinished(merge.round), update)
-    assert run.invariants.committed == SyncerState((0, 1), (0, 1))
+    assert run.invariants.committed == SyncerState((0, 1), (0, 1), watermarks=({}, marks))
     assert run.invariants.checks > 10
 
 
@@ -177,15 +178,35 @@ def test_work_that_is_merged_twice_is_noticed(run):
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
     ledger = run.invariants._ledgers[run.learners[0]]
-    ledger._made[1, 1, 1, 10] = ledger._made[1, 0, 1, 10]
+    ledger._made[1, 1, 1, 1, 10] = ledger._made[1, 0, 1, 1, 10]
     for number in range(2):
         run.step(number)
         run.step(number)
         run.contributions[number, 1] = dataclasses.replace(run.contributions[number, 1], version=1)
     run.contributions[0, 1] = dataclasses.replace(merge.contributions[0], version=1)
     again = run.arrive(RoundId(3, 1))
-    with broken("no step is merged twice; those up to 1 were"):
+    with broken("no step is merged twice"):
         run.syncer(events.Timeout(), again)
+
+
+def test_a_batch_that_is_drawn_again_by_another_process_is_noticed(run):
+    """Its steps are others, but what they learnt from is merged already."""
+    merge = run.gather()
+    ledger = run.invariants._ledgers[run.learners[0]]
+    [_, (step, _)] = ledger.history
+    ledger.history[1] = step, 7
+    run.invariants._merged_batches[0, 7] = step + 1
+    with broken("no batch is drawn twice of those merged"):
+        run.syncer(events.Timeout(), merge)
+
+
+def test_a_learner_that_is_told_another_watermark_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    run.invariants.commit(merge)
+    update = actions.Tell(((0, 1), (1, 1)), events.UpdateArrived(1, 1, 1))
+    with broken("a learner is told how far its work is in a version"):
+        run.syncer(events.MergeFinished(merge.round), update)
 
 
 def test_a_round_that_is_merged_again_after_a_crash_is_noticed(run):

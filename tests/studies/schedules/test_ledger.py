@@ -6,9 +6,11 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Watermark
 from experiments.studies.schedules.ledger import ProcessLedger
 from tests.studies.schedules.test_invariants import POLICY, TOTAL, broken, says
+
+UPTO = Watermark(1, 1)
 
 
 @pytest.fixture
@@ -52,10 +54,11 @@ def test_a_report_of_another_incarnation_or_an_earlier_step_is_noticed(booked):
 @pytest.mark.parametrize(
     ("offer", "claim"),
     [
-        (Contribution(0, 1, 0, 0, 1, 2, 20), "an offer's steps are those since its version"),
+        (Contribution(0, 1, 0, 0, 1, 2, 20, upto=UPTO), "an offer's steps are those since its version"),
         (Contribution(0, 1, 0, 1, 1, 1, 10), "an offer is anchored on the version held"),
         (Contribution(0, 1, 0, 0, 5, 1, 10), "an offer bears the learner's clock"),
-        (Contribution(0, 1, 0, 0, 1, 1, 12), "tokens are those of the steps counted, 10"),
+        (Contribution(0, 1, 0, 0, 1, 1, 10, upto=Watermark(1, 2)), "an offer is of a step boundary"),
+        (Contribution(0, 1, 0, 0, 1, 1, 12, upto=UPTO), "tokens are those of the steps counted, 10"),
     ],
 )
 def test_a_false_offer_is_noticed(booked, offer, claim):

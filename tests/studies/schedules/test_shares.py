@@ -31,9 +31,9 @@ class Watch(Witness):
         super().__init__()
         self.shares = Shares(fragments)
 
-    def merged(self, merge, now):
-        super().merged(merge, now)
-        self.shares.merged(merge, now)
+    def merged(self, merge, left_out, now):
+        super().merged(merge, left_out, now)
+        self.shares.merged(merge, left_out, now)
 
     def learner_handled(self, learner, event, out, now):
         super().learner_handled(learner, event, out, now)

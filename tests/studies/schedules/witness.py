@@ -21,7 +21,7 @@ class Witness(Observer):
         self.drops: list[actions.Drop] = []
         self.waited: set[int] = set()
 
-    def merged(self, merge, now):
+    def merged(self, merge, left_out, now):
         self.merges.append(merge)
         self.merge_times.append(now)
 

@@ -96,7 +96,6 @@ class LearnerCore:
         self._last: Report | None = None  # repeated as a sign of life
         self._started: collections.deque[_StartedStep] = collections.deque()
         self._unsent = 0  # offers that waited for the link when the last step started, or were sent since
-        self._most_waiting = policy.num_fragments  # offers, for the link
         self._room: float = math.inf  # offers that may be made before the next step starts
 
     @property
@@ -427,14 +426,12 @@ class LearnerCore:
     def _make_room(self, waiting: int) -> None:
         """Holds offers back until the link has room, so that they do not grow old in its queue.
 
-        While some wait, as many may as the link took during the last step, half as many more, and one; twice
-        as many each time that none does. Where learners wait for merges none is held back.
+        As many may wait as the link took during the last step, half as many more, and one. Where learners wait
+        for merges none is held back.
         """
         taken, self._unsent = max(0, self._unsent - waiting), waiting
         if self.policy.max_run_ahead is None:
-            most = 1 + taken * 3 // 2 if waiting else 2 * self._most_waiting
-            self._most_waiting = min(most, self.policy.num_fragments)
-            self._room = self._most_waiting - waiting
+            self._room = 1 + taken * 3 // 2 - waiting
 
     def _forget(self, fragment: int, steps: int) -> None:
         """Gives up the copy of an offer."""

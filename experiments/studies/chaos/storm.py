@@ -51,7 +51,7 @@ def run(
     """
     honest = experiment.sync.num_learners if honest is None else honest
     over, struck = threading.Event(), threading.Event()
-    watch = Watch(experiment, workdir, Journal(faults), over, honest)
+    watch = RunWatch(experiment, workdir, Journal(faults), over, honest)
 
     def strike() -> None:
         try:
@@ -102,7 +102,7 @@ def undisturbed(experiment: Experiment, figures: dict[str, Any], honest: int) ->
     return alone, overrides
 
 
-class Watch:
+class RunWatch:
     """The processes of a run as the killer sees them, and their links; writes down their starts and ends."""
 
     def __init__(

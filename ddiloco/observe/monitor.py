@@ -176,7 +176,7 @@ class Monitor:
             case Evaluated():
                 statistics = {name: as_float(value) for name, value in record.statistics.items()}
                 record = dataclasses.replace(record, loss=as_float(record.loss), statistics=statistics)
-        away = set(self._state.away)
+        was_away = isinstance(record, Noted) and record.values.get("learner") in self._state.away
         self._state.apply(record)
         self._lines.write(record, self._state)
         match record:
@@ -187,7 +187,7 @@ class Monitor:
                     sentence = f"{learner}: the loss is {loss} at step {record.step}"
                     self._alarms.raise_once(f"loss of {record.learner}", sentence)
             case Noted():
-                self._noted(record, record.values.get("learner") in away)
+                self._noted(record, was_away)
             case Evaluated():
                 self._evaluated(record)
             case LearnerDied():

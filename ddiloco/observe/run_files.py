@@ -312,9 +312,11 @@ def _values(lines: list[bytes]) -> list[dict[str, Any]]:
         values = json.loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
         values = [_value(line) for line in lines]
-    return [
-        value for value in values if isinstance(value, dict) and isinstance(value.get("time"), int | float)
-    ]
+    return [value for value in values if isinstance(value, dict) and _is_time(value.get("time"))]
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and -LATEST <= value <= LATEST
 
 
 def _value(line: bytes) -> Any:

@@ -21,7 +21,7 @@ from ddiloco.observe.records import (
     StepDone,
     Transferred,
 )
-from ddiloco.observe.run_files import recall
+from ddiloco.observe.run_files import RunFiles, recall
 from ddiloco.observe.state import RunState
 from tests.integration.remote_runs import lines
 
@@ -131,6 +131,47 @@ def test_an_earlier_death_is_marked_at_the_step_it_came_at(tmp_path):
     state = RunState(INFO, None)
     recall(tmp_path, state, Alarms(pytest.fail))
     assert state.marks == [(2, 1, False)]
+
+
+def test_the_files_add_up_to_what_the_process_that_wrote_them_knew(tmp_path):
+    contributions = [[m, 1, 2, step, 2, 20] for m, step in ((0, 4), (1, 2))]
+    values = {"step": 4, "fragment": 1, "version": 4, "quorum": 2, "live": 2, "learners": [0, 1]}
+    host = {"learner": 1, "host": 1, "hosts": 2}
+    more = [
+        Noted("round", {**values, "contributions": contributions, "quorum_seconds": 0.25}, 107.5),
+        Noted("host_here", host, 107.6),
+        Noted("host_gone", host, 108.6),
+        StepDone(0, 6, 109.0, 10, {"loss": math.nan, "skipped": 1}),
+        StepDone(1, 4, 121.0, 10, {"loss": math.inf}),
+        StateChanged(0, State.FAILED, 130.0),
+    ]
+    one = Monitor(tmp_path, INFO, log_every=1, clock=None)
+    for record in sorted((*FIRST, *THEN, *more), key=lambda record: getattr(record, "time", 0.0)):
+        one.queue.put(record)
+    one.stop()
+    files = RunFiles(tmp_path)
+    assert files.read()
+    written, read = one._state, files.state
+    for name in ("steps", "tokens", "clock", "starts", "stepped_at", "not_finite", "skips", "gaps", "stale"):
+        assert [getattr(read.learners[m], name) for m in (0, 1)] == [
+            getattr(written.learners[m], name) for m in (0, 1)
+        ], name
+    lanes = [
+        [
+            lane.spans(200.0, 99)
+            for m in (0, 1)
+            for lane in (s.learners[m].lane, *s.learners[m].hosts.values())
+        ]
+        for s in (read, written)
+    ]
+    assert lanes[0] == lanes[1] and len(lanes[0]) == 4
+    for name in ("by_fragment", "quorums", "merged_tokens", "left_out", "seconds", "live"):
+        assert getattr(read.rounds, name) == getattr(written.rounds, name), name
+    assert [*read.rounds.recent] == [*written.rounds.recent]
+    assert [*read.events] == [*written.events] and len(read.events) > 5
+    for name in ("tokens", ("loss", 0), "rounds", "quorum", ("in", 1), "quorum_seconds"):
+        assert read.slots.sums(name) == written.slots.sums(name), name
+    assert (read.marks, read.away, read.finished) == (written.marks, written.away, written.finished)
 
 
 def test_departures_and_returns_are_known_as_to_the_process_that_saw_them(tmp_path):

@@ -37,7 +37,7 @@ def test_lines_are_read_once_and_half_a_line_when_it_is_whole(tmp_path):
 
 def test_a_line_that_cannot_be_read_is_skipped(tmp_path):
     path = tmp_path / "steps.jsonl"
-    path.write_text('{"time": 1}\n{"ti\n[]\n{"time": "soon"}\n{"time": 2}\n')
+    path.write_text('{"time": 1}\n{"ti\n[]\n{"time": "soon"}\n{"time": NaN}\n{"time": 1e999}\n{"time": 2}\n')
     assert taken(LineTail(path)) == [1, 2]
 
 

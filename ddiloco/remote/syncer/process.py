@@ -312,17 +312,13 @@ def tell_of_the_end(
     if mark is None:  # it was removed since: learners could not be told from those of another run
         return
 
-    def confirm(record: Any) -> None:  # the run's files are closed
-        if isinstance(record, records.Flush):
-            record.done()
-
     terms, ignore = terms_of(e, assembly.layout), lambda *told: None
     parts = None
     if e.has_parts:
-        parts = PartLinks(e.remote.parts, terms, security, mark, ignore, confirm, lambda: 0)
+        parts = PartLinks(e.remote.parts, terms, security, mark, ignore, ignore, lambda: 0)
         parts.leave(0.0)  # whoever comes
     server = SyncerServer(
-        terms, security, listening, ignore, ignore, ignore, confirm, run=mark.run, parts=parts
+        terms, security, listening, ignore, ignore, ignore, ignore, run=mark.run, parts=parts
     )
     server.away |= set(range(e.most_learners))
     server.start()

@@ -34,7 +34,8 @@ def figures(workdir: pathlib.Path) -> Mapping[str, float]:
 @functools.cache  # a comparison asks again whenever a run has ended
 def _figures(workdir: pathlib.Path, ended_ns: int) -> Mapping[str, float]:
     summary = read_json(workdir / "summary.json")
-    rounds = sorted(read_values(workdir / "rounds.jsonl"), key=operator.itemgetter("time"))
+    lines = (line for line in read_values(workdir / "rounds.jsonl") if line.get("contributions"))
+    rounds = sorted(lines, key=operator.itemgetter("time"))  # without those of which nothing was merged
     interval = read_json(workdir / "config.json").get("sync", {}).get("interval")
     shares, taken = summary.get("merged_shares"), summary.get("inner_steps")
     if not (rounds and interval and shares and taken):

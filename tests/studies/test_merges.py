@@ -65,6 +65,12 @@ def test_a_killed_learners_steps_count_again(workdir):
     assert merges.figures(workdir)["age"] == 2.0
 
 
+def test_a_round_of_no_offers_is_no_merge(workdir):
+    with (workdir / "rounds.jsonl").open("a") as rounds:
+        rounds.write(json.dumps({"time": 1.5, "fragment": 2, "contributions": [], **PARTS}))
+    assert merges.figures(workdir)["largest_gap"] == 6 / 4
+
+
 @pytest.mark.parametrize("name", ["rounds.jsonl", "config.json", "summary.json"])
 def test_a_run_without_lines_of_merges_has_no_figures(name, workdir):
     (workdir / name).write_text("")

@@ -118,6 +118,20 @@ class Run(Recorded):
         return state
 
 
+class Around:
+    """An iterator around a learner's batches, whose position is theirs."""
+
+    def __init__(self, iterator: Iterator, batches: Any) -> None:
+        self._iterator = iterator
+        self.get_state, self.set_state = batches.get_state, batches.set_state
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
 def run_local(
     assembly: Assembly,
     *,
@@ -141,7 +155,7 @@ def run_local(
 
     def equipment() -> list:
         return [
-            dataclasses.replace(parts, batches=counted(m, around(m, parts.batches)))
+            dataclasses.replace(parts, batches=Around(counted(m, around(m, parts.batches)), parts.batches))
             for m, parts in enumerate(equip())
         ]
 

@@ -98,7 +98,7 @@ SEEDS = {  # sound bytes, from which others are made
         learner_message(events.LearnerReady(3, 5, 3, (1, 2, 3))),
         learner_message(events.LearnerLost(3, 5, "x")),
         learner_message(events.OfferFailed(RoundId(2, 0), 3, 5, "x")),
-        pb.FromLearner(records=pb.Records(first=0, records=RECORDS, position="{}")),
+        pb.FromLearner(records=pb.Records(first=0, records=RECORDS)),
         pb.FromLearner(
             state_recorded={"snapshot": 3, "incarnation": 5, "recorded": True, "versions": [1] * 3}
         ),
@@ -116,7 +116,7 @@ SEEDS = {  # sound bytes, from which others are made
     "update": [
         headed(
             pb.DownHeader(
-                update={"fragment": 1, "version": 3, "merged": [{"step": 4}]}, size=BYTES, welcome=2
+                update={"fragment": 1, "version": 3, "watermark": {"steps": 4}}, size=BYTES, welcome=2
             ),
             bytes(BYTES),
         )

@@ -41,4 +41,5 @@ def test_a_killed_learner_comes_back_with_the_state_of_a_peer_and_where_its_batc
     assert summary["eval_loss"] < 0.3
     drawn = {learner: merged_batches(tmp_path, learner) for learner in ("0", "1")}
     taken = {str(m): len(steps_of(tmp_path, m)) for m in (0, 1)}
-    assert all(20 < drawn[m] <= taken[m] for m in ("0", "1"))
+    # But for what was not merged yet, or lost with the kill: steps, and what was recorded of others.
+    assert all(drawn[m] > 20 and abs(taken[m] - drawn[m]) <= 32 for m in ("0", "1")), (drawn, taken)

@@ -351,7 +351,7 @@ def test_a_call_of_a_learner_that_reads_nothing_ends_with_its_session(monkeypatc
         until(lambda: syncer.server._sessions, "the session")
         [session] = syncer.server._sessions.values()
         for _ in range(20):  # more than the transport takes for it
-            session.say(pb.ToLearner(accepted=pb.Accepted(position="x" * (900 << 10))))
+            session.say(pb.ToLearner(accepted=pb.Accepted(run="x" * (900 << 10))))
         until(lambda: len(session._waiting) < 20, "the first of it")
         syncer.server._end(session, "evicted")
         rpcs = syncer.server._listening._server._state

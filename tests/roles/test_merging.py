@@ -22,7 +22,9 @@ from ddiloco.roles.syncer_worker import SyncerWorker
 def merging():
     config = OuterConfig(merge="direct", optimizer="direct")
     model = GlobalModel(fragment({"a": (2,)}, 1), {"a": np.zeros(2, np.float32)}, config, num_learners=2)
-    made = Merging(model, 1, lambda message: None, lambda record: None, None, SyncerTape())
+    made = Merging(
+        model, SyncPolicy(1, overlap=1), lambda message: None, lambda record: None, None, SyncerTape()
+    )
     yield made
     made.end()
 
@@ -55,7 +57,7 @@ def test_a_version_that_the_core_does_not_tell_of_yet_is_not_handed_out_in_place
 def test_a_merge_writes_into_the_memory_of_a_version_that_nobody_is_told_of_any_more():
     size, inbox, places = 1 << 16, queue.SimpleQueue(), []
     model = GlobalModel(fragment({"a": (size,)}, 1), {"a": np.zeros(size, np.float32)}, OuterConfig(), 1)
-    merging = Merging(model, 1, inbox.put, lambda record: None, None, SyncerTape())
+    merging = Merging(model, SyncPolicy(1, overlap=1), inbox.put, lambda record: None, None, SyncerTape())
     for version in range(1, 7):
         round_id, given = RoundId(version, 0), Contribution(0, 1, 0, version - 1, version, 1, 10)
         event = events.FragmentArrived(round_id, given)
@@ -73,7 +75,7 @@ def test_a_merge_writes_into_the_memory_of_a_version_that_nobody_is_told_of_any_
 def test_a_commit_for_which_there_is_no_thread_ends_the_syncer_and_not_its_merges_alone(monkeypatch):
     inbox = queue.SimpleQueue()
     model = GlobalModel(fragment({"a": (2,)}, 1), {"a": np.zeros(2, np.float32)}, OuterConfig(), 1)
-    merging = Merging(model, 1, inbox.put, lambda record: None, None, SyncerTape())
+    merging = Merging(model, SyncPolicy(1, overlap=1), inbox.put, lambda record: None, None, SyncerTape())
 
     def refused(*_):
         raise RuntimeError("can't start new thread")

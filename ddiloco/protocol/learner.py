@@ -426,8 +426,8 @@ class LearnerCore:
     def _make_room(self, waiting: int) -> None:
         """Holds offers back until the link has room, so that they do not grow old in its queue.
 
-        As many may wait as the link took during the last step, half as many more, and one. Where learners wait
-        for merges none is held back.
+        As many may wait as the link took during the last step, half as many more, and one. None is held back
+        where learners wait for merges.
         """
         taken, self._unsent = max(0, self._unsent - waiting), waiting
         if self.policy.max_run_ahead is None:

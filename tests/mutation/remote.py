@@ -69,8 +69,8 @@ MUTANTS = (
     ),
     Mutant(
         "positions: one of any length is kept",
-        "if len(position) > LONGEST:",
-        "if len(position) > 100 * LONGEST:",
+        "if len(contribution.upto.position) > LONGEST_POSITION:",
+        "if len(contribution.upto.position) > 100 * LONGEST_POSITION:",
         WIRE,
     ),
     Mutant(

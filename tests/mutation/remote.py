@@ -68,9 +68,9 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
-        "positions: one of any length is kept",
-        "if len(position) > LONGEST:",
-        "if len(position) > 100 * LONGEST:",
+        "offers: a position of any length is kept",
+        "if len(contribution.upto.position) > LONGEST_POSITION:",
+        "if len(contribution.upto.position) > 100 * LONGEST_POSITION:",
         WIRE,
     ),
     Mutant(

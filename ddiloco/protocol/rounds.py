@@ -405,11 +405,11 @@ class Rounds:
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _turn(self, r: Round, now: float) -> float:
-        """Seconds until the fragment's next turn; 0 where the pace is not known."""
+        """Seconds until the fragment's next quorum, if that is as late as this one; 0: the pace is not known."""
         front = self._asking.front
         turn = self._schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
         at = front.reaches(turn, now)
-        return 0.0 if at is None else at - now
+        return 0.0 if at is None else at - now + r.quorum_seconds
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first round of the schedule, from this one on, that is its own and has not been merged."""

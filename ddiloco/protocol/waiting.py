@@ -27,7 +27,7 @@ def worth_waiting(
     Args:
       able: who may still give.
       interval: seconds that the fastest learner takes for one.
-      turn: seconds until the fragment is due again; nobody is waited for longer.
+      turn: seconds until the fragment's next quorum; nobody is waited for longer.
     """
     coming = []
     for m in able:

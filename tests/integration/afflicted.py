@@ -67,9 +67,9 @@ def dying_in_write(number):
 
     replace, commit, commits = array_file.replace, durable.DurableState.commit, []
 
-    def committed(self, merged, model):
+    def committed(self, merged, *model):
         commits.append(merged)
-        return commit(self, merged, model)
+        return commit(self, merged, *model)
 
     def cut(parts):
         for at, part in enumerate(parts):

@@ -68,11 +68,7 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
-<<<<<<< HEAD
-        "positions: one of any length is kept",
-=======
         "offers: a position of any length is kept",
->>>>>>> recovery
         "if len(contribution.upto.position) > LONGEST_POSITION:",
         "if len(contribution.upto.position) > 100 * LONGEST_POSITION:",
         WIRE,

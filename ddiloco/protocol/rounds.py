@@ -405,7 +405,7 @@ class Rounds:
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _turn(self, r: Round, now: float) -> float:
-        """Seconds until the fragment's next quorum, if that is as late as this one; 0: the pace is not known."""
+        """Seconds until the fragment's next quorum, if that is as late as this; 0: the pace is unknown."""
         front = self._asking.front
         turn = self._schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
         at = front.reaches(turn, now)

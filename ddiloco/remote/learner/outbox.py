@@ -24,8 +24,8 @@ class Outbox:
 
     Of the reports that wait only the newest is kept: it holds all that the older ones did. Records wait for a
     connection, and are sent once: those that a broken one had not delivered are lost. Sent again are the last
-    join or report, so that the syncer knows at once where the learner stands; the learner's state, which a
-    restarted syncer cannot know; and, with the next records, its position in the data.
+    join or report, so that the syncer knows at once where the learner stands, and the learner's state, which
+    a restarted syncer cannot know.
     """
 
     def __init__(self, learner: int, max_records: int = MAX_RECORDS) -> None:
@@ -38,6 +38,7 @@ class Outbox:
         self._next_report = 0.0  # when the next report may be sent
         self._due = 0  # number of the first record that may wait longer than the messages
         self._connection = 0
+        self._accepted = False  # until then a connection may come to nothing, with what it was given
         self._finished = False
         self._unpacked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()
@@ -76,6 +77,7 @@ class Outbox:
         """Starts another connection and returns its number; the earlier one gets nothing more."""
         with self._change:
             self._connection += 1
+            self._accepted = False
             if self._presence is not None and self._presence not in self._events:
                 self._events.append(self._presence)
             self._change.notify_all()
@@ -84,9 +86,10 @@ class Outbox:
     def accepted(self) -> None:
         """A syncer has let the learner in: sends the state again."""
         with self._change:
+            self._accepted = True
             if self._state is not None:
                 self._records.append(self._state)
-                self._change.notify_all()
+            self._change.notify_all()
 
     def disconnected(self) -> None:
         """Ends the messages of the present connection."""
@@ -115,7 +118,7 @@ class Outbox:
     def _next(self, connection: int) -> pb.FromLearner | None:
         with self._change:
             while self._connection == connection:
-                unsent = len(self._records)
+                unsent = len(self._records) if self._accepted else 0
                 now = time.monotonic()
                 if unsent and self._waiting_since is None:
                     self._waiting_since = now

@@ -291,7 +291,7 @@ def test_a_run_whose_learners_wait_and_of_whose_offers_all_are_left_out_comes_to
     codec, data_dir, tmp_path, monkeypatch
 ):
     """Such a round's version is the one before once more, so that nobody waits for ever."""
-    first = lambda offers, past, config: {o.learner: "too early" for o in offers if past.rounds < 2}  # noqa: E731
+    first = lambda offers, past: {o.learner: "too early" for o in offers if past.rounds < 2}  # noqa: E731
     monkeypatch.setitem(guards.GATES, "first", first)
     codecs = {**CODEC, "update_codec": "int4"} if codec == "int4" else {}
     outer = {"guard": {"gates": ("first",)}, **codecs}

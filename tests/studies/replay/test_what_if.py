@@ -98,7 +98,7 @@ def test_a_quorum_of_all_merges_all_and_waits_longer(quorum_of_one):
 
 
 def test_without_a_grace_window_nobody_else_joins(quorum_of_one):
-    would = what_if(quorum_of_one, dataclasses.replace(POLICY, max_grace=0.0), STEPS)
+    would = what_if(quorum_of_one, dataclasses.replace(POLICY, grace="paper", max_grace=0.0), STEPS)
     assert would.grace_seconds == 0.0
     assert would.contributions < recorded(quorum_of_one).contributions
 

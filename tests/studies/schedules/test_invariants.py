@@ -30,6 +30,7 @@ class Run:
     def restart(self):
         known = self.invariants.committed
         self.core = types.SimpleNamespace(
+            rounds=(),
             versions=known.versions,
             merged_steps=known.merged_steps,
             live=(0, 1),

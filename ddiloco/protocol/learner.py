@@ -96,6 +96,7 @@ class LearnerCore:
         self._last: Report | None = None  # repeated as a sign of life
         self._started: collections.deque[_StartedStep] = collections.deque()
         self._unsent = 0  # offers that waited for the link when the last step started, or were sent since
+        self._waited = False  # whether some waited then
         self._room: float = math.inf  # offers that may be made before the next step starts
 
     @property
@@ -427,11 +428,12 @@ class LearnerCore:
         """Holds offers back until the link has room, so that they do not grow old in its queue.
 
         As many may wait as the link took during the last step, half as many more, and one. None is held back
-        where learners wait for merges.
+        where none waits at two boundaries in a row, nor where learners wait for merges.
         """
         taken, self._unsent = max(0, self._unsent - waiting), waiting
-        if self.policy.max_run_ahead is None:
-            self._room = 1 + taken * 3 // 2 - waiting
+        full, self._waited = self._waited or waiting > 0, waiting > 0
+        held_back = full and self.policy.max_run_ahead is None
+        self._room = 1 + taken * 3 // 2 - waiting if held_back else math.inf
 
     def _forget(self, fragment: int, steps: int) -> None:
         """Gives up the copy of an offer."""

@@ -239,7 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "learner: offers queue up for a link that is full",
-        "self._room = 1 + taken * 3 // 2 - waiting",
+        "self._room = 1 + taken * 3 // 2 - waiting if held_back else math.inf",
         "self._room = math.inf",
         PROTOCOL,
     ),

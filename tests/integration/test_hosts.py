@@ -117,7 +117,7 @@ def test_host_0_ends_where_it_fails_alone_and_the_others_with_it(programs, new_j
     assert (code, other) == (1, 1), err + told
     assert "error: learner 0: MemoryError: no more of it" in err
     assert "error: host 1: " in told
-    assert len(job.steps(0)) == 4, "what it had to say is with the syncer"
+    job.wait_for(lambda: len(job.steps(0)) == 4, "what it had to say is with the syncer")
     assert job.end(syncer)[0] == 143
 
 

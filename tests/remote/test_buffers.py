@@ -68,6 +68,7 @@ def test_each_learner_is_told_its_own_watermark_whatever_another_is_sent(another
 
 def drain(outbox, count):
     messages = outbox.messages(outbox.connected())
+    outbox.accepted()
     return [pb.FromLearner.FromString(next(messages)) for _ in range(count)]
 
 
@@ -126,11 +127,11 @@ def test_a_record_is_sent_once_and_waits_for_a_connection():
 def test_another_syncer_hears_what_state_the_learner_is_in():
     outbox = Outbox(0)
     outbox.record(records.StateChanged(0, State.STEPPING, 1.0))
+    until(lambda: outbox._records.end == 1)
     drain(outbox, 1)
-    outbox.accepted()
     [sent] = drain(outbox, 1)
     assert [r.state_changed.state for r in sent.records.records] == ["stepping"]
-    assert sent.records.first == 1
+    assert sent.records.first == 2
 
 
 def test_of_records_beyond_the_bound_the_oldest_are_given_up_and_missing_in_the_numbers():
@@ -141,6 +142,18 @@ def test_of_records_beyond_the_bound_the_oldest_are_given_up_and_missing_in_the_
     [sent] = drain(outbox, 1)
     assert sent.records.first == 20
     assert [r.step_done.step for r in sent.records.records] == list(range(21, 31))
+
+
+def test_a_connection_has_no_records_until_a_syncer_has_let_the_learner_in():
+    """What it was given would be lost if it comes to nothing, as while a syncer starts."""
+    outbox = Outbox(0)
+    outbox.record(records.StepDone(0, 1, 0.0, 10, {}))
+    until(lambda: outbox._records.end == 1)
+    refused = outbox.messages(outbox.connected())
+    outbox.send(report(0, 1, 1))
+    assert pb.FromLearner.FromString(next(refused)).WhichOneof("kind") == "event"
+    [*_, sent] = drain(outbox, 2)
+    assert [r.step_done.step for r in sent.records.records] == [1]
 
 
 def test_an_older_connection_takes_nothing_once_there_is_a_newer_one():

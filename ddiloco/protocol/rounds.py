@@ -279,7 +279,9 @@ class Rounds:
         if self.policy.waits_for_expected:
             able = [m for m in self.members.live() if self._prospects.may_give(m, r)]
             fastest = min((m.step_time.value for m in able if m.step_time.value), default=math.inf)
-            whom, seconds = worth_waiting(r, able, self.policy.interval * fastest, self._turn(r, now), now)
+            whom, seconds = worth_waiting(
+                r, able, self.policy.interval * fastest, self._next_quorum(r, now), now
+            )
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
         return out
 
@@ -404,7 +406,7 @@ class Rounds:
             spare = slack(self.policy.overlap, step_time, 0.0, 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
-    def _turn(self, r: Round, now: float) -> float:
+    def _next_quorum(self, r: Round, now: float) -> float:
         """Seconds until the fragment's next quorum, if that is as late as this; 0: the pace is unknown."""
         front = self._asking.front
         turn = self._schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval

@@ -15,7 +15,7 @@ BEHIND_ANOTHER = 2.0
 
 
 def worth_waiting(
-    r: Round, able: Iterable[Member], interval: float, turn: float, now: float
+    r: Round, able: Iterable[Member], interval: float, next_quorum: float, now: float
 ) -> tuple[set[int], float]:
     """The learners whose offers a merge waits for as its quorum is complete, and for how many seconds.
 
@@ -27,7 +27,7 @@ def worth_waiting(
     Args:
       able: who may still give.
       interval: seconds that the fastest learner takes for one.
-      turn: seconds until the fragment's next quorum; nobody is waited for longer.
+      next_quorum: seconds until the fragment's next one; nobody is waited for longer.
     """
     coming = []
     for m in able:
@@ -39,7 +39,7 @@ def worth_waiting(
             continue
         bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))
         asked.expected_at = now + bound
-        if m.punctual and m.lag.value <= turn:
+        if m.punctual and m.lag.value <= next_quorum:
             coming.append((m.lag.value, m.learner, bound))
     coming.sort()
     gains = [
@@ -49,4 +49,4 @@ def worth_waiting(
     best = max(gains, default=0.0)
     many = gains.index(best) + 1 if best > 0 else 0
     longest = max((latest for _, _, latest in coming[:many]), default=0.0)
-    return {learner for _, learner, _ in coming[:many]}, min(longest, turn)
+    return {learner for _, learner, _ in coming[:many]}, min(longest, next_quorum)

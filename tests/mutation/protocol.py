@@ -221,8 +221,8 @@ MUTANTS = (
     ),
     Mutant(
         "waiting: also for who was late the last time",
-        "if m.punctual and m.lag.value <= turn:",
-        "if m.lag.value <= turn:",
+        "if m.punctual and m.lag.value <= next_quorum:",
+        "if m.lag.value <= next_quorum:",
         PROTOCOL,
     ),
     Mutant(

@@ -19,7 +19,7 @@ INTERVAL = 24  # steps of a second
 def waited_for(
     lags: dict[int, float | None],
     here: int = 1,
-    turn: float = 24.0,
+    next_quorum: float = 24.0,
     late: tuple[int, ...] = (),
     delivery: float = 0.0,
 ):
@@ -38,7 +38,7 @@ def waited_for(
         if (lag := lags[learner]) is not None:
             m.lag.add(lag)
             m.lag.deviation = 0.0
-    return worth_waiting(r, members.live(), INTERVAL, turn, now=100.0)
+    return worth_waiting(r, members.live(), INTERVAL, next_quorum, now=100.0)
 
 
 def test_a_delay_follows_the_samples_and_their_deviation():
@@ -70,8 +70,8 @@ def test_the_near_are_waited_for_and_the_far_are_not():
     assert waited_for({4: 0.5, 5: 1.0, 6: 1.0, 7: 20.0}, here=4) == ({4, 5, 6}, 1.0)
 
 
-def test_nobody_is_waited_for_beyond_the_fragments_next_turn():
-    assert waited_for(dict.fromkeys(range(1, 8), 20.0), turn=19.0) == (set(), 0.0)
+def test_nobody_is_waited_for_beyond_the_fragments_next_quorum():
+    assert waited_for(dict.fromkeys(range(1, 8), 20.0), next_quorum=19.0) == (set(), 0.0)
 
 
 def test_who_was_late_or_never_measured_is_not_waited_for():

@@ -14,7 +14,7 @@ setup(
     packages=find_packages(include=["ddiloco", "ddiloco.*", "experiments", "experiments.*"]),
     package_data={
         "": ["*.proto", "py.typed"],
-        "ddiloco.page": ["*.css", "*.html", "*.js"],
+        "ddiloco.dashboard": ["*.css", "*.html", "*.js"],
         "ddiloco.launch": ["templates/*"],
     },
     python_requires=">=3.11",

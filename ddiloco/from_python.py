@@ -11,12 +11,12 @@ import tempfile
 import threading
 from typing import Any, NamedTuple
 
-from ddiloco.disk import checkpoints
 from ddiloco.launch.all_roles import run_all
 from ddiloco.run.job import run_job
 from ddiloco.run.recipes import LoopRecipe, load_factory
 from ddiloco.settings import loop
 from ddiloco.settings.experiment import Experiment, parse, to_json
+from ddiloco.storage import checkpoints
 from ddiloco.training import platform
 from ddiloco.training.loop import MakeLoop
 
@@ -90,7 +90,7 @@ def train(
 
 
 def _run_processes(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event) -> None:
-    config = importlib.util.find_spec("experiments.front.saved").origin
+    config = importlib.util.find_spec("experiments.cli.saved").origin
     with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder:
         file = pathlib.Path(folder) / "config.json"
         file.write_text(json.dumps(to_json(experiment)))

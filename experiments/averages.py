@@ -14,9 +14,9 @@ import json
 
 from absl import flags
 
-from experiments.front import cli, ending
+from experiments.cli import exit_handling, program
 
-_CONFIG = cli.define_config("configs/dense.py")
+_CONFIG = program.define_config("configs/dense.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the figure and its numbers.")
 _SEEDS = flags.DEFINE_list("seeds", [], "Seeds, one run each. Default: the config's.")
 
@@ -25,16 +25,16 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.studies import averages, runs
 
-    output = cli.given(_OUTPUT)
+    output = program.given(_OUTPUT)
     if _CONFIG.value.eval.every is None:
-        raise cli.UsageError("config.eval.every: is None, but runs whose averages are wanted are scored")
-    if _SEEDS.value and cli.gives("seed"):
-        raise cli.UsageError("config.seed: has no use with --seeds, which says which there are")
+        raise program.UsageError("config.eval.every: is None, but runs whose averages are wanted are scored")
+    if _SEEDS.value and program.gives("seed"):
+        raise program.UsageError("config.seed: has no use with --seeds, which says which there are")
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [_CONFIG.value.seed]
     planned = [_CONFIG.experiment(driver="virtual", seed=seed) for seed in seeds]
     platform.prepare()
-    folder = cli.made_folder("output", output)
-    stop, received = ending.stop_on_signals(saving=f"saving the scores so far in {folder}")
+    folder = program.made_folder("output", output)
+    stop, received = exit_handling.stop_on_signals(saving=f"saving the scores so far in {folder}")
     points = []
     for experiment in planned:
         points += averages.scored_run(experiment, stop)
@@ -48,4 +48,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments.front import cli
-from experiments.front.tables import markdown
+from experiments.cli import program
+from experiments.cli.tables import markdown
 
 _DAYS = flags.DEFINE_float("days", 30.0, "Simulated time of the check by the event engine; 0: no check.")
 
@@ -19,7 +19,7 @@ def main(_) -> int:
     from experiments.studies.goodput import calibration
 
     if not _DAYS.value >= 0.0:
-        raise cli.UsageError(f"days: is {_DAYS.value}, but must be at least 0")
+        raise program.UsageError(f"days: is {_DAYS.value}, but must be at least 0")
     committed = FailureModel()
     model = calibration.calibrate(committed)
     widths = calibration.intervals(committed)
@@ -44,4 +44,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

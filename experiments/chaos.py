@@ -14,35 +14,35 @@ import sys
 
 from absl import flags
 
-from experiments.front import cli, ending
+from experiments.cli import exit_handling, program
 
-_CONFIG = cli.define_config("configs/chaos_processes.py")
+_CONFIG = program.define_config("configs/chaos_processes.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
 _UNDISTURBED = flags.DEFINE_bool("undisturbed", False, "Then train on as many tokens without faults.")
-_GIVEN = cli.take_overrides("chaos")
+_GIVEN = program.take_overrides("chaos")
 _MADE = ("job", "undisturbed", "faults.jsonl", "undisturbed.jsonl", "chaos.json", "chaos.md", "chaos.png")
 
 
 def main(_) -> int:
     from ddiloco.config import REFUSED, build
     from ddiloco.run.job import set_aside
-    from experiments.studies.chaos import aftermath, lanes_figure, storm
+    from experiments.studies.chaos import checks_after, lanes_figure, storm
     from experiments.studies.chaos.processes import ProcessChaos, draw_plan
 
     experiment = _CONFIG.experiment()
     if experiment.driver != "remote":
-        raise cli.UsageError(f"config.driver: is {experiment.driver}, but must be remote")
-    chaos = dict(cli.call(cli.chosen_config(), "get_chaos", "config"))
-    chaos |= {name: cli.literal(text) for name, text in _GIVEN}
+        raise program.UsageError(f"config.driver: is {experiment.driver}, but must be remote")
+    chaos = dict(program.call(program.chosen_config(), "get_chaos", "config"))
+    chaos |= {name: program.literal(text) for name, text in _GIVEN}
     settings = build(ProcessChaos, chaos, "chaos")
     honest = experiment.sync.num_learners - settings.hostile
     if not honest:
-        raise cli.UsageError("chaos.hostile: takes a learner's place, but config.sync.num_learners is 1")
+        raise program.UsageError("chaos.hostile: takes a learner's place, but config.sync.num_learners is 1")
     plan = draw_plan(settings, honest)
-    workdir = cli.made_folder("workdir", _WORKDIR.value or ending.new_workdir())
-    with cli.reaching("workdir", workdir):
+    workdir = program.made_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
+    with program.reaching("workdir", workdir):
         set_aside(workdir, _MADE)
-    stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
+    stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
     journal = workdir / "faults.jsonl"
     figures, trace, code = storm.run(experiment, workdir / "job", journal, plan, stop, honest=honest)
     if code == REFUSED:
@@ -51,19 +51,19 @@ def main(_) -> int:
         quiet, overrides = storm.undisturbed(experiment, figures, honest)
         journal = workdir / "undisturbed.jsonl"
         alone = storm.run(quiet, workdir / "undisturbed", journal, (), stop, overrides)
-        figures, code = aftermath.compared(figures, alone.figures), alone.code
+        figures, code = checks_after.compared(figures, alone.figures), alone.code
     (workdir / "chaos.json").write_text(json.dumps(figures, indent=2) + "\n")
-    (workdir / "chaos.md").write_text(aftermath.table(figures) + "\n")
+    (workdir / "chaos.md").write_text(checks_after.table(figures) + "\n")
     lanes_figure.draw(workdir / "chaos.png", trace)
-    print(aftermath.table(figures))
+    print(checks_after.table(figures))
     print(f"{workdir}/chaos.json  {workdir}/chaos.png")
     if received or code:
         return 128 + received[0] if received else code
-    problems = aftermath.problems(figures)
+    problems = checks_after.problems(figures)
     for line in problems:
         print(f"error: {line}", file=sys.stderr)
     return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

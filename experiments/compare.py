@@ -22,26 +22,26 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import comparison, runs
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_comparison(), and its argument after a colon.")
 _OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/compare-FILE-ARGUMENT.")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds that each row is trained with.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
-_GIVEN = cli.take_overrides()
+_GIVEN = program.take_overrides()
 
 
 def main(_) -> int:
-    config = cli.given(_CONFIG)
+    config = program.given(_CONFIG)
     output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", config))
-    entries = cli.call(config, "get_comparison", "config")
+    entries = program.call(config, "get_comparison", "config")
     columns = comparison.columns_of(config)
     rows = comparison.make_rows(config, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
     runs.refuse_idle(dict(_GIVEN), [run for row in rows for run in row.runs.values()])
-    cli.made_folder("output", output)
+    program.made_folder("output", output)
     return comparison.carry_out(rows, _JOBS.value, output, "compare", columns)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -10,9 +10,9 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
-_CONFIG = cli.define_config("configs/dense.py")
+_CONFIG = program.define_config("configs/dense.py")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", "v5p:2x2x2", "The slice of one learner, such as v5e:2x4; here: the devices of this machine."
 )
@@ -28,14 +28,16 @@ def main(_) -> int:
     from experiments.studies.compiling.topology import slice_of
 
     if _TABLE.value:
-        cli.refuse(["config", "topology", "output", "save"], "has no use with --table, which says all itself")
-        for argument in cli.config_arguments()[1:]:
-            raise cli.UsageError(f"{argument.strip('-')}: has no use with --table, which says all itself")
+        program.refuse(
+            ["config", "topology", "output", "save"], "has no use with --table, which says all itself"
+        )
+        for argument in program.config_arguments()[1:]:
+            raise program.UsageError(f"{argument.strip('-')}: has no use with --table, which says all itself")
         return _make_table(pathlib.Path(_TABLE.value))
-    experiment, output, save = _CONFIG.experiment(), cli.made_file(_OUTPUT), cli.made_file(_SAVE)
+    experiment, output, save = _CONFIG.experiment(), program.made_file(_OUTPUT), program.made_file(_SAVE)
     compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
-    programs = list(compilation.programs(cli.tell))
-    found = report.report(cli.chosen_config(), _TOPOLOGY.value, compilation, programs)
+    programs = list(compilation.programs(program.tell))
+    found = report.report(program.chosen_config(), _TOPOLOGY.value, compilation, programs)
     print(report.text(found))
     if save:
         compilation.save(save)
@@ -48,9 +50,9 @@ def _make_table(path: pathlib.Path) -> int:
     """Writes the table; the figures of each row are kept in build/compile, and not compiled again."""
     from experiments.studies.compiling import table
 
-    cli.made_file(_TABLE)
-    found = table.compile_all(cli.made_folder("table", "build/compile"), cli.tell)
-    with cli.reaching("table", path):
+    program.made_file(_TABLE)
+    found = table.compile_all(program.made_folder("table", "build/compile"), program.tell)
+    with program.reaching("table", path):
         text = path.read_text() if path.exists() else ""
         head, _, _ = text.partition("| preset |")
         path.write_text(head + table.table(found) + "\n")
@@ -58,4 +60,4 @@ def _make_table(path: pathlib.Path) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

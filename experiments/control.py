@@ -17,7 +17,7 @@ import sys
 
 from absl import flags
 
-from experiments.front import cli, roles
+from experiments.cli import program, roles
 
 _SYNCER = roles.define(flags.DEFINE_string, "syncer", "127.0.0.1:7070", "HOST:PORT of the syncer.")
 _TIMEOUT = flags.DEFINE_float("timeout", 20.0, "Seconds for the syncer to answer.", lower_bound=0.1)
@@ -27,16 +27,18 @@ roles.define_security()
 def main(argv) -> int:
     import grpc
 
-    from ddiloco.remote.wire.agreement import WireError
     from ddiloco.remote.wire.management import VERBS, Command, ask
-    from experiments.front.credentials import check_address
+    from ddiloco.remote.wire.validation import WireError
+    from experiments.cli.credentials import check_address
 
     verb, *rest = argv[1:] or [""]
     numbered = rest and rest[0].isdecimal() and len(rest) == 1
     if verb not in VERBS or not (numbered if verb in ("drain", "evict") else numbered or not rest):
-        raise cli.UsageError("give one of: status, drain NUMBER, evict NUMBER, add [NUMBER], snapshot, stop")
+        raise program.UsageError(
+            "give one of: status, drain NUMBER, evict NUMBER, add [NUMBER], snapshot, stop"
+        )
     if rest and verb not in ("drain", "evict", "add"):
-        raise cli.UsageError(f"{verb}: takes no number")
+        raise program.UsageError(f"{verb}: takes no number")
     address = check_address(_SYNCER.value, "syncer")
     command = Command(verb, int(rest[0]) if rest else None)
     try:
@@ -55,4 +57,4 @@ def main(argv) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, positional=True)
+    program.run(main, positional=True)

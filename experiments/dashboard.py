@@ -6,8 +6,8 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli, ending, roles
-from experiments.front.workdirs import runs_in
+from experiments.cli import exit_handling, program, roles
+from experiments.cli.workdirs import runs_in
 
 _WORKDIRS = flags.DEFINE_multi_string(
     "workdir", [], "Folder of a run, or of several, such as a sweep's: shown side by side, 16 at most."
@@ -19,20 +19,20 @@ roles.define_security()
 
 
 def main(_) -> int:
-    from ddiloco.page.server import PageServer
-    from ddiloco.page.visitors import Visitors
+    from ddiloco.dashboard.server import PageServer
+    from ddiloco.dashboard.visitors import Visitors
 
     security = roles.security()
     visitors = Visitors(security.admits_token if security.asks else None, security.tls)
-    workdirs = runs_in(map(pathlib.Path, cli.given(_WORKDIRS)))
-    server = PageServer(cli.given(_LISTEN), workdirs, visitors, share=0.1, setting="listen")
-    stop, _ = ending.stop_on_signals()
+    workdirs = runs_in(map(pathlib.Path, program.given(_WORKDIRS)))
+    server = PageServer(program.given(_LISTEN), workdirs, visitors, share=0.1, setting="listen")
+    stop, _ = exit_handling.stop_on_signals()
     server.start()
-    cli.tell(f"{server.url} (Ctrl-C ends it)")
+    program.tell(f"{server.url} (Ctrl-C ends it)")
     stop.wait()
     server.stop()
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

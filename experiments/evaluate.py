@@ -9,7 +9,7 @@ import pathlib
 import jax
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "A checkpoint, or a folder of them, such as a run's (the newest is taken)."
@@ -18,24 +18,24 @@ _OUTPUT = flags.DEFINE_string("output", None, "Also write the result to this JSO
 
 
 def main(_) -> int:
-    from ddiloco.disk.checkpoints import CheckpointError, restore
-    from ddiloco.observe.scalars import as_json
     from ddiloco.run.recipes import assembly_of
+    from ddiloco.storage.checkpoints import CheckpointError, restore
+    from ddiloco.telemetry.scalars import as_json
     from ddiloco.training import platform
 
-    path = pathlib.Path(cli.given(_CHECKPOINT))
+    path = pathlib.Path(program.given(_CHECKPOINT))
     platform.prepare()
     try:
         checkpoint = restore(path)
     except CheckpointError as error:
-        raise cli.UsageError(f"checkpoint: {error}") from error
+        raise program.UsageError(f"checkpoint: {error}") from error
     e = checkpoint.experiment
     e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # which a run may have off
-    output = cli.made_file(_OUTPUT)
+    output = program.made_file(_OUTPUT)
     assembly = assembly_of(e)
     found = assembly.scorer(assembly.mesh_on(jax.devices()))(checkpoint.params)
     if found is None:
-        raise cli.UsageError("checkpoint: is of a loop that has no `evaluate`, so there is no score")
+        raise program.UsageError("checkpoint: is of a loop that has no `evaluate`, so there is no score")
     before = checkpoint.eval_loss
     then = "not scored in training" if before is None else f"at the end of training {before:.6f}"
     print(f"step {checkpoint.step}: {found.loss:.6f} nats/token ({then})")
@@ -53,4 +53,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

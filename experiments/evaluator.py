@@ -10,9 +10,9 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli, ending, roles
+from experiments.cli import exit_handling, program, roles
 
-_CONFIG = cli.define_config("configs/dense.py")
+_CONFIG = program.define_config("configs/dense.py")
 _WORKDIR = roles.define(
     flags.DEFINE_string, "workdir", None, "Folder of the run, which its syncer was given."
 )
@@ -21,14 +21,14 @@ roles.define_role()
 
 def main(_) -> int:
     from ddiloco.remote.wire.security import Security
-    from experiments.front.role_main import role_main
+    from experiments.cli.role_main import role_main
 
-    workdir = pathlib.Path(cli.given(_WORKDIR))
+    workdir = pathlib.Path(program.given(_WORKDIR))
     experiment = _CONFIG.experiment(driver="remote")
     assignment = roles.assignment("evaluator", workdir=workdir)
-    stop, received = ending.stop_on_signals(assignment.grace)
+    stop, received = exit_handling.stop_on_signals(assignment.grace)
     return role_main(assignment, experiment, Security(), stop, received)
 
 
 if __name__ == "__main__":
-    cli.run(main, refused=roles.refused)
+    program.run(main, refused=roles.refused)

@@ -12,24 +12,24 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _TO = flags.DEFINE_string("to", None, "Folder to write, new or empty.")
-_OVERRIDES = cli.take_overrides()
+_OVERRIDES = program.take_overrides()
 
 
 def main(_) -> int:
     from ddiloco.run.saved_model import saved_model
     from ddiloco.weights.export import export
 
-    workdir, folder = pathlib.Path(cli.given(_WORKDIR)), cli.checked_folder("to", cli.given(_TO))
-    with cli.reaching("workdir", workdir):
+    workdir, folder = pathlib.Path(program.given(_WORKDIR)), program.checked_folder("to", program.given(_TO))
+    with program.reaching("workdir", workdir):
         found = saved_model(workdir)
     experiment = dataclasses.replace(found.experiment, model=_changed(found.experiment.model))
-    with cli.reaching("to", folder):
+    with program.reaching("to", folder):
         if folder.exists() and any(folder.iterdir()):
-            raise cli.UsageError(f"to: {folder}: is not empty")
+            raise program.UsageError(f"to: {folder}: is not empty")
         lines = export(experiment, found.params, folder)
     print(f"the global model of step {found.step} is in {folder}")
     for line in lines:
@@ -41,11 +41,11 @@ def _changed(model):
     """The model's settings with those of the command line, which may not change its parameters."""
     from ddiloco.training.parameters import parameter_shapes
 
-    changed = cli.changed(model, _OVERRIDES, "model")
+    changed = program.changed(model, _OVERRIDES, "model")
     if _OVERRIDES and parameter_shapes(changed) != parameter_shapes(model):
-        raise cli.UsageError(f"config.{_OVERRIDES[0][0]}: the parameters would be others than the run's")
+        raise program.UsageError(f"config.{_OVERRIDES[0][0]}: the parameters would be others than the run's")
     return changed
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -12,10 +12,10 @@ import json
 
 from absl import flags
 
-from experiments.front import cli
-from experiments.front.tables import markdown
+from experiments.cli import program
+from experiments.cli.tables import markdown
 
-_CONFIG = cli.define_config("configs/micro.py")
+_CONFIG = program.define_config("configs/micro.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the outcomes to this JSON file.")
 _LIES = flags.DEFINE_list("lies", None, "Ways of lying; all by default.")
 _RULES = flags.DEFINE_list("rules", None, "Merge rules to try; the config's by default.")
@@ -28,17 +28,17 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.studies import byzantine
 
-    output = cli.made_file(_OUTPUT)
+    output = program.made_file(_OUTPUT)
     ways = _LIES.value or list(byzantine.KINDS)
     for flag, names, known in (("lies", ways, byzantine.KINDS), ("rules", _RULES.value or [], MERGE_RULES)):
         for name in names:
             if name not in known:
-                raise cli.UsageError(f"{flag}: no {name!r}; there are {', '.join(known)}")
+                raise program.UsageError(f"{flag}: no {name!r}; there are {', '.join(known)}")
     experiment = _CONFIG.experiment({"sync.num_learners": _LEARNERS}, driver="virtual")
     if experiment.eval.every is None:
-        raise cli.UsageError("config.eval.every: is None, but what lies do is a score")
-    if _RULES.value and cli.gives("outer.merge"):
-        raise cli.UsageError("config.outer.merge: has no use with --rules, which says which there are")
+        raise program.UsageError("config.eval.every: is None, but what lies do is a score")
+    if _RULES.value and program.gives("outer.merge"):
+        raise program.UsageError("config.outer.merge: has no use with --rules, which says which there are")
     byzantine.without_the_last(experiment)  # refuses what cannot be so before anything runs
     platform.prepare()
     guarded, liars = {}, range(_LEARNERS - _LIARS.value, _LEARNERS)
@@ -56,7 +56,7 @@ def main(_) -> int:
             worse = f"{100 * (got.loss / alone.loss - 1):+.2f}%"
             left_out = ", ".join(f"{n} of learner {m}" for m, n in sorted(got.left_out.items())) or "-"
             rows.append([label, way or "all honest", f"{got.loss:.4f}", worse, f"{got.offers}", left_out])
-            cli.tell(f"{label}, {rows[-1][1]}: {rows[-1][2]} ({worse})")
+            program.tell(f"{label}, {rows[-1][1]}: {rows[-1][2]} ({worse})")
         found[f"{label}: without it"] = dataclasses.asdict(alone)
         rows.append([label, "without it", f"{alone.loss:.4f}", "", f"{alone.offers}", "-"])
     print(markdown(["merged by", "the eighth learner", "loss", "", "offers", "left out"], rows, align=True))
@@ -66,4 +66,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

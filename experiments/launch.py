@@ -14,9 +14,9 @@ import re
 
 from absl import flags
 
-from experiments.front import cli, ending
+from experiments.cli import exit_handling, program
 
-_CONFIG = cli.define_config("configs/dense.py")
+_CONFIG = program.define_config("configs/dense.py")
 _ENGINES = ("ray", "gke", "slurm", "cloud_tpu")
 _LAUNCHER = flags.DEFINE_enum("launcher", None, _ENGINES, "The engine.")
 # The meaning of a flag that only some engines have begins with these.
@@ -99,7 +99,7 @@ def main(_) -> int:
     from ddiloco.launch.plan import LaunchedRun
 
     if not _LAUNCHER.value:
-        raise cli.UsageError(f"launcher: is missing; give --launcher={'|'.join(_ENGINES)}")
+        raise program.UsageError(f"launcher: is missing; give --launcher={'|'.join(_ENGINES)}")
     _refuse_idle()
     experiment = _CONFIG.experiment(driver="remote")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
@@ -109,7 +109,7 @@ def main(_) -> int:
         raise ConfigError(f"config.snapshot.every: is {every}, but {must}")
     fleet = LaunchedRun(
         _NAME.value,
-        [argument for argument in cli.config_arguments() if not argument.startswith("--config.driver=")],
+        [argument for argument in program.config_arguments() if not argument.startswith("--config.driver=")],
         experiment.most_learners,
         processes=_HOSTS.value,
         grace=_GRACE.value,
@@ -118,16 +118,16 @@ def main(_) -> int:
     )
     if _LAUNCHER.value == "ray":
         return _ray(experiment)
-    folder = cli.checked_folder("output", _OUTPUT.value or f"runs/{fleet.name}")
+    folder = program.checked_folder("output", _OUTPUT.value or f"runs/{fleet.name}")
     plan = {"gke": _gke, "slurm": _slurm, "cloud_tpu": _cloud_tpu}[_LAUNCHER.value](fleet, experiment)
-    with cli.reaching("output", folder):
+    with program.reaching("output", folder):
         plan.write(folder)
     for name in plan.files:
-        cli.tell(f"{folder / name}")
+        program.tell(f"{folder / name}")
     if _DRY_RUN.value:
         print(plan.shown())
         return 0
-    with cli.reaching("launcher", pathlib.Path(plan.commands[0][0])):
+    with program.reaching("launcher", pathlib.Path(plan.commands[0][0])):
         return plan.carry_out(folder)
 
 
@@ -139,29 +139,31 @@ def _refuse_idle() -> None:
         of = engines.split(", ")
         if colon and set(of) <= set(_ENGINES) and engine not in of:
             instead = _INSTEAD.get((name, engine), f"it is for {', '.join(of)}")
-            cli.refuse([name], f"has no use with --launcher={engine}; {instead}")
+            program.refuse([name], f"has no use with --launcher={engine}; {instead}")
     if engine == "ray" and not _VERSION.value:
-        cli.refuse(["topology", "chips"], "has no use without --version, which has Ray place TPUs")
+        program.refuse(["topology", "chips"], "has no use without --version, which has Ray place TPUs")
     elif engine == "ray" and _TOPOLOGY.value:
-        cli.refuse(
+        program.refuse(
             ["hosts", "chips", "cpus", "gpus"], "has no use with --version; --topology says what there is"
         )
     for path, (engines, instead) in _SETTINGS.items():
-        if engine in engines and cli.gives(path):
-            raise cli.UsageError(f"config.{path}: has no use with --launcher={engine}; {instead}")
+        if engine in engines and program.gives(path):
+            raise program.UsageError(f"config.{path}: has no use with --launcher={engine}; {instead}")
 
 
 def _ray(experiment) -> int:
     try:
         import ray
     except ImportError:
-        raise cli.UsageError("launcher: ray is not installed; pip install 'ddiloco[ray]'") from None
+        raise program.UsageError("launcher: ray is not installed; pip install 'ddiloco[ray]'") from None
     from ddiloco.launch.on_ray import RayRun, Resources
-    from experiments.front.role_main import exit_code
+    from experiments.cli.role_main import exit_code
 
-    workdir = cli.made_folder("workdir", _WORKDIR.value or ending.new_workdir())
-    stop, received = ending.stop_on_signals(saving=f"saving model and summary in {workdir}")
-    with ending.shielded():  # Ray's own processes outlive a terminal that closes, until the run is saved
+    workdir = program.made_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
+    stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
+    with (
+        exit_handling.shielded()
+    ):  # Ray's own processes outlive a terminal that closes, until the run is saved
         ray.init(address=_ADDRESS.value)
     resources = Resources(
         cpus=_CPUS.value,
@@ -174,7 +176,7 @@ def _ray(experiment) -> int:
     )
     kept = pathlib.Path(_KEPT.value) if _KEPT.value else None
     own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    code = RayRun(experiment, workdir, resources, exit_code, cli.tell, own, kept).run(stop)
+    code = RayRun(experiment, workdir, resources, exit_code, program.tell, own, kept).run(stop)
     ray.shutdown()
     return 128 + received[0] if received else code
 
@@ -183,7 +185,9 @@ def _gke(fleet, experiment):
     from ddiloco.launch import gke
 
     if not _IMAGE.value:
-        raise cli.UsageError("image: is missing; give --image=REGISTRY/NAME:TAG, made of scripts/Dockerfile")
+        raise program.UsageError(
+            "image: is missing; give --image=REGISTRY/NAME:TAG, made of scripts/Dockerfile"
+        )
     return gke.plan(
         fleet,
         gke.Gke(
@@ -203,7 +207,7 @@ def _slurm(fleet, experiment):
     from ddiloco.launch import slurm
 
     if not _WORKDIR.value:
-        raise cli.UsageError("workdir: is missing; give --workdir=DIR on a disk that all nodes share")
+        raise program.UsageError("workdir: is missing; give --workdir=DIR on a disk that all nodes share")
     nodes = slurm.Slurm(
         folder=os.getcwd(),
         workdir=os.path.abspath(_WORKDIR.value),
@@ -218,12 +222,12 @@ def _slurm(fleet, experiment):
 
 def _cloud_tpu(fleet, experiment):
     from ddiloco.launch import cloud_tpu
-    from experiments.front.credentials import check_address
+    from experiments.cli.credentials import check_address
 
     del experiment
     for name in ("zone", "runtime", "syncer"):
         if not flags.FLAGS[name].value:
-            raise cli.UsageError(f"{name}: is missing, but cloud_tpu needs it")
+            raise program.UsageError(f"{name}: is missing, but cloud_tpu needs it")
     tpu = cloud_tpu.CloudTpu(
         zone=_ZONE.value,
         accelerator=_ACCELERATOR.value,
@@ -244,17 +248,19 @@ def _syncer_pod(experiment) -> dict[str, int]:
     records.
     """
     from ddiloco.launch.gke import GIB
-    from ddiloco.run import needs
+    from ddiloco.run import memory_needs
     from ddiloco.run.recipes import assembly_of
 
     layout, remote = assembly_of(experiment).layout, experiment.remote
-    syncer = needs.syncer_needs(experiment, layout).most
-    part = max(needs.part_needs(experiment, layout, p).most for p in range(remote.parts))
-    evaluator = needs.evaluator_needs(experiment, layout).most if experiment.eval.every is not None else 0
+    syncer = memory_needs.syncer_needs(experiment, layout).most
+    part = max(memory_needs.part_needs(experiment, layout, p).most for p in range(remote.parts))
+    evaluator = (
+        memory_needs.evaluator_needs(experiment, layout).most if experiment.eval.every is not None else 0
+    )
     roles = {"syncer_memory": syncer, "part_memory": part, "evaluator_memory": evaluator}
     memory = {name: math.ceil(1.15 * most) + 4 * GIB for name, most in roles.items()}
     return memory | {"syncer_disk": 4 * (remote.keep_versions + 1) * sum(layout.bytes) + 20 * GIB}
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -8,9 +8,9 @@ import sys
 
 from absl import flags
 
-from experiments.front import cli, ending, roles
+from experiments.cli import exit_handling, program, roles
 
-_CONFIG = cli.define_config("configs/dense.py")
+_CONFIG = program.define_config("configs/dense.py")
 _SYNCER = roles.define(flags.DEFINE_string, "syncer", "127.0.0.1:7070", "HOST:PORT of the syncer.")
 _LEARNER_ID = roles.define(
     flags.DEFINE_integer, "learner_id", None, "Its number, from 0.", variable="learner", lower_bound=0
@@ -32,13 +32,13 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.security()
-    from experiments.front.role_main import role_main
+    from experiments.cli.role_main import role_main
 
     experiment = _CONFIG.experiment(driver="remote")
     if (_LEARNER_ID.value is None) is not _SPARE.value:
-        raise cli.UsageError("learner_id: give --learner_id=N, or --spare in its place")
+        raise program.UsageError("learner_id: give --learner_id=N, or --spare in its place")
     if flags.FLAGS.processes == 1:
-        cli.refuse(["coordinator"], "has no use without --processes, how many the learner has")
+        program.refuse(["coordinator"], "has no use without --processes, how many the learner has")
     assignment = roles.assignment(
         "learner",
         learner=_LEARNER_ID.value or 0,
@@ -50,7 +50,7 @@ def main(_) -> int:
         words = sys.stdin.readline().split()
         return dataclasses.replace(assignment, learner=int(words[0]), syncer=words[1]) if words else None
 
-    stop, received = ending.stop_on_signals(assignment.grace)
+    stop, received = exit_handling.stop_on_signals(assignment.grace)
     return role_main(
         assignment,
         experiment,
@@ -63,4 +63,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, refused=roles.refused)
+    program.run(main, refused=roles.refused)

@@ -13,16 +13,16 @@ import secrets
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _LEARNERS = flags.DEFINE_integer("learners", None, "How many learners the run has.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Folder for the files; it must not be there.")
 
 
 def main(_) -> int:
-    folder, learners = cli.checked_folder("output", cli.given(_OUTPUT)), cli.given(_LEARNERS)
+    folder, learners = program.checked_folder("output", program.given(_OUTPUT)), program.given(_LEARNERS)
     tokens = {m: secrets.token_hex(24) for m in range(learners)}
-    with cli.reaching("output", folder):
+    with program.reaching("output", folder):
         folder.mkdir(mode=0o700, parents=True)
         operator = secrets.token_hex(24)
         lines = [f"{m} {token}\n" for m, token in tokens.items()]
@@ -40,4 +40,4 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

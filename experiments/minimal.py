@@ -17,7 +17,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
-from experiments.front import cli
+from experiments.cli import program
 
 STEPS, TOKENS, INNER_RATE, OUTER_RATE = 16, 32, 0.2, 0.9
 TARGETS = np.array([[1.0, 0.0, 4.0, 2.0], [3.0, 2.0, 0.0, 2.0]])  # of learner 0 and of learner 1
@@ -98,4 +98,4 @@ class Run:
 
 
 if __name__ == "__main__":
-    cli.run(lambda _: Run().run())
+    program.run(lambda _: Run().run())

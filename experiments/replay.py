@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _UNTIL = flags.DEFINE_string(
     "until", None, "Round to stop after, STEP or STEP:FRAGMENT; a checkpoint goes to the folder replay in it."
 )
 _WHAT_IF = flags.DEFINE_bool("what_if", False, "Meet the policy of --config.sync.any=value; no arrays.")
-_OVERRIDES = cli.take_overrides()
+_OVERRIDES = program.take_overrides()
 
 
 def main(_) -> int:
@@ -24,10 +24,12 @@ def main(_) -> int:
     from experiments.studies.replay.recorded import recorded
 
     if _OVERRIDES and not _WHAT_IF.value:
-        raise cli.UsageError(f"config.{_OVERRIDES[0][0]}: only --what_if goes by other settings than the run")
+        raise program.UsageError(
+            f"config.{_OVERRIDES[0][0]}: only --what_if goes by other settings than the run"
+        )
     if _WHAT_IF.value and _UNTIL.value:
-        raise cli.UsageError("until: cannot be joined with --what_if")
-    with recorded(cli.given(_WORKDIR)) as run:
+        raise program.UsageError("until: cannot be joined with --what_if")
+    with recorded(program.given(_WORKDIR)) as run:
         if _WHAT_IF.value:
             what_if.compare(run, _OVERRIDES)
             return 0
@@ -36,4 +38,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -6,8 +6,8 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli
-from experiments.front.workdirs import runs_in
+from experiments.cli import program
+from experiments.cli.workdirs import runs_in
 
 _WORKDIRS = flags.DEFINE_multi_string("workdir", [], "Folder of the run.")
 _COMPARE = flags.DEFINE_multi_string("compare", [], "Folder of another run, to stand beside it.")
@@ -15,17 +15,17 @@ _OUTPUT = flags.DEFINE_string("output", None, "The file. Default: report.html in
 
 
 def main(_) -> int:
-    from ddiloco.observe.files import replacing
-    from ddiloco.page.sheet import document
-    from ddiloco.page.view import read_views
+    from ddiloco.dashboard.sheet import document
+    from ddiloco.dashboard.view import read_views
+    from ddiloco.telemetry.files import replacing
 
-    workdirs = runs_in(map(pathlib.Path, [*cli.given(_WORKDIRS), *_COMPARE.value]))
+    workdirs = runs_in(map(pathlib.Path, [*program.given(_WORKDIRS), *_COMPARE.value]))
     output = pathlib.Path(_OUTPUT.value or workdirs[0] / "report.html")
-    with cli.reaching("output", output), replacing(output) as new:
+    with program.reaching("output", output), replacing(output) as new:
         new.write_text(document(read_views(workdirs), inline=True))
     print(output)
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

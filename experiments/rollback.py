@@ -11,7 +11,7 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _TO = flags.DEFINE_integer("to", None, "Global step to go back to.", lower_bound=0)
@@ -20,8 +20,8 @@ _TO = flags.DEFINE_integer("to", None, "Global step to go back to.", lower_bound
 def main(_) -> int:
     from ddiloco.run.rollback import roll_back
 
-    workdir, step = pathlib.Path(cli.given(_WORKDIR)), cli.given(_TO)
-    with cli.reaching("workdir", workdir):
+    workdir, step = pathlib.Path(program.given(_WORKDIR)), program.given(_TO)
+    with program.reaching("workdir", workdir):
         done = roll_back(workdir, step)
     print(f"back at step {done.step}, versions {', '.join(map(str, done.versions))}")
     print(f"what came later is in {done.previous}")
@@ -29,4 +29,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

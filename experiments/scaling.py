@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _SWEEP = flags.DEFINE_list("sweep", None, "Folders with a sweep.json.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the tables and the figure.")
@@ -28,14 +28,14 @@ def main(_) -> int:
     from experiments.studies.scaling.measurements import ScalingError
     from experiments.studies.scaling.tables import report
 
-    folders, output = cli.given(_SWEEP), cli.given(_OUTPUT)
+    folders, output = program.given(_SWEEP), program.given(_OUTPUT)
     losses, *others = [read_sweep(pathlib.Path(folder)) for folder in folders]
     swept = [row for rows in others for row in rows]
     try:
         found = study.study(losses, swept, _SEED.value, _DRAWS.value)
     except ScalingError as error:
-        raise cli.UsageError(f"sweep: {error}") from None
-    output = cli.made_folder("output", output)
+        raise program.UsageError(f"sweep: {error}") from None
+    output = program.made_folder("output", output)
     (output / "scaling.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
     (output / "scaling.md").write_text(report(found) + "\n")
     figure.draw(output / "scaling.png", found)
@@ -48,14 +48,14 @@ def read_sweep(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The rows of a sweep; raises UsageError if the folder has no readable sweep.json."""
     path = folder / "sweep.json"
     try:
-        with cli.reaching("sweep", path):
+        with program.reaching("sweep", path):
             rows = json.loads(path.read_text())
     except ValueError:
-        raise cli.UsageError(f"sweep: {path}: is no JSON") from None
+        raise program.UsageError(f"sweep: {path}: is no JSON") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise cli.UsageError(f"sweep: {path}: is not a list of runs")
+        raise program.UsageError(f"sweep: {path}: is not a list of runs")
     return rows
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from ddiloco.observe.words import number
-from experiments.front import cli
-from experiments.front.tables import markdown
+from ddiloco.telemetry.formatting import number
+from experiments.cli import program
+from experiments.cli.tables import markdown
 
 if TYPE_CHECKING:
     from experiments.studies.goodput.simulator import Cell
 
-_CONFIG = cli.define_config("configs/goodput.py")
+_CONFIG = program.define_config("configs/goodput.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the figures to this JSON file, and pictures beside it.")
 
 
@@ -31,7 +31,7 @@ def main(_) -> int:
     from experiments.studies.goodput.simulator import Simulation, simulate
 
     simulation = build(Simulation, _CONFIG.value)
-    output = cli.made_file(_OUTPUT)
+    output = program.made_file(_OUTPUT)
     live = sys.stdout.isatty()
     progress = lambda share: print(f"\rsimulated {share:4.0%}", end="", flush=True)  # noqa: E731
     cells = simulate(simulation, progress if live else lambda share: None)
@@ -66,4 +66,4 @@ def _table(cells: Sequence[Cell]) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import grid, runs, sweep_figure, sweep_report
 
 _CONFIG = flags.DEFINE_string(
@@ -34,23 +34,23 @@ _SWEEP = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of the sweep.")
 _BASELINE = flags.DEFINE_string("baseline", None, "Settings of the runs that all are held against: `a.b=1`.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
-_GIVEN = cli.take_overrides()
+_GIVEN = program.take_overrides()
 
 
 def main(_) -> int:
-    folder = pathlib.Path(cli.given(_OUTPUT))
-    sweep = grid.with_settings(grid.load(cli.given(_SWEEP), _BASELINE.value), _GIVEN)
+    folder = pathlib.Path(program.given(_OUTPUT))
+    sweep = grid.with_settings(grid.load(program.given(_SWEEP), _BASELINE.value), _GIVEN)
     planned = []
     for given in sweep.points:
         name = grid.point_name(given)
         own = [(field, value) for field, value in given.items() if field != "config"]
         planned.append(runs.plan(name, given.get("config", _CONFIG.value), [*own, *_GIVEN], folder / name))
     if _CONFIG.present and all("config" in point for point in sweep.points):
-        raise cli.UsageError("config: each point of the sweep names its own; leave --config out")
+        raise program.UsageError("config: each point of the sweep names its own; leave --config out")
     runs.refuse_idle(dict(_GIVEN), planned)
     if grid.is_product(_SWEEP.value):
         runs.refuse_idle(sweep.points[0], planned, "sweep: ")
-    output = cli.made_folder("output", folder)
+    output = program.made_folder("output", folder)
 
     def gather(_: runs.PlannedRun | None = None) -> None:
         rows: list[dict[str, Any]] = []
@@ -70,4 +70,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

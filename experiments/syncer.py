@@ -7,9 +7,9 @@ import pathlib
 from absl import flags
 
 from ddiloco.launch.assignment import PART, SYNCER
-from experiments.front import cli, ending, roles
+from experiments.cli import exit_handling, program, roles
 
-_CONFIG = cli.define_config("configs/dense.py")
+_CONFIG = program.define_config("configs/dense.py")
 _WORKDIR = roles.define(flags.DEFINE_string, "workdir", None, "Folder of the run. Default: runs/<time>.")
 _LISTEN = roles.define(
     flags.DEFINE_string,
@@ -37,24 +37,24 @@ roles.define_security()
 
 def main(_) -> int:
     security = roles.security()
-    from experiments.front.role_main import role_main
+    from experiments.cli.role_main import role_main
 
     if _PART.value is None:
-        cli.refuse(["authority"], "has no use without --part")
+        program.refuse(["authority"], "has no use without --part")
     else:
-        cli.refuse(["finish", "resume"], "has no use with --part; it is for the authority")
-    workdir = pathlib.Path(_WORKDIR.value or ending.new_workdir())
+        program.refuse(["finish", "resume"], "has no use with --part; it is for the authority")
+    workdir = pathlib.Path(_WORKDIR.value or exit_handling.new_workdir())
     if _PART.value is None:
         assignment = roles.assignment(SYNCER, syncer=_LISTEN.value, workdir=workdir)
     else:
         where = {"syncer": _AUTHORITY.value, "listen": _LISTEN.value}
         assignment = roles.assignment(PART, part=_PART.value, workdir=workdir, **where)
     if _FINISH.value and assignment.resume is False:
-        raise cli.UsageError("finish: needs --resume, since there is nothing to save otherwise")
+        raise program.UsageError("finish: needs --resume, since there is nothing to save otherwise")
     experiment = _CONFIG.experiment(driver="remote")
-    stop, received = ending.stop_on_signals(assignment.grace, f"saving model and summary in {workdir}")
+    stop, received = exit_handling.stop_on_signals(assignment.grace, f"saving model and summary in {workdir}")
     return role_main(assignment, experiment, security, stop, received, finish=_FINISH.value)
 
 
 if __name__ == "__main__":
-    cli.run(main, refused=roles.refused)
+    program.run(main, refused=roles.refused)

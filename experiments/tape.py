@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 _LEARNER = flags.DEFINE_integer("learner", None, "Only this learner, and the syncer.", lower_bound=0)
@@ -17,8 +17,8 @@ def main(_) -> int:
     from experiments.studies.replay.recorded import recorded
 
     if _AROUND.value is None:
-        cli.refuse(["steps"], "has no use without --around")
-    with recorded(cli.given(_WORKDIR)) as run:
+        program.refuse(["steps"], "has no use without --around")
+    with recorded(program.given(_WORKDIR)) as run:
         lines = timeline.timeline(run.plan)
     for line in timeline.chosen(lines, _LEARNER.value, _AROUND.value, _STEPS.value):
         print(timeline.shown(line, run.experiment.driver == "virtual"))
@@ -26,4 +26,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -9,9 +9,9 @@ import os
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
-_CONFIG = cli.define_config("configs/dense.py")
+_CONFIG = program.define_config("configs/dense.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to make; it must not be there yet.")
 _THREADS = flags.DEFINE_integer("threads", os.cpu_count() or 1, "Threads, and files.", lower_bound=1)
 
@@ -21,17 +21,17 @@ def main(_) -> None:
     from ddiloco.data.tokenized import write
     from ddiloco.data.tokenizers import make_tokenizer, without_end
 
-    folder = cli.checked_folder("output", cli.given(_OUTPUT))
+    folder = program.checked_folder("output", program.given(_OUTPUT))
     data = _CONFIG.experiment().data
     if not isinstance(data, DataConfig):
-        raise cli.UsageError("config: trains on no text")
-    with cli.reaching("output", folder):
+        raise program.UsageError("config: trains on no text")
+    with program.reaching("output", folder):
         tokenizer = make_tokenizer(data)
         for sentence in without_end(data, tokenizer):
-            cli.tell(f"warning: {sentence}")
-        write(data, tokenizer, folder, _THREADS.value, cli.tell)
+            program.tell(f"warning: {sentence}")
+        write(data, tokenizer, folder, _THREADS.value, program.tell)
     print(f"{folder}: to train on it, --config.data.tokenized={folder}")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

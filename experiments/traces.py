@@ -11,7 +11,7 @@ import pathlib
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 
 _TRACE = flags.DEFINE_string("trace", None, "The file of the trace.")
 _SERVERS = flags.DEFINE_integer("servers", None, "Servers that were watched, if more than the file names.")
@@ -30,21 +30,21 @@ def main(_) -> int:
     from experiments.studies.goodput import traces
     from experiments.studies.goodput.systems import system_of
 
-    path = pathlib.Path(cli.given(_TRACE))
+    path = pathlib.Path(program.given(_TRACE))
     if not _SPARES.value:
-        cli.refuse(["replacement_seconds"], "has no use without --spares")
+        program.refuse(["replacement_seconds"], "has no use without --spares")
     try:
-        systems = [system_of(label) for label in cli.given(_SYSTEMS)]
+        systems = [system_of(label) for label in program.given(_SYSTEMS)]
     except ValueError as error:
-        raise cli.UsageError(f"systems: {error}") from None
+        raise program.UsageError(f"systems: {error}") from None
     try:
-        with cli.reaching("trace", path):
+        with program.reaching("trace", path):
             trace = traces.read_outages(path, _SERVERS.value)
     except ValueError as error:
-        raise cli.UsageError(f"trace: {error}") from None
+        raise program.UsageError(f"trace: {error}") from None
     left, needed = trace.servers - _SPARES.value, max(system.num_learners for system in systems)
     if left < needed:
-        raise cli.UsageError(f"spares: leaves {left} of {trace.servers} servers, but {needed} are needed")
+        raise program.UsageError(f"spares: leaves {left} of {trace.servers} servers, but {needed} are needed")
     model = FailureModel(chips_per_slice=8)
     if _RESTART.value is not None:
         model = dataclasses.replace(model, restart_seconds=_RESTART.value)
@@ -59,4 +59,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

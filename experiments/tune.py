@@ -27,7 +27,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import comparison, grid, runs, tuning
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_tuning(), and its argument after a colon.")
@@ -35,15 +35,15 @@ _OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/tune-FI
 _TUNING_SEEDS = flags.DEFINE_list("tuning_seeds", ["100"], "Seeds that choose.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds that are reported.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1)
-_GIVEN = cli.take_overrides()
+_GIVEN = program.take_overrides()
 
 
 def main(_) -> int:
-    plan = tuning.plan_of(cli.given(_CONFIG))
+    plan = tuning.plan_of(program.given(_CONFIG))
     choosing = runs.parse_seeds(_TUNING_SEEDS.value, "tuning_seeds")
     reporting = runs.parse_seeds(_SEEDS.value)
     if set(choosing) & set(reporting):
-        raise cli.UsageError("tuning_seeds: a seed that chooses must not be reported")
+        raise program.UsageError("tuning_seeds: a seed that chooses must not be reported")
     output = pathlib.Path(_OUTPUT.value or runs.default_output("tune", _CONFIG.value))
     planned: list[runs.PlannedRun] = []
     for row in plan.rows:  # before any run starts
@@ -51,7 +51,7 @@ def main(_) -> int:
         for point in tuning.each_value(row):
             planned += _planned(row, point, plan.choosing, choosing, output).values()
     runs.refuse_idle(dict(_GIVEN), planned)
-    cli.made_folder("output", output)
+    program.made_folder("output", output)
     tuned, failed = _climbed(plan, choosing, output)
     print(tuning.choices(tuned))
     (output / "chosen.md").write_text(tuning.choices(tuned) + "\n")
@@ -133,4 +133,4 @@ def _planned(
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -8,11 +8,11 @@ from unittest import mock
 
 from ddiloco.baselines.virtual import run_virtual_baseline
 from ddiloco.goodput.accounting import State, Timelines
-from ddiloco.observe import monitor, records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.telemetry import monitor, records
 from ddiloco.virtual.from_settings import chips_by_learner
 from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests import workbench

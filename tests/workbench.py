@@ -15,12 +15,12 @@ import numpy as np
 from ddiloco.data.settings import ImagesConfig
 from ddiloco.data.sources import open_images, open_text
 from ddiloco.local import run as local
-from ddiloco.observe import records
-from ddiloco.observe.state import RunState
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, parse
+from ddiloco.telemetry import records
+from ddiloco.telemetry.state import RunState
 from ddiloco.training.parameters import num_parameters
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.run_result import Outcome
 
 SMALLEST = {
     "model": {

@@ -6,8 +6,12 @@ import pathlib
 import random
 from collections.abc import Sequence
 
-from ddiloco.disk.tape.header import Header, Machine
-from ddiloco.disk.tape.recorder import (
+from ddiloco.protocol import actions, events, news
+from ddiloco.protocol.parts import fragments_of
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.state import SyncerState
+from ddiloco.storage.tape.header import Header, Machine
+from ddiloco.storage.tape.recorder import (
     FOLDER,
     LearnerTape,
     SyncerTape,
@@ -16,13 +20,9 @@ from ddiloco.disk.tape.recorder import (
     part_tape,
     syncer_tape,
 )
-from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.parts import fragments_of
-from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.state import SyncerState
+from ddiloco.virtual.array_ports import Observer
+from ddiloco.virtual.availability import Change
 from ddiloco.virtual.links import LinkQuality
-from ddiloco.virtual.lives import Change
-from ddiloco.virtual.ports import Observer
 from ddiloco.virtual.syncer_process import VirtualSyncer
 from experiments.studies.schedules.parted_syncer import PartedSyncer
 from tests.virtual.small_fleet import small_fleet

@@ -13,12 +13,12 @@ import jax
 from ddiloco.baselines.wall import JobArrays
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.spare_capacity import draw_extra
-from ddiloco.observe import records
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.evaluator import Evaluations
-from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.telemetry import records
 from ddiloco.virtual.from_settings import chips_by_learner, fleet_changes, horizon, step_times
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.evaluator import Evaluations
+from ddiloco.workers.run_result import Outcome
 
 _GRADIENT_BYTES = 2  # of an element of a gradient: bfloat16
 _BACKWARD_SHARE = 2 / 3  # of a step's time; it has twice the operations of the forward pass

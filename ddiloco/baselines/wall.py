@@ -15,17 +15,17 @@ import jax
 import numpy as np
 
 from ddiloco.data.shards import reshard
-from ddiloco.disk.snapshots.parts import write_part
-from ddiloco.disk.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.goodput.accounting import State
-from ddiloco.observe import records
 from ddiloco.outer.stacks import unstacked
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.evaluator import Evaluations
-from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.outcome import Outcome
 from ddiloco.settings.experiment import Experiment, to_json
+from ddiloco.storage.snapshots.parts import write_part
+from ddiloco.storage.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotPart, SnapshotStore
+from ddiloco.telemetry import records
 from ddiloco.training.step_meter import StepMeter
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.evaluator import Evaluations
+from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.run_result import Outcome
 
 JOB_PART = "job"
 

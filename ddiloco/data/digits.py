@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from ddiloco.data.builder import LocalBuilder, one_in
+from ddiloco.data.tfds_builder import LocalBuilder, one_in
 
 TEST_ONE_IN = 5
 _LARGEST = 16  # value of a pixel as scikit-learn has it

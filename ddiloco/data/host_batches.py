@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddiloco.arrays.blocks import Blocks, Box
 from ddiloco.data.batches import Batches
-from ddiloco.outer.blocks import Blocks, Box
 
 
 class HostBatch(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
 
-from ddiloco.data.builder import LocalBuilder, one_in
+from ddiloco.data.tfds_builder import LocalBuilder, one_in
 
 VALIDATION_ONE_IN = 20
 

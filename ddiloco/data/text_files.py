@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 import tensorflow_datasets as tfds
 
-from ddiloco.data.builder import LocalBuilder, one_in
 from ddiloco.data.errors import DataError
 from ddiloco.data.file_digests import file_digests
 from ddiloco.data.file_kinds import FileKind, json_kind, kind_of, opened_bytes
 from ddiloco.data.file_paths import refusal, text_files
+from ddiloco.data.tfds_builder import LocalBuilder, one_in
 
 __all__ = ["PIECE", "VALIDATION_ONE_IN", "TextFiles", "documents", "text_files"]
 

@@ -10,13 +10,13 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ddiloco.disk import run_mark
-from ddiloco.disk.durable import FOLDER
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.ports import reserved_port
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
+from ddiloco.storage import run_mark
+from ddiloco.storage.durable import FOLDER
 
 RESTARTED = ["--restarts=1"]  # what refuses a process that was started before may pass
 

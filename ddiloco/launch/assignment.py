@@ -4,7 +4,7 @@ A process is started in one way, on any engine:
 
     flags, else DDILOCO_* of the environment  ->  Assignment  ->  role_main  ->  exit code
 
-`role_main` is in `experiments/front/role_main.py`. The programs `experiments.syncer`, `experiments.learner`
+`role_main` is in `experiments/cli/role_main.py`. The programs `experiments.syncer`, `experiments.learner`
 and `experiments.evaluator` call it; engines with Python processes of their own, such as Ray, do it too.
 The exit code says what an engine should do:
 

@@ -27,8 +27,6 @@ from ray.util import placement_group, remove_placement_group, tpu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ddiloco.config import REFUSED
-from ddiloco.disk import standing_orders
-from ddiloco.disk.durable import FOLDER
 from ddiloco.launch.assignment import (
     EVALUATOR,
     FAILED,
@@ -40,8 +38,10 @@ from ddiloco.launch.assignment import (
     Assignment,
 )
 from ddiloco.launch.ports import reserved_ports
-from ddiloco.observe.files import read_json
 from ddiloco.remote.wire.security import Security
+from ddiloco.storage import operator_orders
+from ddiloco.storage.durable import FOLDER
+from ddiloco.telemetry.files import read_json
 
 if TYPE_CHECKING:
     from ddiloco.settings.experiment import Experiment
@@ -239,7 +239,7 @@ class RayRun:
 
     def _has_failed(self) -> bool:
         """Whether the run failed for good, so that another syncer would not go on with it."""
-        return standing_orders.has_failed(self._workdir / FOLDER)
+        return operator_orders.has_failed(self._workdir / FOLDER)
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
         """Which actor has ended, and with which exit code; waits for one so long at most."""

@@ -73,7 +73,7 @@ def start(
 ) -> BaseProcess:
     """Runs a module as `python -m` would, in a session of its own; it ends when the caller does.
 
-    A SIGTERM or SIGHUP waits until the module unblocks it (`experiments/front/ending.py`).
+    A SIGTERM or SIGHUP waits until the module unblocks it (`experiments/cli/exit_handling.py`).
 
     Only one thread may start processes and ask for exit codes: `multiprocessing` can read each code once.
 

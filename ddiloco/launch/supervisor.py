@@ -16,14 +16,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from ddiloco.config import REFUSED, ConfigError
-from ddiloco.disk import standing_orders
-from ddiloco.disk.durable import FOLDER
 from ddiloco.goodput.waits import waiting
 from ddiloco.launch import processes
 from ddiloco.launch.ports import reserved_ports
-from ddiloco.observe.files import read_json
-from ddiloco.observe.records import reason
 from ddiloco.settings.remote import RemoteConfig, backoff
+from ddiloco.storage import operator_orders
+from ddiloco.storage.durable import FOLDER
+from ddiloco.telemetry.files import read_json
+from ddiloco.telemetry.records import reason
 
 POLL = 0.1  # seconds
 LEAVE_SECONDS = 90.0  # for a syncer to end the run once its last learner has ended
@@ -160,7 +160,7 @@ class Supervisor:
         if code in (0, REFUSED, *ASKED):
             return True
         by_itself = 0 < code < LOST
-        return by_itself and (self._is_trained() or standing_orders.has_failed(self._workdir / FOLDER))
+        return by_itself and (self._is_trained() or operator_orders.has_failed(self._workdir / FOLDER))
 
     def _rounds(self) -> int:
         """Merges so far, by the summary."""

@@ -9,28 +9,28 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddiloco.disk.snapshots.resuming import snapshot_header
-from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.waits import waiting
-from ddiloco.observe import records
 from ddiloco.outer.fragments import assemble
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.evaluator import Evaluations, Evaluator
-from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, Pieces
-from ddiloco.roles.learner_arrays import Equipment
-from ddiloco.roles.learner_worker import LearnerWorker
-from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.resuming import Origin, run_of
-from ddiloco.roles.snapshots.recording import LearnerRecording
-from ddiloco.roles.snapshots.taking import SnapshotTaker
-from ddiloco.roles.syncer_worker import SyncerWorker
-from ddiloco.roles.taping import Tapes
-from ddiloco.roles.transfer import Offer
+from ddiloco.storage.snapshots.resuming import snapshot_header
+from ddiloco.storage.snapshots.store import FOLDER, Snapshot
+from ddiloco.telemetry import records
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.evaluator import Evaluations, Evaluator
+from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, Pieces
+from ddiloco.workers.learner_arrays import Equipment
+from ddiloco.workers.learner_worker import LearnerWorker
+from ddiloco.workers.resuming import Origin, run_of
+from ddiloco.workers.run_result import Outcome
+from ddiloco.workers.snapshots.recording import LearnerRecording
+from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.syncer_worker import SyncerWorker
+from ddiloco.workers.tapes import Tapes
+from ddiloco.workers.transfer import Offer
 
 _LEAVE_SECONDS = 60.0  # for threads to end after Leave; a hung device must not hold up the others
 

@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from ddiloco.arrays.host_memory import aligned
+from ddiloco.arrays.sharded_rows import Parts, mesh_axes, spec_of, ways
 from ddiloco.outer.codecs import CODECS, UPDATE_CODECS, ArrayFormat, Codec, Shape
 from ddiloco.outer.fragments import FragmentLayout
-from ddiloco.outer.host_memory import aligned
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.outer.sharded_rows import Parts, mesh_axes, spec_of, ways
 
 Arrays = Sequence[Any]
 Tensors = tuple[jax.Array, ...]

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ddiloco.arrays.host_memory import aligned, owned
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.guards import Guard, Notice, Verdict, offered, sampled_cosines
-from ddiloco.outer.host_memory import aligned, owned
 from ddiloco.outer.merging import contribution_weight
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep

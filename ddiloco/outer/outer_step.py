@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ddiloco.arrays.host_memory import aligned, owned
 from ddiloco.outer.encoding import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
-from ddiloco.outer.host_memory import aligned, owned
 from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 

@@ -18,18 +18,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ddiloco.disk import run_mark
-from ddiloco.disk.durable import FOLDER, DurableState, DurableStateError
-from ddiloco.disk.scores import Scored, Scores, Wanted
-from ddiloco.observe.files import read_json
-from ddiloco.observe.records import Evaluated
-from ddiloco.observe.run_files import is_over
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.stacks import array_shape
-from ddiloco.roles.assembly import Assembly, Scorer
-from ddiloco.roles.evaluator import Evaluations
-from ddiloco.roles.exchange import Pieces
-from ddiloco.roles.transfer import FragmentTransfer
+from ddiloco.storage import run_mark
+from ddiloco.storage.durable import FOLDER, DurableState, DurableStateError
+from ddiloco.storage.score_files import Scored, Scores, Wanted
+from ddiloco.telemetry.files import read_json
+from ddiloco.telemetry.records import Evaluated
+from ddiloco.telemetry.run_files import is_over
+from ddiloco.workers.assembly import Assembly, Scorer
+from ddiloco.workers.evaluator import Evaluations
+from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.transfer import FragmentTransfer
 
 _POLL = 0.2  # seconds
 _UNTOLD_WAIT = 20.0  # seconds that a run may take to begin without a word

@@ -9,7 +9,7 @@ import pathlib
 import platform
 from collections.abc import Iterable
 
-from ddiloco.observe.files import write_json
+from ddiloco.telemetry.files import write_json
 
 FILE = "environment.json"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "grpcio", "libtpu")

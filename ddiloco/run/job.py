@@ -18,33 +18,33 @@ from typing import Any, NamedTuple
 import jax
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import array_file, checkpoints, run_mark
-from ddiloco.disk.durable import FOLDER as DURABLE
-from ddiloco.disk.ownership import owned
-from ddiloco.disk.scores import FOLDER as SCORES
-from ddiloco.disk.snapshots.resuming import check_resumable, newest_snapshot, trim_records
-from ddiloco.disk.snapshots.store import Snapshot
+from ddiloco.dashboard.server import PageServer
+from ddiloco.dashboard.visitors import NOBODY, Visitors, check_page
 from ddiloco.goodput.waits import waiting
-from ddiloco.observe.files import read_json, replacing
-from ddiloco.observe.monitor import Monitor, RunInfo
-from ddiloco.observe.owner import Owner
-from ddiloco.observe.profile import StepProfile
-from ddiloco.observe.records import Alarm
-from ddiloco.observe.skips import SkipWatch
-from ddiloco.observe.trimming import OF_RUNS, next_previous
-from ddiloco.observe.writers import check_writers
 from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
-from ddiloco.page.server import PageServer
-from ddiloco.page.visitors import NOBODY, Visitors, check_page
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.outcome import Outcome
-from ddiloco.run import needs, places
+from ddiloco.run import memory_needs, places
 from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, parse, to_json, with_steps_of_tokens
+from ddiloco.storage import array_file, checkpoints, run_mark
+from ddiloco.storage.durable import FOLDER as DURABLE
+from ddiloco.storage.ownership import owned
+from ddiloco.storage.score_files import FOLDER as SCORES
+from ddiloco.storage.snapshots.resuming import check_resumable, newest_snapshot, trim_records
+from ddiloco.storage.snapshots.store import Snapshot
+from ddiloco.telemetry.files import read_json, replacing
+from ddiloco.telemetry.folder_identity import Owner
+from ddiloco.telemetry.monitor import Monitor, RunInfo
+from ddiloco.telemetry.profile import StepProfile
+from ddiloco.telemetry.records import Alarm
+from ddiloco.telemetry.skips import SkipWatch
+from ddiloco.telemetry.trimming import OF_RUNS, next_previous
+from ddiloco.telemetry.writers import check_writers
 from ddiloco.training.loop import MakeLoop
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.run_result import Outcome
 
 # What only some runs need, the virtual driver and the baselines, is imported where it is used.
 
@@ -112,7 +112,7 @@ def run_job(
                 assembly.check_syncer()
         # A restarted syncer does not let learners wait for checks that passed before.
         if resume is False or not _has_begun(workdir, resume):
-            needs.check(needs.syncer_needs(experiment, assembly.layout), "the syncer")
+            memory_needs.check(memory_needs.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
         with waiting("data to be prepared"):
             assembly.check()
@@ -326,8 +326,8 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
             new.write_text(json.dumps(to_json(experiment), indent=2) + "\n")
         write_environment(workdir, _devices(experiment))
         if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
+            from ddiloco.virtual.availability import write_trace
             from ddiloco.virtual.from_settings import lives
-            from ddiloco.virtual.lives import write_trace
 
             write_trace(workdir / "lives.csv", lives(experiment))
     except OSError as error:

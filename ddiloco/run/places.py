@@ -6,14 +6,14 @@ import collections
 import pathlib
 
 from ddiloco.config import ConfigError
-from ddiloco.disk.durable import FOLDER as DURABLE
-from ddiloco.disk.folders import check_inside, free_bytes
-from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
-from ddiloco.observe import words
-from ddiloco.observe.trimming import FOLDERS, OF_RUNS
-from ddiloco.roles.assembly import Assembly
-from ddiloco.run import needs
+from ddiloco.run import memory_needs
 from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.storage.durable import FOLDER as DURABLE
+from ddiloco.storage.folders import check_inside, free_bytes
+from ddiloco.storage.snapshots.store import FOLDER as SNAPSHOTS
+from ddiloco.telemetry import formatting
+from ddiloco.telemetry.trimming import FOLDERS, OF_RUNS
+from ddiloco.workers.assembly import Assembly
 
 CHECKPOINTS = "checkpoints"  # of a run, in its workdir
 
@@ -32,11 +32,13 @@ def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
     """
     e, params = experiment, 4 * assembly.num_params
     baseline = e.algorithm in BASELINES
-    outer = 0 if baseline else needs.outer_bytes(e, assembly.layout)
+    outer = 0 if baseline else memory_needs.outer_bytes(e, assembly.layout)
     found = {CHECKPOINTS: params}
     if e.snapshot.every:
         learners = 1 if baseline else e.sync.num_learners
-        found[SNAPSHOTS] = learners * (params + needs.inner_bytes(e)) + (0 if baseline else params + outer)
+        found[SNAPSHOTS] = learners * (params + memory_needs.inner_bytes(e)) + (
+            0 if baseline else params + outer
+        )
     if e.driver == "remote":
         found[DURABLE] = params + outer
     return found
@@ -56,8 +58,8 @@ def check_room(experiment: Experiment, assembly: Assembly, workdir: pathlib.Path
     for together in names.values():
         needed, there = sum(saved[name] for name in together), free[together[0]]
         if needed > there:
-            each = ", ".join(f"{words.size(saved[name])} of {name}" for name in together)
+            each = ", ".join(f"{formatting.size(saved[name])} of {name}" for name in together)
             raise ConfigError(
-                f"workdir: {workdir}: has {words.size(there)} ({there:,} bytes) free, but the run saves "
-                f"{words.size(needed)} ({needed:,} bytes) there: {each}"
+                f"workdir: {workdir}: has {formatting.size(there)} ({there:,} bytes) free, but the run saves "
+                f"{formatting.size(needed)} ({needed:,} bytes) there: {each}"
             )

@@ -17,13 +17,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
+from ddiloco.arrays.blocks import needed
+from ddiloco.arrays.finite import NotFiniteError, check_finite
 from ddiloco.config import ConfigError
 from ddiloco.data.host_batches import HostBatches, shards_of_rows
-from ddiloco.outer.blocks import needed
-from ddiloco.outer.finite import NotFiniteError, check_finite
 from ddiloco.outer.stacks import array_of
-from ddiloco.roles.assembly import Assembly, Between, Recipe, Scorer
-from ddiloco.roles.learner_arrays import Batches
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.evaluation import Score, evaluate, make_eval_step
@@ -40,6 +38,8 @@ from ddiloco.training.sharding import (
     parameter_shardings,
     rows_divisor,
 )
+from ddiloco.workers.assembly import Assembly, Between, Recipe, Scorer
+from ddiloco.workers.learner_arrays import Batches
 
 if TYPE_CHECKING:
     from ddiloco.weights.initial import InitialWeights

@@ -7,10 +7,10 @@ import shutil
 from typing import NamedTuple
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import kept
-from ddiloco.disk.ownership import owned, owned_fragments
-from ddiloco.observe.files import read_values
-from ddiloco.observe.trimming import Cut, trim
+from ddiloco.storage import fragment_history
+from ddiloco.storage.ownership import owned, owned_fragments
+from ddiloco.telemetry.files import read_values
+from ddiloco.telemetry.trimming import Cut, trim
 
 _SYNCER, _SNAPSHOTS, _MADE = "syncer", "snapshots", "rolled_back"
 
@@ -47,13 +47,13 @@ def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     if folder.exists():
         shutil.rmtree(made, ignore_errors=True)
         try:
-            chosen = kept.as_of(folder, step)
+            chosen = fragment_history.as_of(folder, step)
         except LookupError as error:
             raise ConfigError(f"to: {error}") from None
         _make(folder, made, chosen)
     elif not made.exists():
         raise ConfigError(f"workdir: {workdir}: has no syncer's folder")
-    back = kept.as_of(made, step)
+    back = fragment_history.as_of(made, step)
     versions = tuple(one.version for one in back.values())
     newest = max(one.step for one in back.values())
     rounds = read_values(workdir / "rounds.jsonl")
@@ -70,14 +70,14 @@ def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     return RolledBack(newest, versions, previous)
 
 
-def _make(folder: pathlib.Path, made: pathlib.Path, chosen: dict[str, kept.Kept]) -> None:
+def _make(folder: pathlib.Path, made: pathlib.Path, chosen: dict[str, fragment_history.Kept]) -> None:
     """The syncer's folder as it was then, beside the present one."""
-    (made / kept.FOLDER).mkdir(parents=True)
+    (made / fragment_history.FOLDER).mkdir(parents=True)
     for path in folder.iterdir():
         if path.is_file() and path.name not in chosen and not path.name.startswith("."):
-            kept.linked_or_copied(path, made / path.name)
-    for name, of_it in kept.versions(folder).items():
+            fragment_history.linked_or_copied(path, made / path.name)
+    for name, of_it in fragment_history.versions(folder).items():
         for one in of_it:
             if one.version <= chosen[name].version:
-                kept.linked_or_copied(one.path, made / kept.FOLDER / one.path.name)
-        kept.linked_or_copied(chosen[name].path, made / name)
+                fragment_history.linked_or_copied(one.path, made / fragment_history.FOLDER / one.path.name)
+        fragment_history.linked_or_copied(chosen[name].path, made / name)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import checkpoints, run_mark
-from ddiloco.disk.checkpoints import CheckpointError
-from ddiloco.disk.durable import FOLDER, DurableState, DurableStateError
 from ddiloco.outer.fragments import assemble
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment, parse
+from ddiloco.storage import checkpoints, run_mark
+from ddiloco.storage.checkpoints import CheckpointError
+from ddiloco.storage.durable import FOLDER, DurableState, DurableStateError
 
 
 class SavedModel(NamedTuple):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
 from ddiloco.models import MODELS, model_of, name_of
-from ddiloco.observe.writers import NEEDS
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop, removed
@@ -17,6 +16,7 @@ from ddiloco.settings.remote import RemoteConfig
 from ddiloco.settings.saving import SnapshotConfig, TapeConfig
 from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import task_class
+from ddiloco.telemetry.writers import NEEDS
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
 

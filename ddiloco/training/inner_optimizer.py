@@ -16,9 +16,9 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from ddiloco.arrays.sharded_rows import ways
 from ddiloco.config import Marks, setting
 from ddiloco.models.parameter import Axes
-from ddiloco.outer.sharded_rows import ways
 from ddiloco.outer.stacks import is_stack
 
 _OF_STATES = Marks(may_change="never", because="the learners' inner states have its arrays")

@@ -19,7 +19,7 @@ from ddiloco.training.step import Metrics, TrainState
 
 
 class LoopProgram:
-    """One learner's loop on its devices; a `Program` of `ddiloco.roles.learner_arrays`.
+    """One learner's loop on its devices; a `Program` of `ddiloco.workers.learner_arrays`.
 
     In its TrainState `params` are the loop's parameters by name, and `opt_state` is the list of all other
     arrays of its state. What else is in the state, such as functions, stays as `init` made it.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ddiloco.outer.blocks import Blocks, Cut, needed
+from ddiloco.arrays.blocks import Blocks, Cut, needed
 from ddiloco.outer.stacks import array_of
 from ddiloco.training import executable
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at, make_inner_optimizer

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ddiloco.arrays.sharded_rows import Parts, spec_of, ways
 from ddiloco.config import ConfigError
 from ddiloco.models.parameter import Axes, Constrain
 from ddiloco.models.stack import LayersConfig
-from ddiloco.outer.sharded_rows import Parts, spec_of, ways
 from ddiloco.outer.stacks import is_stack
 from ddiloco.outer.stacks import rows as rows_of_stack
 from ddiloco.training.mesh import MESH_AXES

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from ddiloco.arrays.blocks import Blocks, placed
 from ddiloco.models.parameter import Constrain
-from ddiloco.outer.blocks import Blocks, placed
 from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
 from ddiloco.training.parameters import Parameters, abstract_parameters, logical_axes

@@ -9,10 +9,10 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.array_ports import LearnerArrays, Observer, Payload, SyncerArrays
+from ddiloco.virtual.availability import PAUSES, Change
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
-from ddiloco.virtual.lives import PAUSES, Change
-from ddiloco.virtual.ports import LearnerArrays, Observer, Payload, SyncerArrays
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
 INCARNATIONS_EACH = 1000  # between processes: more than one process ever rejoins

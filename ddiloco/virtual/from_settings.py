@@ -13,11 +13,11 @@ from ddiloco.goodput.lives import JobChange, job_changes, job_chips
 from ddiloco.goodput.spare_capacity import draw_extra
 from ddiloco.outer.encoding import Traffic
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
+from ddiloco.virtual.array_ports import LearnerArrays, Observer, SyncerArrays
+from ddiloco.virtual.availability import PAUSES, Change, read_trace
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
-from ddiloco.virtual.lives import PAUSES, Change, read_trace
-from ddiloco.virtual.ports import LearnerArrays, Observer, SyncerArrays
 
 _PATIENCE = 20  # times the length of a run without failures: nothing is drawn beyond
 _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "step", State.FAILED: "fail"}

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe.scalars import was_skipped
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Watermark
-from ddiloco.roles.exchange import OfferPositions
+from ddiloco.telemetry.scalars import was_skipped
+from ddiloco.virtual.array_ports import Checkpoint, LearnerArrays, Observer, Payload
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link, WaitingFragments
-from ddiloco.virtual.ports import Checkpoint, LearnerArrays, Observer, Payload
+from ddiloco.workers.exchange import OfferPositions
 
 
 @dataclasses.dataclass

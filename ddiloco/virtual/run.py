@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco.config import ConfigError
-from ddiloco.disk.tape.recorder import LearnerTape
 from ddiloco.goodput.accounting import State
-from ddiloco.observe import records
 from ddiloco.outer.encoding import Traffic, traffic
 from ddiloco.outer.global_model import GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
@@ -22,18 +20,20 @@ from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.state import SyncerState
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.evaluator import Evaluations
-from ddiloco.roles.exchange import Pieces
-from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
-from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.taping import Tapes
-from ddiloco.roles.transfer import Offer, host_arrays
 from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.storage.tape.recorder import LearnerTape
+from ddiloco.telemetry import records
+from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observer
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.from_settings import chips_by_learner, make_fleet, patience_for_merges
 from ddiloco.virtual.learner_process import VirtualLearner
-from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.evaluator import Evaluations
+from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.workers.run_result import Outcome
+from ddiloco.workers.tapes import Tapes
+from ddiloco.workers.transfer import Offer, host_arrays
 
 Record = Callable[[Any], None]
 

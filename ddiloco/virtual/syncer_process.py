@@ -12,11 +12,11 @@ from ddiloco.protocol.messages import Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.roles.exchange import Arrivals, fragments_with
-from ddiloco.roles.snapshots.messages import sender_of
+from ddiloco.virtual.array_ports import Observer, Payload, SyncerArrays
 from ddiloco.virtual.calendar import Calendar, Timer
 from ddiloco.virtual.links import Link, WaitingFragments
-from ddiloco.virtual.ports import Observer, Payload, SyncerArrays
+from ddiloco.workers.exchange import Arrivals, fragments_with
+from ddiloco.workers.snapshots.messages import sender_of
 
 # Whom, ..., bytes; returns whether the link has taken it.
 Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], bool]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.config import ConfigError
-from ddiloco.observe.records import reason
+from ddiloco.telemetry.records import reason
 from ddiloco.weights.table import Table
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"

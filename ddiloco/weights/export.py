@@ -12,8 +12,8 @@ import numpy as np
 
 from ddiloco.config import ConfigError
 from ddiloco.data.settings import DataConfig
-from ddiloco.disk import array_file
 from ddiloco.settings.experiment import Experiment
+from ddiloco.storage import array_file
 from ddiloco.weights.architectures import counterpart_of
 from ddiloco.weights.counterpart import CONFIG
 from ddiloco.weights.files import SHARD_BYTES, Tensor, write

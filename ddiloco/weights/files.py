@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ddiloco.arrays.finite import NotFiniteError, check_finite
 from ddiloco.config import ConfigError
-from ddiloco.disk import array_file
-from ddiloco.observe.records import reason
-from ddiloco.outer.finite import NotFiniteError, check_finite
+from ddiloco.storage import array_file
+from ddiloco.telemetry.records import reason
 from ddiloco.weights.table import Shape
 
 MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"

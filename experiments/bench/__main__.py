@@ -8,8 +8,8 @@ import sys
 
 from absl import flags
 
-from experiments.front import cli
-from experiments.front.tables import markdown
+from experiments.cli import program
+from experiments.cli.tables import markdown
 
 NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "snapshot", "tape")
 NAMES += ("schedules", "protocol", "guard", "syncer", "hosts", "accelerator")
@@ -40,13 +40,13 @@ def main(arguments) -> int:
     from experiments.studies.schedules.ledger import Violation
 
     if len(arguments) != 2 or arguments[1] not in NAMES:
-        raise cli.UsageError(f"name one benchmark of {', '.join(NAMES)}")
-    name, output = arguments[1], cli.made_file(_OUTPUT)
+        raise program.UsageError(f"name one benchmark of {', '.join(NAMES)}")
+    name, output = arguments[1], program.made_file(_OUTPUT)
     for flag, wanted in _OF.items():
         if name != wanted:
-            cli.refuse([flag], f"has no use for benchmark {name}; it is for {wanted}")
+            program.refuse([flag], f"has no use for benchmark {name}; it is for {wanted}")
     if _SEED.value is not None:
-        cli.refuse(["schedules"], "has no use with --seed, which replays one")
+        program.refuse(["schedules"], "has no use with --seed, which replays one")
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
     more = {
@@ -68,4 +68,4 @@ def main(arguments) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, positional=True)
+    program.run(main, positional=True)

@@ -18,14 +18,14 @@ from flax import nnx
 
 from ddiloco.models import model_of
 from ddiloco.models.model import Output, whole_logits
-from ddiloco.observe.records import StepDone
-from ddiloco.roles.assembly import Assembly
 from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
+from ddiloco.telemetry.records import StepDone
+from ddiloco.workers.assembly import Assembly
 from experiments.bench.bench_model import run_to_the_end
 from experiments.bench.learner import bare_loops, throughput
 from experiments.bench.measuring import alternated, row
-from experiments.front import cli
+from experiments.cli import program
 
 SHARING, TURNS = (2, 4), 3
 STEPS = {"160m": 64, "400m": 24, "1b": 24}  # of a learner and turn: each fragment is merged in it
@@ -62,7 +62,7 @@ def run(quick: bool, size: str) -> list[dict]:
 
 def assembly_of(size: str, steps: int, learners: int, quick: bool, attention: str = "auto") -> Assembly:
     """Learners of the preset on this process's device; `quick`: a fraction of the model."""
-    config = cli.load_config(f"configs/dense.py:{size}")
+    config = program.load_config(f"configs/dense.py:{size}")
     if quick:
         config.model.update(num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=64)
         config.model.update(vocab_size=512, compute_dtype="float32", logits_chunk=64)

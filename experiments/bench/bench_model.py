@@ -12,25 +12,25 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.local.run import LocalRun
-from ddiloco.observe.records import StepDone
 from ddiloco.outer.fragments import take
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import EventDelivery, Leave
-from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.learner_worker import LearnerWorker
-from ddiloco.roles.snapshots.recording import LearnerRecording
 from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
+from ddiloco.telemetry.records import StepDone
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.exchange import EventDelivery, Leave
+from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.learner_worker import LearnerWorker
+from ddiloco.workers.snapshots.recording import LearnerRecording
 from experiments.bench.another_process import PATIENCE
-from experiments.front import cli
+from experiments.cli import program
 
 
 def assembly_of(steps: int, quick: bool) -> Assembly:
     """Four learners for this number of steps, P=24, H=24, tau=2, K=1; `quick`: a fraction of the model."""
-    config = cli.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny")
     config.inner.optimizer, config.inner.learning_rate = "adamw", 3e-3  # two moments of every parameter
     if quick:
         config.model.update(num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=64)

@@ -15,8 +15,8 @@ from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.gift import Asking, Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.learner_arrays import Equipment
 from ddiloco.training import platform
+from ddiloco.workers.learner_arrays import Equipment
 from experiments.bench.another_process import PATIENCE, another_process, heard
 from experiments.bench.bench_model import SteppingLearner, assembly_of, initial_fragments, training_arrays
 from experiments.bench.measuring import medians, row

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ddiloco.disk.durable import DurableState
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.messages import RoundId
+from ddiloco.storage.durable import DurableState
 from experiments.bench.measuring import medians, row
 from experiments.bench.merge import NUM_LEARNERS, offers
 

@@ -11,12 +11,12 @@ import tempfile
 from typing import NamedTuple
 
 from ddiloco.launch.ports import reserved_ports
-from ddiloco.observe.files import read_values
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
+from ddiloco.telemetry.files import read_values
 from experiments.bench.measuring import row
-from experiments.front import cli
+from experiments.cli import program
 
 ROOT = pathlib.Path(__file__).parents[2]
 FRAGMENTS, STEPS, PATIENCE = 12, 36, 900.0
@@ -78,7 +78,7 @@ def _settings(width: int, layers: int) -> dict[str, object]:
 
 def _layout(width: int, layers: int) -> FragmentLayout:
     overrides = [[name, str(value)] for name, value in _settings(width, layers).items()]
-    return assembly_of(parse(cli.resolve("configs/dense.py:tiny", overrides))).layout
+    return assembly_of(parse(program.resolve("configs/dense.py:tiny", overrides))).layout
 
 
 def _peaks(folder: pathlib.Path, hosts: int, width: int, layers: int) -> Peaks:

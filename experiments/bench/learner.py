@@ -9,9 +9,9 @@ import time
 
 import jax
 
-from ddiloco.observe.records import StepDone
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.learner_arrays import Equipment
+from ddiloco.telemetry.records import StepDone
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.learner_arrays import Equipment
 from experiments.bench.bench_model import assembly_of, run_to_the_end
 from experiments.bench.measuring import alternated, row
 

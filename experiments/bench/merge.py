@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ddiloco.arrays.host_memory import aligned_empty
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.guards import GuardConfig
-from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.outer.merging import MERGE_RULES, Sent
 from ddiloco.outer.optimizer import OuterConfig
 from experiments.bench.measuring import medians, row

@@ -15,11 +15,11 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer
+from ddiloco.virtual.availability import Change
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
-from ddiloco.virtual.lives import Change
-from ddiloco.virtual.ports import CountingLearner, CountingSyncer
 from experiments.bench.measuring import row
 
 SIZES = ((16, 24), (128, 24), (2048, 24), (16, 200), (2048, 200))

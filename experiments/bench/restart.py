@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 from ddiloco.launch import processes
-from ddiloco.observe.files import read_values
+from ddiloco.telemetry.files import read_values
 from experiments.bench.measuring import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")

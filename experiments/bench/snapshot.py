@@ -11,10 +11,10 @@ import time
 import jax
 import jax.numpy as jnp
 
-from ddiloco.disk.snapshots.store import PartWriter
-from ddiloco.roles.exchange import SnapshotBegun
-from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage
-from ddiloco.roles.snapshots.recording import LearnerRecording
+from ddiloco.storage.snapshots.store import PartWriter
+from ddiloco.workers.exchange import SnapshotBegun
+from ddiloco.workers.snapshots.messages import PartWritten, SnapshotMessage
+from ddiloco.workers.snapshots.recording import LearnerRecording
 from experiments.bench.bench_model import (
     SteppingLearner,
     assembly_of,

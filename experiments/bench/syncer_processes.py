@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddiloco.observe import records
 from ddiloco.outer.encoding import wire_format
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
@@ -26,16 +25,17 @@ from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.part import PartRun
 from ddiloco.remote.syncer.process import run_syncer
+from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import EventDelivery, Leave
-from ddiloco.roles.transfer import Offer
 from ddiloco.settings.experiment import Experiment, parse
+from ddiloco.telemetry import records
 from ddiloco.training import platform
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.exchange import EventDelivery, Leave
+from ddiloco.workers.transfer import Offer
 from experiments.bench.another_process import PATIENCE, another_process, heard
 from experiments.bench.measuring import Seconds, processor_seconds, resident_bytes
-from experiments.front import cli
+from experiments.cli import program
 
 TOKENS = 1  # of a step, as learners claim
 _TURN_SECONDS = 0.04
@@ -214,7 +214,7 @@ class _Matrices:
 
 
 def _experiment(traffic: PlayedTraffic) -> Experiment:
-    config = cli.load_config("configs/dense.py:tiny,streaming")
+    config = program.load_config("configs/dense.py:tiny,streaming")
     config.driver, config.tape.enabled, config.eval.every, config.sample.tokens = "remote", False, None, 0
     ahead = traffic.overlap
     config.sync.update(num_learners=traffic.learners, num_fragments=traffic.fragments, overlap=ahead)

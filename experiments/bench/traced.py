@@ -16,7 +16,7 @@ import tracemalloc
 from typing import Any
 
 from ddiloco.remote.learner.follower import TellingBatches
-from ddiloco.roles.learner_worker import LearnerWorker
+from ddiloco.workers.learner_worker import LearnerWorker
 
 EVERY = 0.02  # seconds
 

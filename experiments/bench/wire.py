@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from ddiloco.arrays.host_memory import aligned_empty
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import EventDelivery
-from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
+from ddiloco.workers.exchange import EventDelivery
+from ddiloco.workers.transfer import Offer
 from experiments.bench.another_process import PATIENCE, another_process, heard
 from experiments.bench.measuring import medians, row
 

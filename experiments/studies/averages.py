@@ -17,16 +17,16 @@ import numpy as np
 import optax
 
 from ddiloco.baselines.wall import JobArrays
-from ddiloco.observe.figures import dress, figure_at
-from ddiloco.observe.records import Evaluated
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
+from ddiloco.telemetry.plots import dress, figure_at
+from ddiloco.telemetry.records import Evaluated
 from ddiloco.training.evaluation import Score
 from ddiloco.virtual.run import VirtualRun
-from experiments.front.tables import markdown
+from experiments.cli.tables import markdown
 
 PANELS = {  # those after the first are of models with experts
     "loss": "held-out loss, nats/token",

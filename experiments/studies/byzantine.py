@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ddiloco.observe import records
 from ddiloco.outer.guards import GuardConfig
-from ddiloco.roles import outcome as roles
-from ddiloco.roles.exchange import Pieces
-from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.transfer import Offer
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment, parse, to_json
+from ddiloco.telemetry import records
 from ddiloco.virtual.run import VirtualRun
+from ddiloco.workers import run_result as roles
+from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.transfer import Offer
 
 Arrays = tuple[np.ndarray, ...]
 

@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.front import cli
-from experiments.front.tables import markdown
+from experiments.cli import program
+from experiments.cli.tables import markdown
 from experiments.studies import merges, runs, traffic
 
 
@@ -89,25 +89,27 @@ def make_rows(
     path = argument.partition(":")[0]
     rows: dict[str, ComparisonRow] = {}
     if not comparison:
-        raise cli.UsageError(f"config: {argument}: its get_comparison() names no row")
+        raise program.UsageError(f"config: {argument}: its get_comparison() names no row")
     for entry in comparison:
         problem = _problem(entry)
         if problem is not None:
-            raise cli.UsageError(f"config: {argument}: {problem}")
+            raise program.UsageError(f"config: {argument}: {problem}")
         label, preset = entry["label"], entry.get("preset")
         own = [(name, v) for name, v in entry.items() if name not in (*_OWN_KEYS, *dict(given))]
         if "seed" in dict([*own, *given]):
-            raise cli.UsageError(f"config.seed: is set for {label!r}, but --seeds says which there are")
+            raise program.UsageError(f"config.seed: is set for {label!r}, but --seeds says which there are")
         folder = runs.folder_name(label)
         if folder in rows:
-            raise cli.UsageError(f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike")
+            raise program.UsageError(
+                f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike"
+            )
         config = f"{path}:{preset}" if preset else path
         by_seed = runs.of_each_seed(label, config, [*own, *given], output / folder, seeds)
         rows[folder] = ComparisonRow(label, entry.get("paper", {}), by_seed, entry.get("against"))
     for row in rows.values():
         if row.against not in (None, *(other.label for other in rows.values())):
             told = f"{row.label!r}: is held against {row.against!r}, which is no row"
-            raise cli.UsageError(f"config: {argument}: {told}")
+            raise program.UsageError(f"config: {argument}: {told}")
     return list(rows.values())
 
 
@@ -117,10 +119,10 @@ def columns_of(argument: str) -> Sequence[str]:
     Raises:
       UsageError: there is no such file or figure.
     """
-    columns = getattr(cli.load_module(argument.partition(":")[0], "config"), "COLUMNS", SHOWN)
+    columns = getattr(program.load_module(argument.partition(":")[0], "config"), "COLUMNS", SHOWN)
     for name in columns:
         if name not in COLUMNS:
-            raise cli.UsageError(f"config: {argument}: COLUMNS: {_unknown(name)}")
+            raise program.UsageError(f"config: {argument}: COLUMNS: {_unknown(name)}")
     return columns
 
 

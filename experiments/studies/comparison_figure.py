@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddiloco.observe.figures import colours, dress, figure_at
+from ddiloco.telemetry.plots import colours, dress, figure_at
 from experiments.studies.comparison import clock_of, label_of
 
 if TYPE_CHECKING:

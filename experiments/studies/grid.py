@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import runs, series
 
 
@@ -30,18 +30,18 @@ def load(argument: str, baseline: str | None = None) -> Sweep:
         sweep = Sweep(_product(argument))
     else:
         path = argument.partition(":")[0]
-        named = getattr(cli.load_module(path, "sweep"), "BASELINE", None)
-        sweep = Sweep(cli.call(argument, "get_sweep", "sweep"), named)
+        named = getattr(program.load_module(path, "sweep"), "BASELINE", None)
+        sweep = Sweep(program.call(argument, "get_sweep", "sweep"), named)
     if not sweep.points:
-        raise cli.UsageError(f"sweep: {argument}: names no point")
+        raise program.UsageError(f"sweep: {argument}: names no point")
     if baseline:
         sweep = sweep._replace(baseline=dict(_setting(text, "baseline") for text in baseline.split(";")))
     if sweep.baseline and not any(series.is_of(point, sweep.baseline) for point in sweep.points):
         settings = ";".join(f"{name}={value}" for name, value in sweep.baseline.items())
-        raise cli.UsageError(f"baseline: no point of the sweep has {settings}")
+        raise program.UsageError(f"baseline: no point of the sweep has {settings}")
     name, count = collections.Counter(map(point_name, sweep.points)).most_common(1)[0]
     if count > 1:
-        raise cli.UsageError(f"sweep: {count} of its points are {name}")
+        raise program.UsageError(f"sweep: {count} of its points are {name}")
     return sweep
 
 
@@ -56,7 +56,9 @@ def with_settings(sweep: Sweep, given: Sequence[tuple[str, Any]]) -> Sweep:
     settings = dict(given)
     for name in settings:
         if len({str(point.get(name)) for point in sweep.points}) > 1:
-            raise cli.UsageError(f"config.{name}: is set for all points of the sweep, but they differ in it")
+            raise program.UsageError(
+                f"config.{name}: is set for all points of the sweep, but they differ in it"
+            )
     points = [{name: settings.get(name, value) for name, value in p.items()} for p in sweep.points]
     return sweep._replace(points=points)
 
@@ -73,7 +75,7 @@ def _product(text: str) -> list[dict[str, str]]:
         apart = re.split(r",(?![^(]*\))", values)  # not at the commas of a tuple
         axes.append([(name, value.strip()) for value in apart])
     if not axes:
-        raise cli.UsageError(f"sweep: {text!r} is not of the form setting=value,value")
+        raise program.UsageError(f"sweep: {text!r} is not of the form setting=value,value")
     return [dict(point) for point in itertools.product(*axes)]
 
 
@@ -81,5 +83,5 @@ def _setting(text: str, flag: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
         form = "setting=value,value" if flag == "sweep" else "setting=value"
-        raise cli.UsageError(f"{flag}: {text!r} is not of the form {form}")
+        raise program.UsageError(f"{flag}: {text!r} is not of the form {form}")
     return name.strip(), value.strip()

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddiloco.observe.files import read_json, read_values
+from ddiloco.telemetry.files import read_json, read_values
 from experiments.studies.chaos.committed import Contributed
 
 _PARTS = ("quorum_seconds", "grace_seconds", "sync_seconds")  # of a round

@@ -15,8 +15,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ddiloco.config import REFUSED, ConfigError, flat
-from ddiloco.observe.files import read_json
-from experiments.front import cli, ending
+from ddiloco.telemetry.files import read_json
+from experiments.cli import exit_handling, program
 
 PROGRAM = "experiments.train"
 _LONGEST_NAME = 200  # file systems allow 255 bytes
@@ -111,12 +111,12 @@ def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: 
     from ddiloco.settings.idle import why_idle
 
     try:
-        experiment = parse(cli.resolve(config, overrides))
+        experiment = parse(program.resolve(config, overrides))
         idle = {path: why for path, _ in overrides if (why := why_idle(experiment, path)) is not None}
         used = [(path, value) for path, value in overrides if path not in idle]
-        settings = to_json(parse(cli.resolve(config, used)))
-    except (cli.UsageError, ConfigError) as error:
-        raise cli.UsageError(f"{name}: {error}") from None
+        settings = to_json(parse(program.resolve(config, used)))
+    except (program.UsageError, ConfigError) as error:
+        raise program.UsageError(f"{name}: {error}") from None
     return PlannedRun(name, config, used, workdir, settings, idle)
 
 
@@ -127,7 +127,7 @@ def refuse_idle(paths: Iterable[str], planned: Sequence[PlannedRun], flag: str =
     """
     for path in paths:
         if planned and all(path in run.idle for run in planned):
-            raise cli.UsageError(f"{flag}{path}: has no use where {planned[0].idle[path]}; leave it out")
+            raise program.UsageError(f"{flag}{path}: has no use where {planned[0].idle[path]}; leave it out")
 
 
 def of_each_seed(
@@ -148,14 +148,16 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
     """The seeds of this flag; raises UsageError for none, one twice, or one that is no whole number."""
     for text in texts:
         if not (text.isascii() and text.isdigit()):
-            raise cli.UsageError(f"{flag}: {text!r} is not a whole number from 0 on")
+            raise program.UsageError(f"{flag}: {text!r} is not a whole number from 0 on")
     seeds = [int(text) for text in texts]
     if not seeds or len(set(seeds)) < len(seeds):
-        raise cli.UsageError(f"{flag}: is {','.join(texts)!r}, but must name at least one seed, none twice")
+        raise program.UsageError(
+            f"{flag}: is {','.join(texts)!r}, but must name at least one seed, none twice"
+        )
     return seeds
 
 
-@ending.interrupts()
+@exit_handling.interrupts()
 def train(
     planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun], Sequence[PlannedRun] | None]
 ) -> list[str]:
@@ -186,7 +188,7 @@ def train(
     def start() -> None:
         i, run, why = waiting.popleft()
         again = f", again: {why}" if finished(run.workdir) else ""
-        cli.tell(f"[{i}/{len(known)}] {run.name}{again}")
+        program.tell(f"[{i}/{len(known)}] {run.name}{again}")
         sharers = min(jobs, len(under_way) + 1 + len(waiting))
         environment = processes.share_of_threads(os.environ, sharers)
         process = processes.start(PROGRAM, run.arguments(), environment, quiet=True)
@@ -202,14 +204,14 @@ def train(
                 process.join()
                 refused = process.exitcode == REFUSED
                 if refused and not has_run:
-                    raise cli.UsageError(f"{run.name}: cannot run; the reason stands above")
+                    raise program.UsageError(f"{run.name}: cannot run; the reason stands above")
                 has_run = True
                 why = "it cannot run; the reason stands above" if refused else run.lacks()
                 if process.exitcode or why:
                     failed.append(f"{run.name} ({why or f'exit status {process.exitcode}'})")
                 add(ended(run) or [])
     except KeyboardInterrupt:
-        cli.tell("saving what is under way; a second Ctrl-C ends this at once, unsaved")
+        program.tell("saving what is under way; a second Ctrl-C ends this at once, unsaved")
         raise
     finally:
         started = [process for _, process in under_way.values()]

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddiloco.observe.figures import dress, figure_at
+from ddiloco.telemetry.plots import dress, figure_at
 from experiments.studies import series
 from experiments.studies.grid import Sweep
 

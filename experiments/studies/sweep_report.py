@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.front.tables import markdown
+from experiments.cli.tables import markdown
 from experiments.studies import series
 from experiments.studies.grid import Sweep
 

@@ -13,8 +13,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.front import cli
-from experiments.front.tables import markdown
+from experiments.cli import program
+from experiments.cli.tables import markdown
 
 BITS = {"f32": 32.0, "int8": 8.25, "int4": 4.25}
 """Of an element as it travels; groups of 128 share a float32 scale."""
@@ -167,13 +167,13 @@ def table(rows: Sequence[Mapping[str, Any]], host: SyncerHost) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
-        raise cli.UsageError("name the JSON file that experiments.bench syncer has written")
+        raise program.UsageError("name the JSON file that experiments.bench syncer has written")
     path = pathlib.Path(arguments[1])
-    with cli.reaching("file", path):
+    with program.reaching("file", path):
         text = path.read_text()
     print(table(json.loads(text)["rows"], SyncerHost()))
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main, positional=True)
+    program.run(main, positional=True)

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from ddiloco.observe.files import read_json, read_values
+from ddiloco.telemetry.files import read_json, read_values
 
 PARAMETER_BYTES = 4  # of an element of the parameters that a learner is welcomed with
 

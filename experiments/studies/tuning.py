@@ -6,8 +6,8 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.front import cli
-from experiments.front.tables import markdown
+from experiments.cli import program
+from experiments.cli.tables import markdown
 from experiments.studies import runs
 
 Point = tuple[Any, ...]  # a value for each axis
@@ -91,22 +91,26 @@ def plan_of(argument: str) -> TuningPlan:
     Raises:
       UsageError: no such file or argument, no row, or one that lacks something or begins outside its grid.
     """
-    given = cli.call(argument, "get_tuning", "config")
+    given = program.call(argument, "get_tuning", "config")
     try:
         return _plan(argument, given)
     except KeyError as error:
-        raise cli.UsageError(f"config: {argument}: its get_tuning(), or a row of it, lacks {error}") from None
+        raise program.UsageError(
+            f"config: {argument}: its get_tuning(), or a row of it, lacks {error}"
+        ) from None
 
 
 def _plan(argument: str, given: Mapping[str, Any]) -> TuningPlan:
     if not given["rows"]:
-        raise cli.UsageError(f"config: {argument}: its get_tuning() names no row")
+        raise program.UsageError(f"config: {argument}: its get_tuning() names no row")
     rows = []
     for entry in given["rows"]:
         axes = {name: tuple(given["grid"][name]) for name in entry["axes"]}
         for name, values in axes.items():
             if entry[name] not in values:
-                raise cli.UsageError(f"config: {entry['label']!r}: {name} is {entry[name]}, not of {values}")
+                raise program.UsageError(
+                    f"config: {entry['label']!r}: {name} is {entry[name]}, not of {values}"
+                )
         keys = ("label", "preset", "axes", "against", *axes)
         own = {name: value for name, value in entry.items() if name not in keys}
         start = tuple(entry[name] for name in axes)
@@ -117,10 +121,12 @@ def _plan(argument: str, given: Mapping[str, Any]) -> TuningPlan:
         )
     labels = [row.label for row in rows]
     if len(set(map(runs.folder_name, labels))) < len(labels):
-        raise cli.UsageError(f"config: {argument}: two rows have one label, or labels too alike")
+        raise program.UsageError(f"config: {argument}: two rows have one label, or labels too alike")
     for row in rows:
         if row.against not in (None, *labels):
-            raise cli.UsageError(f"config: {row.label!r}: is held against {row.against!r}, which is no row")
+            raise program.UsageError(
+                f"config: {row.label!r}: is held against {row.against!r}, which is no row"
+            )
     return TuningPlan(rows, given["budget"], given["choosing"])
 
 
@@ -133,7 +139,7 @@ def check_free(row: TuningRow, given: Sequence[str]) -> None:
     for name in ("seed", *row.axes):
         if name in given or name in row.settings:
             by = "--seeds and --tuning_seeds say which there are" if name == "seed" else "it is tuned"
-            raise cli.UsageError(f"config.{name}: is set for {row.label!r}, but {by}")
+            raise program.UsageError(f"config.{name}: is set for {row.label!r}, but {by}")
 
 
 def each_value(row: TuningRow) -> list[Point]:

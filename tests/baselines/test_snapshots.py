@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ddiloco.baselines.wall import BaselineRun, JobSnapshots
-from ddiloco.disk.snapshots.store import FOLDER, SnapshotPart, SnapshotStore
-from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage.snapshots.store import FOLDER, SnapshotPart, SnapshotStore
+from ddiloco.telemetry import records
 from tests.virtual_runs import run_job
 from tests.workbench import devices, experiment
 

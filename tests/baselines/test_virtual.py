@@ -9,9 +9,9 @@ from ddiloco.baselines import virtual as virtual_baseline
 from ddiloco.baselines.wall import BaselineRun
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.interruptions import Interruption
-from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.run.recipes import assembly_of
+from ddiloco.telemetry import records
 from ddiloco.virtual import from_settings as virtual_fleet
 from tests.virtual_runs import run_timed, run_virtual, virtual
 from tests.workbench import devices, experiment

@@ -8,9 +8,9 @@ import pytest
 from ddiloco.baselines.wall import BaselineRun
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.observe import records
 from ddiloco.run.job import run_job, set_aside
 from ddiloco.run.recipes import assembly_of
+from ddiloco.telemetry import records
 from tests.workbench import assert_equal, devices, experiment
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddiloco.settings.experiment import parse, to_json
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import comparison, comparison_figure, runs
 from tests.refusals import assert_refused
 
@@ -164,7 +164,7 @@ def test_a_usage_error_is_told_in_one_line_before_anything_runs(arguments, told,
     ],
 )
 def test_rows_that_cannot_be_told_apart_or_understood_are_refused(entries, told, tmp_path):
-    with pytest.raises(cli.UsageError) as caught:
+    with pytest.raises(program.UsageError) as caught:
         comparison.make_rows("configs/micro.py", entries, [0], [], tmp_path)
     assert told in str(caught.value)
 
@@ -250,7 +250,7 @@ def test_a_config_file_names_the_figures_of_its_table_in_their_order(results, tm
     head = comparison.table(results, columns).splitlines()[0]
     assert [title.strip() for title in head.split("|")] == ["", "", "goodput", "wall seconds", ""]
     (tmp_path / "none.py").write_text('COLUMNS = ("goodput", "speed")')
-    with pytest.raises(cli.UsageError, match="COLUMNS: no figure 'speed'; known: eval_loss, "):
+    with pytest.raises(program.UsageError, match="COLUMNS: no figure 'speed'; known: eval_loss, "):
         comparison.columns_of(f"{tmp_path}/none.py")
 
 
@@ -324,7 +324,7 @@ def test_the_mean_of_curves_is_where_all_of_them_are():
 def asked(**overrides) -> dict[str, Any]:
     """All settings of a small run, with `train__steps=7` for train.steps."""
     pairs = [(name.replace("__", "."), str(value)) for name, value in overrides.items()]
-    return to_json(parse(cli.resolve("configs/micro.py", pairs)))
+    return to_json(parse(program.resolve("configs/micro.py", pairs)))
 
 
 def left(workdir: pathlib.Path, settings: Mapping[str, Any]) -> None:
@@ -339,7 +339,7 @@ def test_a_run_with_other_settings_does_not_stand_for_this_one(tmp_path):
     left(tmp_path, settings)
     assert runs.lacking(tmp_path, settings) is None
     assert runs.lacking(tmp_path, asked(train__steps=8)) == "train.steps was 7, but is 8 now"
-    other_model = runs.lacking(tmp_path, to_json(parse(cli.resolve("configs/micro.py:moe", ()))))
+    other_model = runs.lacking(tmp_path, to_json(parse(program.resolve("configs/micro.py:moe", ()))))
     assert other_model == "model.name was dense, but is moe now"
     (tmp_path / "config.json").write_text("{")
     assert runs.lacking(tmp_path, settings) == "its config.json cannot be read"
@@ -364,7 +364,7 @@ def test_a_run_with_a_setting_that_is_gone_does_not_stand_for_this_one(tmp_path)
 
 
 def test_a_run_with_a_setting_of_a_loop_that_is_gone_does_not_stand_for_this_one(tmp_path):
-    settings = to_json(parse(cli.resolve("configs/loop.py", ())))
+    settings = to_json(parse(program.resolve("configs/loop.py", ())))
     with_one = json.loads(json.dumps(settings))
     with_one["model"]["settings"]["rows"] = 1
     left(tmp_path, with_one)
@@ -399,20 +399,20 @@ OVERRIDES = {
 @pytest.mark.parametrize(("line", "found"), OVERRIDES.items())
 def test_overrides_are_taken_off_the_command_line(line, found, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["compare", *line.split()])
-    assert cli.take_overrides() == found
+    assert program.take_overrides() == found
     assert not any("config." in argument and ".py" not in argument for argument in sys.argv)
 
 
 def test_a_text_is_a_value_also_as_flags_spell_it():
     texts = ("true", "false", "none", "None", "3", "(1, 2)", "rda")
-    assert [cli.literal(text) for text in texts] == [True, False, None, None, 3, (1, 2), "rda"]
+    assert [program.literal(text) for text in texts] == [True, False, None, None, 3, (1, 2), "rda"]
 
 
 def test_a_resolved_config_is_the_one_that_a_run_gets(config):
     overrides = [("sync.quorum", None), ("virtual.step_seconds", (1.0, 2.0)), ("train.steps", 5)]
-    resolved = cli.resolve(f"{config}:streaming", overrides)
+    resolved = program.resolve(f"{config}:streaming", overrides)
     assert (resolved.algorithm, resolved.sync.quorum, resolved.train.steps) == ("streaming", None, 5)
     assert resolved.virtual.step_seconds == (1.0, 2.0)
-    assert cli.resolve(str(config), [("train.steps", 5), ("train.steps", 6)]).train.steps == 6
-    with pytest.raises(cli.UsageError, match="no preset 'huge'"):
-        cli.resolve(f"{config}:huge", [])
+    assert program.resolve(str(config), [("train.steps", 5), ("train.steps", 6)]).train.steps == 6
+    with pytest.raises(program.UsageError, match="no preset 'huge'"):
+        program.resolve(f"{config}:huge", [])

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.roles.transfer import FragmentTransfer
-from ddiloco.run.needs import inner_bytes
+from ddiloco.run.memory_needs import inner_bytes
 from ddiloco.run.recipes import ModelRecipe
 from ddiloco.settings.experiment import parse
 from ddiloco.training.chips import CHIPS
 from ddiloco.training.sharding import parameter_shardings
-from experiments.front import cli
-from experiments.front.cli import UsageError
+from ddiloco.workers.transfer import FragmentTransfer
+from experiments.cli import program
+from experiments.cli.program import UsageError
 from experiments.studies.compiling import table, topology
 from experiments.studies.compiling.cost import CollectiveTraffic, Cost
 from experiments.studies.compiling.report import Compilation, CompiledProgram, report, roofline
@@ -35,7 +35,7 @@ def simulated_devices():
 
 
 def config(**settings):
-    found = cli.load_config("configs/dense.py:tiny")
+    found = program.load_config("configs/dense.py:tiny")
     found.model.update(num_layers=1, model_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=32)
     found.sync.update(num_fragments=3, num_learners=1)
     found.train.update(batch_size=8, **settings)
@@ -95,7 +95,7 @@ def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
 @needs_libtpu
 def test_parts_of_the_logits_gather_the_head_twice_however_many_there_are():
     def sent(tokens: int) -> float:
-        found = cli.load_config("configs/dense.py:tiny")
+        found = program.load_config("configs/dense.py:tiny")
         found.model.update(num_layers=1, model_dim=64, vocab_size=4096, logits_chunk=tokens)
         found.data.sequence_length, found.mesh.fsdp, found.inner.optimizer = 32, 4, "adamw"
         compilation = Compilation(parse(found), topology.slice_of("v5e:2x2"))
@@ -173,7 +173,7 @@ def test_a_saved_step_of_something_else_is_refused_in_one_line(tmp_path):
     assert "cannot be read: No such file" in told(compilation.mesh, executable=str(tmp_path / "none"))
     (tmp_path / "text").write_text("text")
     assert "was not written by" in told(compilation.mesh, executable=str(tmp_path / "text"))
-    changed = cli.load_config("configs/dense.py:tiny")
+    changed = program.load_config("configs/dense.py:tiny")
     changed.train.update(executable=str(path), batch_size=8)
     with pytest.raises(ConfigError, match="the program differs in code or settings"):
         ModelRecipe(parse(changed)).program(compilation.mesh, 8)
@@ -189,7 +189,7 @@ def test_a_compiler_that_is_killed_leaves_out_its_row_alone(monkeypatch, tmp_pat
 
 
 def test_what_a_codec_keeps_counts_pieces_that_do_not_divide_among_the_chips_whole():
-    found = cli.load_config("configs/dense.py:tiny")
+    found = program.load_config("configs/dense.py:tiny")
     found.model.num_layers, found.mesh.fsdp, found.outer.codec = 2, 8, "int4"
     found.sync.update(num_fragments=24, num_learners=1)
     compilation = Compilation(parse(found), topology.Slice(jax.devices()[:8], None))

@@ -10,13 +10,13 @@ import pytest
 from tests.integration.programs import ROOT
 
 PROGRAM = """
-from experiments.front import cli
+from experiments.cli import program
 
 def main(_):
     import jax
     {does}
 
-cli.run(main)
+program.run(main)
 """
 ASKS = "jax.numpy.zeros(2)"
 NO_GPU = not pathlib.Path("/proc/driver/nvidia").exists()

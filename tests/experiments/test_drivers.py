@@ -25,8 +25,8 @@ from ddiloco.config import ConfigError
 from ddiloco.run.job import with_steps
 from ddiloco.settings.experiment import parse
 from ddiloco.settings.idle import OF_DRIVERS, why_idle
-from experiments.front import cli
-from experiments.front.dry_run import describe
+from experiments.cli import program
+from experiments.cli.dry_run import describe
 from tests.integration.programs import ROOT
 from tests.refusals import refusal
 
@@ -68,7 +68,7 @@ OF_VIRTUAL = (r"virtual\.step_seconds: has 8 entries, but must have 1, or \d+, o
 
 def made(preset, driver, learners):
     """The run's settings as the command line makes them."""
-    return cli.resolve(preset, [("driver", driver), ("sync.num_learners", learners)])
+    return program.resolve(preset, [("driver", driver), ("sync.num_learners", learners)])
 
 
 def told(call, *arguments):
@@ -94,7 +94,7 @@ def test_every_config_file_is_known():
 def test_settings_of_another_driver_refuse_no_run(file):
     for preset in PRESETS:
         if preset.startswith(f"configs/{file}.py:"):
-            config = cli.load_config(preset)
+            config = program.load_config(preset)
             for driver, config.sync.num_learners in itertools.product(DRIVERS, LEARNERS):
                 config.driver = driver
                 line = told(parse, config)

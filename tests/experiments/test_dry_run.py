@@ -7,12 +7,12 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.models import model_of
-from ddiloco.run import needs
+from ddiloco.run import memory_needs
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.training.parameters import num_parameters
-from experiments.front import cli
-from experiments.front.dry_run import bandwidth, describe
+from experiments.cli import program
+from experiments.cli.dry_run import bandwidth, describe
 
 SIZES = {"tiny": 0.8e6, "small": 24e6, "160m": 160e6, "400m": 400e6, "1b": 1e9}
 SIZES |= {"2b": 2e9, "5b": 5e9, "9b": 9e9}
@@ -24,7 +24,7 @@ SELDOM = ("160m", "400m", "1b", "5b", "9b")
     [pytest.param(*item, marks=[pytest.mark.slow] * (item[0] in SELDOM)) for item in SIZES.items()],
 )
 def test_a_preset_has_the_parameters_of_its_name_in_balanced_fragments(size, named):
-    config = cli.load_config(f"configs/dense.py:{size}")
+    config = program.load_config(f"configs/dense.py:{size}")
     config.mesh.update(data=-1, fsdp=1)
     before = len(jax.live_arrays())
     text = describe(parse(config))
@@ -44,27 +44,27 @@ def test_a_preset_has_the_parameters_of_its_name_in_balanced_fragments(size, nam
     [("tiny", 0.8e6), ("small", 24e6), pytest.param("2.8b", 2.8e9, marks=pytest.mark.slow), ("3.8b", 3.8e9)],
 )
 def test_a_mixture_of_experts_activates_the_parameters_of_its_name(size, activated):
-    model = parse(cli.load_config(f"configs/moe.py:{size}")).model
+    model = parse(program.load_config(f"configs/moe.py:{size}")).model
     count = num_parameters(model)
     assert count > 2.9 * activated
     assert count - model_of(model).idle_parameters(model) == pytest.approx(activated, rel=0.02)
 
 
 def test_a_dry_run_tells_the_activated_parameters():
-    config = cli.load_config("configs/moe.py:tiny,streaming")
+    config = program.load_config("configs/moe.py:tiny,streaming")
     config.mesh.update(data=-1, fsdp=1)
     assert "2,431,104 (9.3 MiB in float32), 809,088 activated by a token\n" in describe(parse(config))
 
 
 def test_a_learner_alone_draws_the_rows_of_one():
-    config = cli.load_config("configs/dense.py:tiny,lone_learner")
+    config = program.load_config("configs/dense.py:tiny,lone_learner")
     config.mesh.update(data=-1, fsdp=1)
     assert describe(parse(config)).endswith("FLOP for the job, 1,024 tokens in all")
 
 
 def test_a_baseline_is_told_as_the_one_job_that_it_is_on_all_devices():
     """Its mesh would not fit a learner's two devices, nor its fragments the model: it has none."""
-    config = cli.load_config("configs/dense.py:tiny,data_parallel")
+    config = program.load_config("configs/dense.py:tiny,data_parallel")
     config.mesh.update(data=1, fsdp=8)
     config.sync.num_fragments = 10_000
     text = describe(parse(config))
@@ -80,27 +80,27 @@ def test_a_baseline_is_told_as_the_one_job_that_it_is_on_all_devices():
 
 
 def test_processes_are_told_with_the_evaluator_if_there_is_one():
-    config = cli.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny")
     config.update(driver="remote")
     experiment = parse(config)
-    needed = needs.evaluator_needs(experiment, assembly_of(experiment).layout).most / 2**20
+    needed = memory_needs.evaluator_needs(experiment, assembly_of(experiment).layout).most / 2**20
     assert f"\n             evaluator {needed:.1f} MiB where its device is the CPU;\n" in describe(experiment)
     config.eval.every = None
     assert "evaluator" not in describe(parse(config))
 
 
 def test_of_a_learner_s_hosts_each_needs_its_share_to_give_the_inner_state():
-    config = cli.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny")
     config.update(driver="remote")
     config.remote.update(hosts=(4,) * config.sync.num_learners)
     config.train.sub_shards = 4
     experiment = parse(config)
-    told, given = describe(experiment), needs.donor_bytes(experiment) / 4 / 2**10
+    told, given = describe(experiment), memory_needs.donor_bytes(experiment) / 4 / 2**10
     assert f" beside its devices, of it {given:.1f} KiB to give its inner" in told
 
 
 def test_a_decoupled_run_moves_every_fragment_once_an_interval():
-    experiment = parse(cli.load_config("configs/dense.py:tiny"))
+    experiment = parse(program.load_config("configs/dense.py:tiny"))
     layout = assembly_of(experiment).layout
     moved = bandwidth(experiment, layout)
     assert moved.mean == sum(layout.bytes) / 24
@@ -109,7 +109,7 @@ def test_a_decoupled_run_moves_every_fragment_once_an_interval():
 
 
 def test_a_codec_makes_what_goes_up_smaller_and_needs_an_anchor_on_the_devices():
-    config = cli.load_config("configs/dense.py:small")
+    config = program.load_config("configs/dense.py:small")
     config.mesh.update(data=-1, fsdp=1)
     plain = parse(config)
     config.outer.codec = "int4"

@@ -62,7 +62,7 @@ EACH_FLAG = """
 import json
 from absl import flags
 from experiments import launch
-from experiments.front import cli
+from experiments.cli import program
 
 F = flags.FLAGS
 found = {}
@@ -78,7 +78,7 @@ for engine in launch._ENGINES:
         try:
             launch._refuse_idle()
             found[f"{engine} {name}"] = None
-        except cli.UsageError as error:
+        except program.UsageError as error:
             found[f"{engine} {name}"] = str(error)
 print(json.dumps(found))
 """

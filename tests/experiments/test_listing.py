@@ -5,7 +5,7 @@ import re
 from configs import moe
 from ddiloco.config import leaves
 from ddiloco.settings.experiment import parse
-from experiments.front.listing import listing
+from experiments.cli.listing import listing
 
 
 def test_every_setting_has_a_line_with_value_meaning_and_bounds():

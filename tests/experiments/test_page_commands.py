@@ -10,9 +10,9 @@ import sys
 import httpx
 import pytest
 
-from ddiloco.page.exposition import exposition
-from ddiloco.page.view import read_views
-from experiments.front.workdirs import runs_in
+from ddiloco.dashboard.exposition import exposition
+from ddiloco.dashboard.view import read_views
+from experiments.cli.workdirs import runs_in
 from tests.integration.programs import ROOT
 from tests.refusals import assert_refused
 

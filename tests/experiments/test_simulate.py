@@ -10,7 +10,7 @@ import pytest
 
 from ddiloco.config import build
 from ddiloco.goodput.failures import FailureModel
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies.goodput.simulator import Simulation
 from tests.integration.programs import ROOT
 from tests.refusals import assert_refused
@@ -26,7 +26,7 @@ CAUSES += ["waiting_for_network", "waiting_for_peers"]
 
 
 def test_the_committed_config_is_the_failure_models_defaults():
-    simulation = build(Simulation, cli.load_config("configs/goodput.py"))
+    simulation = build(Simulation, program.load_config("configs/goodput.py"))
     assert simulation.failures == FailureModel()
     assert simulation.quorum is None
     assert len(simulation.num_chips) * len(simulation.systems) == 30

@@ -12,18 +12,18 @@ from tests.integration.programs import ROOT
 
 PROGRAM = """
 import os, sys
-from experiments.front import cli, ending, streams
+from experiments.cli import exit_handling, program, streams
 
 def main(_):
     if "training" in sys.argv:
-        ending.stop_on_signals()
+        exit_handling.stop_on_signals()
     left = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
     for line in range(3000):
         print(f"line {line}: \\u2713".ljust(100), flush=line % 100 == 0)
         print("told", file=sys.stderr)
     os.write(left, b"done")
 
-cli.run(main, positional=True)
+program.run(main, positional=True)
 """
 ALL_CLOSED = "<&- >&- 2>&-"
 UNREAD = ["| head -1", ">/dev/full", ">&-", "2>&-", "2>/dev/full", ">/dev/full 2>&1", ALL_CLOSED]

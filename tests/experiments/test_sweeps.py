@@ -9,7 +9,7 @@ from configs import baselines, dense, links, methods, micro, moe, multimodal, tu
 from configs.sweeps import honest, scaling
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import grid, series, sweep_figure
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
@@ -35,13 +35,13 @@ def sweep_of(name):
 
 def experiment(point):
     overrides = [(name, value) for name, value in point.items() if name != "config"]
-    return parse(cli.resolve(point["config"], overrides))
+    return parse(program.resolve(point["config"], overrides))
 
 
 def parsed_row(module, row):
     own = ("label", "preset", "against", "axes")
     overrides = [(name, value) for name, value in row.items() if name not in own]
-    return parse(cli.resolve(f"{module.__file__}:{row['preset']}", overrides))
+    return parse(program.resolve(f"{module.__file__}:{row['preset']}", overrides))
 
 
 def tokens(e):
@@ -251,7 +251,7 @@ def test_a_micro_model_is_smaller_than_the_tiny_one(family):
 def test_the_study_knows_the_parameters_of_its_sizes(size):
     point = next(p for p in scaling.get_sweep() if p["model.model_dim"] == size[1])
     overrides = [(name, value) for name, value in point.items() if name != "config"]
-    assert num_parameters(cli.resolve(point["config"], overrides)) == scaling.parameters(size)
+    assert num_parameters(program.resolve(point["config"], overrides)) == scaling.parameters(size)
 
 
 def num_parameters(config):

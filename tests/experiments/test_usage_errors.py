@@ -28,7 +28,7 @@ CASES = {
         "config: configs/cross_region.py:int4: must be ALGORITHM,CODEC,GBIT,SECONDS",
     ),
     "no Python file": (["--config=README.md"], "config: README.md: is no Python file, which ends in .py\n"),
-    "no argument": (["--config=experiments/front/saved.py"], "config: experiments/front/saved.py: its get_"),
+    "no argument": (["--config=experiments/cli/saved.py"], "config: experiments/cli/saved.py: its get_"),
     "missing file": (["--config=configs/nothing.py"], "config: configs/nothing.py: no such file"),
     "field of another preset": (
         ["--config", "configs/dense.py:2b", "--config.model.layers=1"],

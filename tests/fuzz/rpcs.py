@@ -8,21 +8,21 @@ import grpc
 import jax
 import numpy as np
 
-from ddiloco.disk.run_mark import RunMark
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.syncer.part_links import PartLinks
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import InnerState
-from ddiloco.roles.snapshots.messages import FragmentsWritten
+from ddiloco.storage.run_mark import RunMark
+from ddiloco.workers.exchange import InnerState
+from ddiloco.workers.snapshots.messages import FragmentsWritten
 from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, greeting, joined, report, until
 
 SECONDS = 20.0  # within which every call ends by itself

@@ -6,12 +6,8 @@ import struct
 import tempfile
 import zlib
 
-from ddiloco.disk.tape import file as tape_file
-from ddiloco.disk.tape.header import Header
-from ddiloco.disk.tape.recorder import LearnerTape, learner_tape
+from ddiloco.arrays.blocks import Cut
 from ddiloco.goodput.accounting import State
-from ddiloco.observe import records
-from ddiloco.outer.blocks import Cut
 from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -23,6 +19,10 @@ from ddiloco.remote.wire.event_messages import (
 )
 from ddiloco.remote.wire.record_messages import record_message
 from ddiloco.schema import codec
+from ddiloco.storage.tape import file as tape_file
+from ddiloco.storage.tape.header import Header
+from ddiloco.storage.tape.recorder import LearnerTape, learner_tape
+from ddiloco.telemetry import records
 from tests.fuzz import rpcs
 from tests.fuzz.targets import BYTES, FOLDER, INNER, MAGIC
 from tests.remote.ends import greeting

@@ -15,20 +15,13 @@ from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig
 from ddiloco.data.tokenized import TokenizedSource
 from ddiloco.data.tokenizers import ByteTokenizer
-from ddiloco.disk import array_file, checked_json
-from ddiloco.disk.run_mark import RunMarkError, begun
-from ddiloco.disk.scores import Scores
-from ddiloco.disk.snapshots.store import SnapshotError, SnapshotStore
-from ddiloco.disk.tape.file import TapeError, TapeFile
-from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.models.dense import DenseConfig
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.streams import Collector
-from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.syncer.record_receiver import RecordIntake
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.blocks import cuts_of
 from ddiloco.remote.wire.event_messages import (
     learner_event,
@@ -39,9 +32,16 @@ from ddiloco.remote.wire.event_messages import (
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.record_messages import learner_record, record_message
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
+from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.storage import array_file, checksummed_json
+from ddiloco.storage.run_mark import RunMarkError, begun
+from ddiloco.storage.score_files import Scores
+from ddiloco.storage.snapshots.store import SnapshotError, SnapshotStore
+from ddiloco.storage.tape.file import TapeError, TapeFile
+from ddiloco.storage.tape.recorder import learner_tape
 from ddiloco.weights.architectures import counterpart_of
 from ddiloco.weights.files import INDEX, Files
-from experiments.front.credentials import load_security
+from experiments.cli.credentials import load_security
 from experiments.studies.replay.reading import read_tape
 from tests import workbench
 from tests.fuzz import rpcs
@@ -156,7 +156,7 @@ def durable_values(data):
     """Incarnations, and whatever else is kept with a checksum."""
     path = FOLDER / "values.json"
     path.write_bytes(data)
-    assert all(isinstance(name, str) for name in checked_json.load(path))
+    assert all(isinstance(name, str) for name in checksummed_json.load(path))
 
 
 def run_mark(data):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.disk import array_file
+from ddiloco.storage import array_file
 from tests.fuzz import blind, rpcs, seeds, targets
 from tests.remote.ends import PATIENCE
 

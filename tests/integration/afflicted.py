@@ -63,7 +63,7 @@ def ending_in_merge(number, end):
 
 
 def dying_in_write(number):
-    from ddiloco.disk import array_file, durable
+    from ddiloco.storage import array_file, durable
 
     replace, commit, commits = array_file.replace, durable.DurableState.commit, []
 
@@ -85,13 +85,13 @@ def dying_in_write(number):
 
 
 def dying_in_start():
-    from ddiloco.disk import durable
+    from ddiloco.storage import durable
 
     durable.DurableState.complete = lambda self: die()
 
 
 def failing_in_step(number):
-    from ddiloco.roles.learner_arrays import TrainingArrays
+    from ddiloco.workers.learner_arrays import TrainingArrays
 
     step, done = TrainingArrays.step, []
 

@@ -6,14 +6,14 @@ import pathlib
 import signal
 import socket
 
-from ddiloco.disk import array_file
-from ddiloco.disk.run_mark import FRAGMENT
 from ddiloco.launch.ports import reserved_port
+from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
-from experiments.front import cli
+from ddiloco.storage import array_file
+from ddiloco.storage.run_mark import FRAGMENT
+from experiments.cli import program
 from tests.integration.programs import SMALLEST
 from tests.integration.remote_runs import lines, summary_of, wait_for
 from tests.remote.ends import until
@@ -87,7 +87,7 @@ class Job:
     def terms(self):
         """What its syncer and learners agree on."""
         file, *overrides = [setting.removeprefix("--config").split("=", 1) for setting in self.settings]
-        experiment = parse(cli.resolve(file[1], [(path[1:], value) for path, value in overrides]))
+        experiment = parse(program.resolve(file[1], [(path[1:], value) for path, value in overrides]))
         return terms_of(experiment, assembly_of(experiment).layout)
 
     # What the run has written.

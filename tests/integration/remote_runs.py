@@ -3,8 +3,8 @@
 import json
 import pathlib
 
-from ddiloco.disk import array_file
-from ddiloco.disk.run_mark import FRAGMENT
+from ddiloco.storage import array_file
+from ddiloco.storage.run_mark import FRAGMENT
 from tests.integration.programs import LIMIT
 from tests.remote.ends import until
 

@@ -13,7 +13,7 @@ from tests.integration.programs import ROOT
 
 STUCK = """
 import sys, threading
-from experiments.front.ending import stop_on_signals
+from experiments.cli.exit_handling import stop_on_signals
 stop, received = stop_on_signals(float(sys.argv[1]))
 if len(sys.argv) > 2:
     stop.set()
@@ -24,7 +24,7 @@ threading.Event().wait()
 """
 COMPILING = """
 import ctypes, sys
-from experiments.front.ending import stop_on_signals
+from experiments.cli.exit_handling import stop_on_signals
 stop, received = stop_on_signals(float(sys.argv[1]), "saving all")
 mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 libc.pthread_mutex_lock(mutex)

@@ -3,9 +3,9 @@
 import signal
 import socket
 
-from ddiloco.disk import array_file
-from ddiloco.disk.durable import RETRY_SECONDS
-from ddiloco.disk.run_mark import FRAGMENT, begun
+from ddiloco.storage import array_file
+from ddiloco.storage.durable import RETRY_SECONDS
+from ddiloco.storage.run_mark import FRAGMENT, begun
 from tests.integration.hand import Job, assert_counted_once, assert_nothing_twice, free_port
 
 

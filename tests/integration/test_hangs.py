@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 
-from experiments.studies.chaos.impostor import BROKEN, CLAIMS, Impostor
+from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, Impostor
 from tests.integration.hand import SECURITY, assert_counted_once, assert_nothing_twice, go_on, stop
 
 CHANGES = ("--config.sync.num_learners=3", "--config.train.min_step_seconds=(0.05, 0.05, 0.05)")

@@ -8,11 +8,11 @@ import grpc
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.security import Security
-from experiments.studies.chaos.stranger import Stranger
+from experiments.studies.chaos.unauthorized_client import Stranger
 from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
 from tests.remote.ends import PATIENCE, greeting, said
 from tests.remote.test_identity import silent_calls

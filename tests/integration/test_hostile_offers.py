@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from ddiloco.disk import array_file
-from experiments.studies.chaos.impostor import Impostor
+from ddiloco.storage import array_file
+from experiments.studies.chaos.impersonation import Impostor
 from tests.integration.hand import SECURITY, TRANSFORMER
 
 CHANGES = (  # a transformer, to whose gradients the guard is tuned

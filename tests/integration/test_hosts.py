@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from ddiloco.dashboard.view import read_views
 from ddiloco.launch.ports import reserved_ports
-from ddiloco.page.view import read_views
 from experiments.studies.chaos.committed import check_work
 from tests.integration.hand import TRANSFORMER
 from tests.integration.programs import LIMIT

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from ddiloco.disk.ownership import owned
-from ddiloco.observe.owner import LOCK, is_locked
+from ddiloco.storage.ownership import owned
+from ddiloco.telemetry.folder_identity import LOCK, is_locked
 from tests.integration.remote_runs import (
     UNENDING,
     lines,

@@ -15,14 +15,14 @@ import types
 import numpy as np
 import pytest
 
-from ddiloco.disk.durable import DurableState
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.messages import RoundId
+from ddiloco.storage.durable import DurableState
 from tests import small_disks
-from tests.disk.test_durable import Disk, merge, model
 from tests.integration.programs import ROOT
 from tests.long import times
 from tests.remote.ends import PATIENCE, until
+from tests.storage.test_durable import Disk, merge, model
 
 KILLS = times(15, 50)
 PIECES = 4
@@ -122,7 +122,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(small_disk, monkeypatch):
-    monkeypatch.setattr("ddiloco.disk.durable.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ddiloco.storage.durable.RETRY_SECONDS", 0.01)
     disk, trained, done = Disk(small_disk), model(), []
     disk.state.begin(trained)
     before = disk.state.state()

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from ddiloco.disk.snapshots.store import FOLDER, SnapshotStore
 from ddiloco.remote.wire.management import Command, ask
+from ddiloco.storage.snapshots.store import FOLDER, SnapshotStore
 from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
 from tests.integration.remote_runs import lines, summary_of
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from ddiloco.launch.ports import reserved_port
-from ddiloco.observe.files import write_json
+from ddiloco.telemetry.files import write_json
 from tests.integration.programs import LIMIT, SMALLEST
 from tests.integration.remote_runs import STEADY, UNENDING, steps_of, summary_of
 from tests.refusals import assert_refused

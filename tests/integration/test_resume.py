@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ddiloco.disk.snapshots.parts import learner_part
-from ddiloco.disk.snapshots.store import SnapshotStore
+from ddiloco.storage.snapshots.parts import learner_part
+from ddiloco.storage.snapshots.store import SnapshotStore
 from tests.integration.programs import LIMIT
 from tests.integration.remote_runs import STEADY, lines, summary_of
 from tests.integration.test_hosts import CODECS, HOSTS

@@ -2,7 +2,7 @@
 
 import time
 
-from ddiloco.disk import kept
+from ddiloco.storage import fragment_history
 from tests.integration.remote_runs import lines
 from tests.refusals import assert_refused
 
@@ -15,10 +15,10 @@ def test_a_run_that_was_set_back_goes_on_with_learners_of_the_undone_history(pro
     assert_refused(refused, f"workdir: {job.workdir}: belongs to a run that goes on")
     syncer.kill()
     syncer.wait()
-    known = kept.versions(job.workdir / "syncer")
+    known = fragment_history.versions(job.workdir / "syncer")
     newest = tuple(of_it[-1].version for of_it in known.values())
     step = max(of_it[0].step for of_it in known.values())
-    wanted = tuple(one.version for one in kept.as_of(job.workdir / "syncer", step).values())
+    wanted = tuple(one.version for one in fragment_history.as_of(job.workdir / "syncer", step).values())
     assert wanted != newest
 
     refused = programs.run("rollback", f"--workdir={job.workdir}", f"--to={step - 1}")

@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from ddiloco.disk.checkpoints import restore
-from ddiloco.observe.trimming import OWNERS
 from ddiloco.protocol.schedule import Schedule
+from ddiloco.storage.checkpoints import restore
+from ddiloco.telemetry.trimming import OWNERS
 from tests.integration.remote_runs import steps_of, summary_of
 from tests.refusals import assert_refused
 

@@ -13,10 +13,10 @@ from ddiloco.config import ConfigError
 from ddiloco.launch import gke
 from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.plan import GIB, LaunchedRun
-from ddiloco.run import needs
+from ddiloco.run import memory_needs
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
-from experiments.front import cli
+from experiments.cli import program
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCHEMAS = json.loads((pathlib.Path(__file__).parent / "schemas" / "kubernetes.json").read_text())
@@ -220,14 +220,14 @@ def test_containers_have_the_memory_that_their_processes_need(parts, programs, t
         *(f"--config.{name}={value}" for name, value in settings.items()),
     )
     assert done.returncode == 0, done.stderr
-    config = cli.load_config(f"configs/dense.py:{size}")
+    config = program.load_config(f"configs/dense.py:{size}")
     config.update_from_flattened_dict({"driver": "remote", **settings})
     experiment = parse(config)
     layout = assembly_of(experiment).layout
-    needed = {"syncer": needs.syncer_needs(experiment, layout)}
-    needed["evaluator"] = needs.evaluator_needs(experiment, layout)
+    needed = {"syncer": memory_needs.syncer_needs(experiment, layout)}
+    needed["evaluator"] = memory_needs.evaluator_needs(experiment, layout)
     if parts > 1:
-        needed |= {f"part-{p}": needs.part_needs(experiment, layout, p) for p in range(parts)}
+        needed |= {f"part-{p}": memory_needs.part_needs(experiment, layout, p) for p in range(parts)}
     (pod,) = pods(yaml.safe_load_all((tmp_path / "syncer.yaml").read_text()))
     given = {container["name"]: container["resources"] for container in pod["containers"]}
     assert set(given) == set(needed)

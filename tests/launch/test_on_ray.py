@@ -15,8 +15,8 @@ from ddiloco.launch.on_ray import RayRun, Resources  # noqa: E402
 from ddiloco.launch.ports import reserved_ports  # noqa: E402
 from ddiloco.remote.wire.security import Security  # noqa: E402
 from ddiloco.settings.experiment import parse  # noqa: E402
-from experiments.front import cli  # noqa: E402
-from experiments.front.role_main import exit_code  # noqa: E402
+from experiments.cli import program  # noqa: E402
+from experiments.cli.role_main import exit_code  # noqa: E402
 from tests import workbench  # noqa: E402
 from tests.integration.hand import UNENDING, assert_counted_once, assert_nothing_twice  # noqa: E402
 from tests.integration.programs import ROOT, SMALLEST  # noqa: E402
@@ -38,7 +38,7 @@ def given(*more):
 
 def settings(*more):
     values = given(*more)
-    return parse(cli.resolve(str(ROOT / "configs" / "dense.py"), [*values.items(), ("driver", "remote")]))
+    return parse(program.resolve(str(ROOT / "configs" / "dense.py"), [*values.items(), ("driver", "remote")]))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.launch.ports import reserved_port, reserved_ports
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire.security import Security
 
 IP_LOCAL_PORT_RANGE = 51  # Linux 6.3: of which ports the system gives this socket one

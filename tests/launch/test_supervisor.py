@@ -9,12 +9,12 @@ from multiprocessing import forkserver
 
 import pytest
 
-from ddiloco.disk import standing_orders
-from ddiloco.disk.durable import FOLDER
 from ddiloco.goodput.waits import PROCESS
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.supervisor import learner_environment
 from ddiloco.settings.remote import backoff
+from ddiloco.storage import operator_orders
+from ddiloco.storage.durable import FOLDER
 from tests.launch.supervised import CONFIG, ENDS_AT_THE_WORD, STANDS, Run
 from tests.remote.ends import alive, until
 
@@ -136,7 +136,7 @@ def test_a_syncer_that_ends_with_an_error_is_started_again_up_to_the_limit(run):
 
 def test_a_syncer_whose_run_has_failed_for_good_is_not_started_again(run, tmp_path):
     (tmp_path / "run" / FOLDER).mkdir(parents=True)
-    standing_orders.fail(tmp_path / "run" / FOLDER, "all steps were skipped")
+    operator_orders.fail(tmp_path / "run" / FOLDER, "all steps were skipped")
     it = run("sys.exit(1)", STANDS)
     assert it.end() == 1
     assert len(it.starts("syncer")) == 1 and it.told == []

@@ -5,7 +5,7 @@ import json
 import runpy
 import sys
 
-from experiments.front import role_main
+from experiments.cli import role_main
 
 
 def told(assignment, experiment, security, *rest, **more):

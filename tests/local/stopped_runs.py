@@ -6,12 +6,12 @@ import threading
 from typing import Any
 from unittest import mock
 
-from ddiloco.disk.snapshots.parts import learner_part
-from ddiloco.disk.snapshots.store import Snapshot, SnapshotStore
 from ddiloco.local.run import LocalRun
-from ddiloco.observe import records
-from ddiloco.roles.outcome import Outcome
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage.snapshots.parts import learner_part
+from ddiloco.storage.snapshots.store import Snapshot, SnapshotStore
+from ddiloco.telemetry import records
+from ddiloco.workers.run_result import Outcome
 from tests.workbench import devices, experiment
 
 LIMIT = 120.0

@@ -7,16 +7,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddiloco.disk.snapshots.array_names import of_kind
-from ddiloco.disk.snapshots.parts import is_syncers
-from ddiloco.disk.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
-from ddiloco.observe import records
-from ddiloco.outer.blocks import Cut
+from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol.work import FragmentWork
-from ddiloco.roles import learner_worker as learner_module
-from ddiloco.roles import resuming
-from ddiloco.roles.learner_arrays import TrainingArrays
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage.snapshots.array_names import of_kind
+from ddiloco.storage.snapshots.parts import is_syncers
+from ddiloco.storage.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
+from ddiloco.telemetry import records
+from ddiloco.workers import learner_worker as learner_module
+from ddiloco.workers import resuming
+from ddiloco.workers.learner_arrays import TrainingArrays
 from tests.local.stopped_runs import LIMIT, completed, newest, part_of, run, settings
 from tests.workbench import assert_equal
 

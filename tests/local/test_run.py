@@ -12,10 +12,10 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.local import run as local
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.run.recipes import assembly_of
+from ddiloco.telemetry import records
 from tests.workbench import assert_equal, devices, experiment, run_local
 
 PACED = {"min_step_seconds": (0.02, 0.02)}  # so that no learner is done before the other begins

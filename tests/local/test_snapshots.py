@@ -8,11 +8,11 @@ from unittest import mock
 import jax
 import pytest
 
-from ddiloco.disk.snapshots.parts import SYNCER_PART
-from ddiloco.disk.snapshots.store import PartWriter
-from ddiloco.observe import records
-from ddiloco.roles.learner_arrays import TrainingArrays
-from ddiloco.roles.syncer_worker import SyncerWorker
+from ddiloco.storage.snapshots.parts import SYNCER_PART
+from ddiloco.storage.snapshots.store import PartWriter
+from ddiloco.telemetry import records
+from ddiloco.workers.learner_arrays import TrainingArrays
+from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.local.stopped_runs import EVERY, LIMIT, PACE, completed, newest, part_of, run, settings
 from tests.workbench import experiment
 
@@ -52,7 +52,7 @@ def test_learners_step_on_while_their_parts_wait_to_be_written(monkeypatch, data
                 may_write.set()
         return seen(told)
 
-    monkeypatch.setattr("ddiloco.roles.snapshots.taking.PartWriter", Waiting)
+    monkeypatch.setattr("ddiloco.workers.snapshots.taking.PartWriter", Waiting)
     ran = run(settings(data_dir), tmp_path, until=until)
     assert may_write.is_set()
     assert ran.noted("snapshot")[0]["learners"] == [0, 1]
@@ -84,8 +84,8 @@ def test_after_the_last_step_a_snapshot_has_the_time_to_be_written_that_its_byte
             seen.add(told.values["step"])
         return stopped and max(seen, default=0) >= EVERY + 3
 
-    monkeypatch.setattr("ddiloco.roles.snapshots.taking.PartWriter", Waiting)
-    monkeypatch.setattr("ddiloco.roles.syncer_worker._SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr("ddiloco.workers.snapshots.taking.PartWriter", Waiting)
+    monkeypatch.setattr("ddiloco.workers.syncer_worker._SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(SyncerWorker, when, finish)
     ran = run(settings(data_dir, train={"steps": 1000 if stopped else EVERY + 4}), tmp_path, until=until)
     assert [values["learners"] for values in ran.noted("snapshot")] == ([] if stopped else [[0, 1]])

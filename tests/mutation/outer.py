@@ -70,7 +70,7 @@ MUTANTS = (
         "encoding: error feedback keeps what was unsound",
         "sound = jnp.isfinite(jnp.sum(jnp.square(value)))",
         "sound = True",
-        ("outer/test_codecs.py", "test_corruption.py", "roles/test_codecs.py"),
+        ("outer/test_codecs.py", "test_corruption.py", "workers/test_codecs.py"),
     ),
     Mutant(
         "fragments: no cut is finer than the mean",

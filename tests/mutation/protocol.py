@@ -400,6 +400,6 @@ MUTANTS = (
         "snapshot: no learner's state is waited for",
         "if taking is None or taking.writing or taking.awaited:",
         "if taking is None or taking.writing:",
-        ("roles/snapshots/test_taking.py",),
+        ("workers/snapshots/test_taking.py",),
     ),
 )

@@ -143,7 +143,7 @@ MUTANTS = (
         "terms: the number of steps need not be the same",
         "rules = {leaf.path: leaf.value for leaf in found if",
         'rules = {leaf.path: leaf.value for leaf in found if leaf.path != "train.steps" and',
-        ("remote/test_terms.py",),
+        ("remote/test_compatibility.py",),
     ),
     Mutant(
         "disk: a file whose checksum does not fit is read",

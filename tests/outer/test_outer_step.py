@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from ddiloco.arrays.host_memory import aligned, aligned_empty
 from ddiloco.outer.fragments import fragment, take
-from ddiloco.outer.host_memory import aligned, aligned_empty
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
 

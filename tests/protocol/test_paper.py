@@ -9,7 +9,7 @@ from ddiloco.protocol.estimates import grace, slack
 from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
-from experiments.studies.schedules.weather import Weather, WeatheredFleet
+from experiments.studies.schedules.conditions import Weather, WeatheredFleet
 from tests.protocol.desk import Desk, merges, only
 from tests.protocol.learner_desk import step, welcomed
 from tests.studies.schedules.witness import Witness, join_all

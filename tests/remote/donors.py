@@ -14,8 +14,8 @@ from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import InnerState, InnerStateWanted
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.workers.exchange import InnerState, InnerStateWanted
 from tests.remote.ends import PATIENCE, TERMS, LearnerEnd
 
 LEAVES = (

@@ -8,22 +8,22 @@ import time
 
 import numpy as np
 
-from ddiloco.observe import records
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import update_of
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import EventDelivery
-from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.telemetry import records
+from ddiloco.workers.exchange import EventDelivery
+from ddiloco.workers.transfer import Offer
 from tests.integration.programs import ROOT
 
 PATIENCE = 30.0

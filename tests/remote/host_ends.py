@@ -6,7 +6,7 @@ import threading
 import grpc
 
 from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from tests.remote.ends import PATIENCE, TERMS

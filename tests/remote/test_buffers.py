@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.remote.learner.outbox import Outbox
@@ -16,7 +15,8 @@ from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.session import MOST_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer
-from ddiloco.roles.exchange import EventDelivery
+from ddiloco.telemetry import records
+from ddiloco.workers.exchange import EventDelivery
 from tests.integration.programs import LIMIT
 from tests.remote.ends import Taker, arrays, asked, report, until, update, welcome
 

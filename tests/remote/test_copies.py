@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ddiloco.disk import array_file
-from ddiloco.outer.blocks import Cut
+from ddiloco.arrays.blocks import Cut
 from ddiloco.remote.learner import own_copies
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import KEPT, OfAllHosts, OwnCopies, new_number
-from ddiloco.roles.exchange import InnerState
+from ddiloco.storage import array_file
+from ddiloco.workers.exchange import InnerState
 from tests.bucket import Bucket, in_memory
 
 LEAVES = (jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((5, 7), jnp.bfloat16))

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ddiloco.config import ConfigError
-from experiments.front.credentials import load_security
+from experiments.cli.credentials import load_security
 from tests.integration.programs import ROOT
 
 

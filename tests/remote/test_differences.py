@@ -8,7 +8,7 @@ from ddiloco.protocol import events
 from ddiloco.remote.learner.streams import HeldVersions
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.roles.exchange import EventDelivery
+from ddiloco.workers.exchange import EventDelivery
 from tests.remote.ends import welcome
 
 SIZE = 64  # elements of a version, float32; a difference has one byte each

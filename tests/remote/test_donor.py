@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ddiloco.arrays.blocks import Blocks, Cut, box_of
 from ddiloco.config import ConfigError
-from ddiloco.outer.blocks import Blocks, Cut, box_of
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.gift import Asking, Gift, _Call, _checked, fetch_copy
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security, donor_address
-from ddiloco.roles.exchange import InnerState
-from experiments.front.credentials import load_security
+from ddiloco.remote.wire.validation import WireError
+from ddiloco.workers.exchange import InnerState
+from experiments.cli.credentials import load_security
 from tests.remote.donors import FORMAT, LEAVES, Steps, ask, assert_same, state
 from tests.remote.ends import PATIENCE, certificates, until
 

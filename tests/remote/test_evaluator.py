@@ -9,11 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from ddiloco.disk.durable import FOLDER, DurableState
-from ddiloco.disk.scores import Scores, Wanted
-from ddiloco.observe import records
-from ddiloco.observe.files import write_json
-from ddiloco.observe.run_files import is_over
 from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.messages import RoundId
@@ -21,6 +16,11 @@ from ddiloco.remote import evaluator as evaluator_module
 from ddiloco.remote.evaluator import EvaluatorProcess, FollowedModel
 from ddiloco.remote.syncer.scoring import Scoring
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage.durable import FOLDER, DurableState
+from ddiloco.storage.score_files import Scores, Wanted
+from ddiloco.telemetry import records
+from ddiloco.telemetry.files import write_json
+from ddiloco.telemetry.run_files import is_over
 from ddiloco.training.mesh import MeshConfig, carve
 from tests.remote.ends import until
 from tests.workbench import experiment

@@ -9,7 +9,6 @@ import unittest.mock
 import jax.numpy as jnp
 import pytest
 
-from ddiloco.disk import array_file, bounded_reads
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.follower import Follower
@@ -18,10 +17,11 @@ from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.inbox import Inbox
+from ddiloco.remote.wire.validation import WireError
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.storage import array_file, bounded_reads
+from ddiloco.workers.inbox import Inbox
 from tests.remote.donors import OF_A_HOST, state
 from tests.remote.ends import PATIENCE, assert_same, update, welcome
 

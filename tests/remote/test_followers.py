@@ -19,8 +19,6 @@ import pytest
 
 from ddiloco.data.errors import DataError
 from ddiloco.data.host_batches import HostBatches
-from ddiloco.disk import bounded_reads
-from ddiloco.disk.snapshots.store import SnapshotError
 from ddiloco.launch.ports import reserved_port
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
@@ -32,13 +30,15 @@ from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.exchange import InnerState
 from ddiloco.run.recipes import assembly_of
-from experiments.front.credentials import load_security
+from ddiloco.storage import bounded_reads
+from ddiloco.storage.snapshots.store import SnapshotError
+from ddiloco.workers.exchange import InnerState
+from experiments.cli.credentials import load_security
 from tests.remote.donors import OF_A_HOST, assert_same, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, SyncerEnd, certificates, ended, until, update, welcome
 from tests.remote.host_ends import SECURITY, Host, Leading

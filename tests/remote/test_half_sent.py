@@ -14,11 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from ddiloco.observe import records
+from ddiloco.arrays.host_memory import aligned_empty
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
-from ddiloco.outer.host_memory import aligned_empty
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
@@ -29,15 +28,16 @@ from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
-from ddiloco.remote.wire import agreement as wire
 from ddiloco.remote.wire import payload
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import InnerState, InnerStateWanted
-from ddiloco.roles.syncer_worker import SyncerWorker
-from ddiloco.roles.transfer import Offer
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.telemetry import records
+from ddiloco.workers.exchange import InnerState, InnerStateWanted
+from ddiloco.workers.syncer_worker import SyncerWorker
+from ddiloco.workers.transfer import Offer
 from tests.bad_network import BadNetwork, LinkShape
 from tests.integration.programs import ROOT
 from tests.remote.donors import THREE, Steps, ask, notes, with_client

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.outer.blocks import Blocks, Cut
+from ddiloco.arrays.blocks import Blocks, Cut
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.syncer.downlink import MOST_AHEAD, Downlink, NewestFragments
 from ddiloco.remote.syncer.session import HostOffers
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.blocks import cut_message, cuts_of, receive_blocks, wanted_cuts
 from ddiloco.remote.wire.event_messages import update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes
+from ddiloco.remote.wire.validation import WireError
 from tests.remote.ends import FORMATS, until, update, welcome
 
 LAST = 200  # version

@@ -8,17 +8,17 @@ import threading
 import grpc
 import pytest
 
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer import session as sessions
 from ddiloco.remote.syncer.admission import FURTHEST
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.syncer.session import MOST_CALLS, Session
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from experiments.front.credentials import load_security
+from ddiloco.telemetry import records
+from experiments.cli.credentials import load_security
 from tests.long import times
 from tests.remote.donors import Steps, ask, assert_same, state
 from tests.remote.ends import (

@@ -7,12 +7,12 @@ import unittest.mock
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import bounded_reads
 from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.process import LearnerProcess
+from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage import bounded_reads
 from tests.remote.ends import PATIENCE, SyncerEnd, ended, until
 from tests.workbench import experiment
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddiloco.remote.learner.likeness import Comparison
-from ddiloco.roles.exchange import InnerState
+from ddiloco.workers.exchange import InnerState
 
 
 def state(count, filled, scale=1.0):

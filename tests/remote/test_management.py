@@ -6,15 +6,15 @@ import threading
 import grpc
 import pytest
 
-from ddiloco.disk import standing_orders
-from ddiloco.disk.run_mark import RunMarkError
-from ddiloco.disk.standing_orders import StandingOrders
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.management import Management
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.management import MANAGE, Answer, Command, ask
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import Leave
+from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage import operator_orders
+from ddiloco.storage.operator_orders import StandingOrders
+from ddiloco.storage.run_mark import RunMarkError
+from ddiloco.workers.exchange import Leave
 from tests.remote.ends import PATIENCE, TERMS, LearnerEnd, SyncerEnd, joined
 
 
@@ -137,12 +137,12 @@ def test_what_was_asked_outlasts_the_syncer_unless_the_disk_refuses(tmp_path):
         first.do(Command("drain", learner), "here")
     first.do(Command("add", 0), "here")
     first.do(Command("stop"), "here")
-    assert standing_orders.load(tmp_path) == StandingOrders(stopped=True, drained=(1,))
+    assert operator_orders.load(tmp_path) == StandingOrders(stopped=True, drained=(1,))
     second = made()
     assert (second.drained(0), second.drained(1)) == (False, True)
-    assert standing_orders.load(tmp_path) == StandingOrders(stopped=False, drained=(1,)), "it goes on"
+    assert operator_orders.load(tmp_path) == StandingOrders(stopped=False, drained=(1,)), "it goes on"
     for damaged in ("", "[]", '{"stopped": 1}', '{"stopped": true, "drained": [[]]}', "[" * 100_000):
-        (tmp_path / standing_orders.NAME).write_text(damaged)
+        (tmp_path / operator_orders.NAME).write_text(damaged)
         with pytest.raises(RunMarkError, match=r"^.*operator.json: cannot be used: [A-Za-z]+$"):
             made()
     shutil.rmtree(tmp_path)

@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
-from ddiloco.remote.syncer.intake import RecordIntake
+from ddiloco.remote.syncer.record_receiver import RecordIntake
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import LARGEST, WireError, parse
 from ddiloco.remote.wire.event_messages import (
     LONGEST_POSITION,
     from_learner,
@@ -25,7 +23,9 @@ from ddiloco.remote.wire.event_messages import (
     update_of,
 )
 from ddiloco.remote.wire.record_messages import learner_record, record_message
-from ddiloco.roles.exchange import EventDelivery
+from ddiloco.remote.wire.validation import LARGEST, WireError, parse
+from ddiloco.telemetry import records
+from ddiloco.workers.exchange import EventDelivery
 
 NUMBER = st.integers(0, LARGEST)
 VERSIONS = st.tuples(NUMBER, NUMBER, NUMBER)

@@ -5,14 +5,14 @@ import threading
 import grpc
 import pytest
 
-from ddiloco.observe.pace import UNMEASURED
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.streams import _Offer
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes
-from ddiloco.roles.transfer import Offer
+from ddiloco.telemetry.throughput import UNMEASURED
+from ddiloco.workers.transfer import Offer
 from tests.remote.ends import (
     PATIENCE,
     TERMS,

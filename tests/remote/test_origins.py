@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.payload import chunks
-from ddiloco.roles.exchange import InnerState
+from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage.tape.entries import InnerOrigin
+from ddiloco.workers.exchange import InnerState
 from tests.remote.donors import read_donation
 
 ARRAYS = [np.arange(6, dtype=np.float32)]

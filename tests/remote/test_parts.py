@@ -10,8 +10,6 @@ import types
 import grpc
 import pytest
 
-from ddiloco.disk.run_mark import RunMark
-from ddiloco.observe import records
 from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
@@ -20,11 +18,13 @@ from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.part import PartServer
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.snapshots.messages import CutBegun
 from ddiloco.schema import codec
+from ddiloco.storage.run_mark import RunMark
+from ddiloco.telemetry import records
+from ddiloco.workers.snapshots.messages import CutBegun
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, until
 
 TOKENS = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ddiloco.arrays.host_memory import ALIGNMENT
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.outer.host_memory import ALIGNMENT
 from ddiloco.remote.wire import payload
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.validation import WireError
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), max_size=5)
 DTYPES = st.sampled_from([np.float32, np.uint8, np.int8])

@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from ddiloco.data.shards import reshard
-from ddiloco.disk.durable import DurableState
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.protocol.state import SyncerState
 from ddiloco.remote.syncer.positions import dealt, dealt_or_told, with_positions
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage.durable import DurableState
 from tests.workbench import experiment
 
 WITH_TWO = {"driver": "remote", "sync": {"num_learners": 2}}

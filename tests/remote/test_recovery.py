@@ -10,11 +10,11 @@ import grpc
 import numpy as np
 import pytest
 
-from ddiloco.disk import array_file, bounded_reads
 from ddiloco.protocol import events
 from ddiloco.remote.learner import gift as gifts
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.storage import array_file, bounded_reads
 from tests.remote.donors import FORMAT, THREE, Steps, assert_same, keep, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, SyncerEnd, ended, joined, until
 

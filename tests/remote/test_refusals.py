@@ -8,11 +8,11 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.protocol import events
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire.security import Security, check_reach
-from ddiloco.roles.exchange import Leave
 from ddiloco.schema import events_pb2
-from experiments.front.credentials import load_security
+from ddiloco.workers.exchange import Leave
+from experiments.cli.credentials import load_security
 from tests.remote.ends import (
     CONFIG,
     PATIENCE,

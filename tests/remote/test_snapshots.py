@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.disk.snapshots.store import PartFiles
-from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.snapshot_messages import snapshot_message, told_of_snapshot
-from ddiloco.roles.exchange import SnapshotBegun
-from ddiloco.roles.snapshots.messages import PartWritten, StateRecorded
+from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.storage.snapshots.store import PartFiles
+from ddiloco.storage.tape.header import SnapshotName
+from ddiloco.workers.exchange import SnapshotBegun
+from ddiloco.workers.snapshots.messages import PartWritten, StateRecorded
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 
 NUMBERS = st.integers(1, 1 << 50)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.disk.run_mark import begun
-from ddiloco.observe.files import write_json
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.process import SyncerRun, run_syncer
 from ddiloco.remote.wire.security import Security
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage.run_mark import begun
+from ddiloco.telemetry.files import write_json
 from tests.refusals import refusal
 from tests.remote.ends import Taken
 from tests.small_disks import small_disk

@@ -5,7 +5,7 @@ import weakref
 from ddiloco.protocol import events
 from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
-from ddiloco.roles.exchange import EventDelivery
+from ddiloco.workers.exchange import EventDelivery
 from tests.remote.ends import Taker, arrays, assert_same, update, welcome
 
 

@@ -6,15 +6,15 @@ import weakref
 import pytest
 
 from ddiloco.launch.ports import reserved_port
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner import streams
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import EventDelivery, Leave
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.telemetry import records
+from ddiloco.workers.exchange import EventDelivery, Leave
 from tests.remote.ends import (
     CONFIG,
     PATIENCE,

@@ -10,17 +10,17 @@ import pytest
 import tokenizers
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import array_file
-from ddiloco.disk.run_mark import RunMark
-from ddiloco.observe import monitor
-from ddiloco.observe.files import read_json, replacing
-from ddiloco.roles.outcome import Outcome
-from ddiloco.run import needs
+from ddiloco.run import memory_needs
 from ddiloco.run.job import _write_settings, run_job
 from ddiloco.run.recipes import ModelRecipe
+from ddiloco.storage import array_file
+from ddiloco.storage.run_mark import RunMark
+from ddiloco.telemetry import monitor
+from ddiloco.telemetry.files import read_json, replacing
 from ddiloco.training.parameters import drawn_parameters
 from ddiloco.virtual.run import VirtualRun
 from ddiloco.weights.export import export
+from ddiloco.workers.run_result import Outcome
 from tests import virtual_runs, workbench
 from tests.refusals import refusal
 from tests.small_disks import small_disk
@@ -98,7 +98,7 @@ def test_the_first_start_of_an_engine_asks_for_the_memory_and_not_for_data_and_a
 ):
     settings = workbench.experiment(data_dir, driver="remote")
     monkeypatch.setattr(ModelRecipe, "check_scoring", lambda recipe: pytest.fail("data are opened"))
-    monkeypatch.setattr(needs, "host_memory", lambda: 1)
+    monkeypatch.setattr(memory_needs, "host_memory", lambda: 1)
     told = refusal(ConfigError, started, settings, tmp_path)
     assert told.startswith("the syncer needs at least ")
     (tmp_path / "syncer").mkdir()

@@ -16,8 +16,8 @@ from ddiloco.data.shards import reshard
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
 from ddiloco.training.loop import Place
+from experiments.cli.dry_run import describe
 from experiments.examples import plain_loop
-from experiments.front.dry_run import describe
 from tests import workbench
 from tests.refusals import refusal
 

@@ -6,14 +6,14 @@ import threading
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.disk.durable import DurableState
-from ddiloco.disk.ownership import owned
-from ddiloco.disk.snapshots.store import SnapshotStore
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.run import rollback
 from ddiloco.run.rollback import roll_back
-from tests.disk.test_kept import LAYOUT, ROUNDS, THETA, committed
+from ddiloco.storage.durable import DurableState
+from ddiloco.storage.ownership import owned
+from ddiloco.storage.snapshots.store import SnapshotStore
+from tests.storage.test_fragment_history import LAYOUT, ROUNDS, THETA, committed
 
 
 @pytest.fixture

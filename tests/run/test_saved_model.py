@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import checkpoints
-from ddiloco.disk.durable import DurableState
 from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
 from ddiloco.run.saved_model import saved_model
 from ddiloco.settings.experiment import to_json
+from ddiloco.storage import checkpoints
+from ddiloco.storage.durable import DurableState
 from tests.workbench import assert_equal, experiment
 
 

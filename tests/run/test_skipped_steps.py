@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ddiloco
-from ddiloco.disk import checkpoints
-from ddiloco.observe import monitor
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse
-from experiments.front import ending
+from ddiloco.storage import checkpoints
+from ddiloco.telemetry import monitor
+from experiments.cli import exit_handling
 from tests.workbench import devices, experiment
 
 HOT = {
@@ -51,7 +51,7 @@ def test_a_run_that_learns_nothing_ends_with_what_was_good(driver, algorithm, da
     result = run(experiment(data_dir, algorithm, driver=driver, **HOT), tmp_path)
     assert result.failure.startswith("from step ") and "inner.learning_rate" in result.failure
     s = result.summary
-    assert s["step"] < 30 and not s["finished"] and not s["interrupted"]
+    assert s["step"] < (30 if driver == "virtual" else 60) and not s["finished"] and not s["interrupted"]
     assert result.failure in s["alarms"] and any("learner 0: skips steps" in alarm for alarm in s["alarms"])
     told = [line for m in s["tokens"] for line in steps_of(tmp_path, m)]
     assert {line["tokens"] for line in told if line.get("skipped")} == {0}
@@ -64,7 +64,7 @@ def test_a_run_that_learns_nothing_ends_with_what_was_good(driver, algorithm, da
     assert (s["merged_share"] or 0.0) <= 1.0
     params = checkpoints.restore(tmp_path / "checkpoints").params
     assert all(np.isfinite(value).all() for value in params.values())
-    assert ending.tell(result, tmp_path, []) == 1
+    assert exit_handling.tell(result, tmp_path, []) == 1
     told = capsys.readouterr()
     assert "ended early" in told.out and told.err.splitlines()[-1] == f"error: {result.failure}"
 
@@ -152,5 +152,5 @@ def test_where_all_skip_a_loop_of_ones_own_ends_too(tmp_path):
 def test_a_held_out_loss_that_is_not_finite_is_an_alarm_and_the_last_word(tmp_path, capsys):
     result = run(loop_experiment("local", learners=2, evaluation=math.inf), tmp_path)
     assert [alarm for alarm in result.summary["alarms"] if "held-out loss is inf from step 0" in alarm]
-    assert ending.tell(result, tmp_path, []) == 0
+    assert exit_handling.tell(result, tmp_path, []) == 0
     assert "held-out loss is not finite, goodput" in capsys.readouterr().out

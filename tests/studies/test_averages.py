@@ -12,7 +12,7 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
-from ddiloco.virtual.lives import Change, write_trace
+from ddiloco.virtual.availability import Change, write_trace
 from experiments.studies import averages
 from experiments.studies.averages import AVERAGE, AVERAGES, GLOBAL
 from tests import workbench

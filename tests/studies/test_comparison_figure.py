@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from ddiloco.observe import figures
+from ddiloco.telemetry import plots
 from experiments.studies import comparison, comparison_figure
 
 
@@ -26,7 +26,7 @@ def drawn(tmp_path, monkeypatch):
 
         @contextlib.contextmanager
         def figure_at(*arguments, **more):
-            with figures.figure_at(*arguments, **more) as figure:
+            with plots.figure_at(*arguments, **more) as figure:
                 yield figure
             [axes] = [axes for axes in figure.axes if title in axes.get_xlabel()]
             found.extend(look(axes))

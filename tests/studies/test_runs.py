@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from ddiloco.launch import processes
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import runs
 from tests.remote.ends import alive, until
 
@@ -60,7 +60,7 @@ def told(monkeypatch):
     """What is said of the runs, which are of the program `ends`."""
     lines = []
     monkeypatch.setattr(runs, "PROGRAM", "ends")
-    monkeypatch.setattr(cli, "tell", lines.append)
+    monkeypatch.setattr(program, "tell", lines.append)
     return lines
 
 
@@ -110,7 +110,7 @@ def test_training_goes_on_with_what_a_run_leads_to_and_skips_what_is_there(told,
 
 
 def test_a_run_that_is_refused_ends_the_others(told, tmp_path):
-    with pytest.raises(cli.UsageError, match=r"^refused: cannot run; the reason stands above$"):
+    with pytest.raises(program.UsageError, match=r"^refused: cannot run; the reason stands above$"):
         runs.train([Pretended(tmp_path / "refused", ("2",)), ends(tmp_path / "other")], 1, lambda run: None)
     assert told == ["[1/2] refused"]
 

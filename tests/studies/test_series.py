@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import grid, series, sweep_figure, sweep_report
 
 
@@ -195,7 +195,7 @@ def test_a_sweep_file_has_points_an_argument_and_a_baseline(tmp_path):
 )
 def test_what_is_no_sweep_is_told_in_one_line(text, baseline, told, tmp_path):
     (tmp_path / "s.py").write_text(FILE)
-    with pytest.raises(cli.UsageError) as caught:
+    with pytest.raises(program.UsageError) as caught:
         grid.load(text.replace("FILE", f"{tmp_path}/s.py"), baseline)
     assert told in str(caught.value)
 
@@ -206,7 +206,7 @@ def test_a_setting_for_all_points_is_theirs_but_not_one_in_which_they_differ():
         {"a": a, "b": "4", "config": "c.py"} for a in "12"
     ]
     with pytest.raises(
-        cli.UsageError, match=r"^config\.a: is set for all points of the sweep, but they differ"
+        program.UsageError, match=r"^config\.a: is set for all points of the sweep, but they differ"
     ):
         grid.with_settings(sweep, [("a", "1")])
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.settings.experiment import parse
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies import tuning
 
 RATES, MOMENTA = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 0.9)
@@ -107,7 +107,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(rows, told, tmp_path):
     file = tmp_path / "plan.py"
     plan = {"rows": rows, "grid": {"train.steps": (1, 2)}, "budget": 3, "choosing": {}}
     file.write_text(f"def get_tuning():\n    return {plan!r}\n")
-    with pytest.raises(cli.UsageError, match=told):
+    with pytest.raises(program.UsageError, match=told):
         tuning.plan_of(str(file))
 
 
@@ -121,7 +121,7 @@ def test_what_is_tuned_side_by_side_has_one_grid_and_equal_tokens():
     ]
     for row in plan.rows:
         at = dict(zip(row.axes, row.start, strict=True))
-        e = parse(cli.resolve(f"configs/dense.py:{row.preset}", [*row.settings.items(), *at.items()]))
+        e = parse(program.resolve(f"configs/dense.py:{row.preset}", [*row.settings.items(), *at.items()]))
         assert e.train.tokens == 480 * 32 * 128
         assert (e.outer.optimizer, len(row.axes)) == ("nesterov", 3 if row.against is None else 5)
 
@@ -133,7 +133,7 @@ def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
     found = []
     for row in plan.rows:
         at = zip(row.axes, row.start, strict=True)
-        found.append(parse(cli.resolve(f"{config}:{row.preset}", [*row.settings.items(), *at])))
+        found.append(parse(program.resolve(f"{config}:{row.preset}", [*row.settings.items(), *at])))
         assert row.against is None or row.against in [row.label for row in plan.rows]
     assert len({(e.train.tokens, e.train.steps) for e in found}) == 1
     assert len({e.sync.num_learners * e.batch_size(0) for e in found}) == 1
@@ -142,7 +142,7 @@ def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
 
 def test_tuned_presets_are_points_of_the_grid_that_they_were_found_on():
     for row in tuning.plan_of("configs/tuned.py").rows:
-        e = parse(cli.resolve(f"configs/tuned.py:{row.preset}", row.settings.items()))
+        e = parse(program.resolve(f"configs/tuned.py:{row.preset}", row.settings.items()))
         preset = {
             "inner.learning_rate": e.inner.learning_rate,
             "train.batch_size": e.train.batch_size,
@@ -153,7 +153,7 @@ def test_tuned_presets_are_points_of_the_grid_that_they_were_found_on():
 
 
 def test_a_table_that_there_is_not_is_told():
-    with pytest.raises(cli.UsageError, match=r"no preset 'sgd'; there are tiny, small"):
+    with pytest.raises(program.UsageError, match=r"no preset 'sgd'; there are tiny, small"):
         tuning.plan_of("configs/dense.py:sgd")
 
 

@@ -9,7 +9,7 @@ import pytest
 from ddiloco import models
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse
-from experiments.front import cli
+from experiments.cli import program
 from tests import workbench
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "adding_a_model.md"
@@ -32,7 +32,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
 def test_two_files_are_a_model_that_trains(algorithm, toy, data_dir, tmp_path):
-    config = cli.load_config(f"{toy}:{algorithm}")
+    config = program.load_config(f"{toy}:{algorithm}")
     config.driver = "virtual"
     config.data.update(data_dir=data_dir, sequence_length=16, train_split="train[:60]")
     config.train.update(steps=8, batch_size=2)

@@ -6,13 +6,13 @@ import pytest
 
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse
-from experiments.front import cli
+from experiments.cli import program
 from tests import workbench
 
 
 @pytest.mark.slow
 def test_four_learners_classify_at_least_96_percent_of_held_out_digits(tmp_path):
-    config = cli.load_config("configs/vit.py:tiny")
+    config = program.load_config("configs/vit.py:tiny")
     assert (config.algorithm, config.sync.num_learners) == ("decoupled", 4)
     config.driver = "virtual"
     config.data.data_dir = str(tmp_path / "tfds")

@@ -12,7 +12,7 @@ from ddiloco.run.recipes import ModelRecipe
 from ddiloco.settings.experiment import parse
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.sharding import batch_sharding, check_divided, parameter_shardings, partition
-from experiments.front import cli
+from experiments.cli import program
 from tests.refusals import refusal
 from tests.training.batches import TINY, mesh_of
 
@@ -125,7 +125,7 @@ def test_experts_have_their_mesh_axis_alone():
 
 
 def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
-    model = parse(cli.load_config("configs/moe.py:tiny")).model
+    model = parse(program.load_config("configs/moe.py:tiny")).model
     check_divided(model, mesh_of(8, data=1, expert=8))
     model = dataclasses.replace(model, num_experts=12)
     with pytest.raises(ConfigError, match=r"^config\.mesh\.expert: is 8, .*expert 12 x"):
@@ -189,7 +189,7 @@ def test_stages_have_layers_of_their_own_and_share_all_else():
     ],
 )
 def test_what_stages_cannot_share_is_told_in_a_line(settings, told):
-    config = cli.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny")
     config.train.batch_size, config.model.scan_layers = 16, True
     for name, value in settings.items():
         config.update_from_flattened_dict({name if "." in name else f"model.{name}": value})
@@ -197,7 +197,7 @@ def test_what_stages_cannot_share_is_told_in_a_line(settings, told):
 
 
 def test_each_device_has_rows_of_each_part_of_an_accumulated_step():
-    config = cli.load_config("configs/dense.py:tiny")
+    config = program.load_config("configs/dense.py:tiny")
     config.inner.accumulation, config.eval.batch_size = 2, 8
     recipe = ModelRecipe(parse(config))
     recipe.check_fit(mesh_of(8), 16)

@@ -9,11 +9,11 @@ from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.virtual.availability import Change
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
-from ddiloco.virtual.lives import Change
-from ddiloco.virtual.ports import CountingLearner, CountingSyncer, Observer
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
 TOKENS = 10  # of a step

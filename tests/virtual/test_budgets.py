@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from ddiloco.observe import records
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import step_tokens
+from ddiloco.telemetry import records
 from ddiloco.virtual import run as virtual_run
 from tests.virtual.test_from_settings import FAILURES, SCAVENGING
 from tests.virtual_runs import run_job, run_timed, virtual

@@ -9,8 +9,8 @@ from ddiloco.goodput.accounting import State
 from ddiloco.outer.encoding import Traffic
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.virtual.availability import Change
 from ddiloco.virtual.links import LinkQuality
-from ddiloco.virtual.lives import Change
 from tests.virtual.small_fleet import BOTH, ONE, TOKENS, TWO, played, run, small_fleet
 
 PAIR = dataclasses.replace(TWO, quorum=2)

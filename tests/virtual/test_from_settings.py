@@ -7,13 +7,13 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.lives import JobChange
-from ddiloco.observe import records
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse, to_json
+from ddiloco.telemetry import records
 from ddiloco.virtual import from_settings as virtual_fleet
+from ddiloco.virtual.availability import Change, check_lives, write_trace
 from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, horizon, lives
-from ddiloco.virtual.lives import Change, check_lives, write_trace
 from tests.refusals import refusal
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import experiment

@@ -6,9 +6,9 @@ import pytest
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import events
+from ddiloco.virtual.array_ports import CountingLearner
+from ddiloco.virtual.availability import PAUSES, Change
 from ddiloco.virtual.links import LinkQuality
-from ddiloco.virtual.lives import PAUSES, Change
-from ddiloco.virtual.ports import CountingLearner
 from tests.virtual.small_fleet import BOTH, CHIPS, ONE, TOKENS, TWO, played, run, small_fleet
 
 IMPATIENT = dataclasses.replace(BOTH, offer_timeout=3.0, silence_timeout=8.0, resend_timeout=2.0)

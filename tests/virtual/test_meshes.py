@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from ddiloco.observe import records
 from ddiloco.run.recipes import assembly_of
+from ddiloco.telemetry import records
 from ddiloco.virtual.run import VirtualRun as FleetRun
 from tests import workbench
 from tests.virtual_runs import VirtualRun, virtual

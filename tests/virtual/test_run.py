@@ -11,15 +11,15 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
-from ddiloco.observe import records
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.roles.learner_arrays import TrainingArrays
-from ddiloco.roles.learner_worker import LearnerWorker
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import ModelRecipe, assembly_of
-from ddiloco.virtual.lives import Change, write_trace
+from ddiloco.telemetry import records
+from ddiloco.virtual.availability import Change, write_trace
 from ddiloco.virtual.run import VirtualRun as FleetRun
+from ddiloco.workers.learner_arrays import TrainingArrays
+from ddiloco.workers.learner_worker import LearnerWorker
 from tests.integration.remote_runs import lines
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import assert_equal, devices, experiment, run_local

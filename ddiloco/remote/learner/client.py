@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
-from ddiloco.observe.pace import Pace
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.learner.part_connections import PartConnections
 from ddiloco.remote.learner.streams import Collector, Host, Streams
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import syncer_event
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
-from ddiloco.roles.inbox import Inbox
-from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
-from ddiloco.roles.transfer import Offer
+from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
+from ddiloco.telemetry.throughput import Pace
+from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
+from ddiloco.workers.inbox import Inbox
+from ddiloco.workers.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+from ddiloco.workers.transfer import Offer
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
 

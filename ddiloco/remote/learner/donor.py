@@ -19,18 +19,18 @@ import grpc
 import jax
 import numpy as np
 
-from ddiloco.observe.records import reason
-from ddiloco.outer.blocks import Cut, owned
+from ddiloco.arrays.blocks import Cut, owned
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OfAllHosts, new_number
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.blocks import cut_message, cuts_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Gate, Security, check_reach
-from ddiloco.roles.exchange import InnerState, InnerStateWanted
-from ddiloco.roles.inbox import Inbox
+from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.telemetry.records import reason
+from ddiloco.workers.exchange import InnerState, InnerStateWanted
+from ddiloco.workers.inbox import Inbox
 
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
 MOST_WAITING = 16 + wire.MOST_HOSTS  # further calls: of a peer's hosts, or which wait or are being refused

@@ -16,12 +16,8 @@ import grpc
 import jax
 from etils import epath
 
+from ddiloco.arrays.blocks import Blocks
 from ddiloco.data.host_batches import HostBatch, HostBatches
-from ddiloco.disk.bounded_reads import bounded
-from ddiloco.disk.snapshots.store import FOLDER, SnapshotError, SnapshotStore
-from ddiloco.observe.pace import Pace
-from ddiloco.observe.records import reason
-from ddiloco.outer.blocks import Blocks
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.donor import Donor
@@ -32,15 +28,19 @@ from ddiloco.remote.learner.host_snapshots import write_own
 from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.streams import Collector, Host, Streams
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import EventDelivery, Pieces
-from ddiloco.roles.resuming import Origin, ResumedLearner
+from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
+from ddiloco.storage.bounded_reads import bounded
+from ddiloco.storage.snapshots.store import FOLDER, SnapshotError, SnapshotStore
+from ddiloco.telemetry.records import reason
+from ddiloco.telemetry.throughput import Pace
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.exchange import EventDelivery, Pieces
+from ddiloco.workers.resuming import Origin, ResumedLearner
 
 
 class TellingBatches(Iterator[HostBatch]):

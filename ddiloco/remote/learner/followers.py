@@ -15,12 +15,12 @@ import grpc
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.security import Gate, Security, donor_address
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import EventDelivery
+from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.workers.exchange import EventDelivery
 
 NOTED_EVERY = 600.0  # seconds between lines on hosts that do not come
 

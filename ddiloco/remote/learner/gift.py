@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.outer.blocks import Blocks, Gathered
-from ddiloco.outer.finite import NotFiniteError, check_state
+from ddiloco.arrays.blocks import Blocks, Gathered
+from ddiloco.arrays.finite import NotFiniteError, check_state
 from ddiloco.remote.learner.inner_format import InnerFormat
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.blocks import cut_message, cuts_of, receive_blocks
 from ddiloco.remote.wire.security import Security, is_address
-from ddiloco.roles.exchange import InnerState
+from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.storage.tape.entries import InnerOrigin
+from ddiloco.workers.exchange import InnerState
 
 
 class Asking(NamedTuple):

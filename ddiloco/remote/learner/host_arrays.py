@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
+from ddiloco.arrays.blocks import Cut, needed
 from ddiloco.data.host_batches import HostBatch, HostBatches, joined
-from ddiloco.disk.snapshots.parts import Needs
-from ddiloco.outer.blocks import Cut, needed
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.own_copies import OfAllHosts, StateOfAllHosts, new_number
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.roles.exchange import Pieces
-from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
-from ddiloco.roles.transfer import Offer
+from ddiloco.storage.snapshots.parts import Needs
+from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.workers.transfer import Offer
 
 if TYPE_CHECKING:
     from ddiloco.training.program import TrainProgram

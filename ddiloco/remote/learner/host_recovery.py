@@ -14,8 +14,8 @@ from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.own_copies import OfAllHosts
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
-from ddiloco.roles.exchange import InnerState
+from ddiloco.remote.wire.validation import WireError
+from ddiloco.workers.exchange import InnerState
 
 
 class HostRecovery(ProcessRecovery):

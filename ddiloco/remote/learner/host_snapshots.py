@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from ddiloco.disk.snapshots.parts import (
+from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.learner.own_copies import StateOfAllHosts
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage.snapshots.parts import (
     PartFiles,
     PartWriter,
     SnapshotError,
@@ -21,12 +25,8 @@ from ddiloco.disk.snapshots.parts import (
     remove_earlier,
     write_blocks,
 )
-from ddiloco.disk.snapshots.store import FOLDER
-from ddiloco.observe.records import reason
-from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.learner.own_copies import StateOfAllHosts
-from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.storage.snapshots.store import FOLDER
+from ddiloco.telemetry.records import reason
 
 
 class HostPartWriter(PartWriter):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from ddiloco.outer.blocks import Cut
+from ddiloco.arrays.blocks import Cut
 from ddiloco.outer.codecs import ArrayFormat
 
 

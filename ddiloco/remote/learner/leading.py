@@ -11,10 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.disk import bounded_reads
-from ddiloco.disk.snapshots.parts import PartWriter, SnapshotError
-from ddiloco.observe import records
-from ddiloco.observe.health import Health
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.followers import Followers
@@ -25,12 +21,16 @@ from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.remote.wire.validation import WireError
 from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.storage import bounded_reads
+from ddiloco.storage.snapshots.parts import PartWriter, SnapshotError
+from ddiloco.telemetry import records
+from ddiloco.telemetry.health import Health
+from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
 
 
 class Lead:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from ddiloco.outer.blocks import Blocks
-from ddiloco.roles.exchange import InnerState
+from ddiloco.arrays.blocks import Blocks
+from ddiloco.workers.exchange import InnerState
 
 TELLING = 100  # steps that a state has taken in before it says what others must be like
 _FACTOR = 30.0  # between the root mean squares of one leaf in two honest states

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ddiloco.disk import array_file
-from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.observe.records import reason
-from ddiloco.outer.blocks import Blocks, held, slices
-from ddiloco.outer.finite import NotFiniteError, check_state
+from ddiloco.arrays.blocks import Blocks, held, slices
+from ddiloco.arrays.finite import NotFiniteError, check_state
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import alike, profile
-from ddiloco.roles.exchange import InnerState
+from ddiloco.storage import array_file
+from ddiloco.storage.tape.entries import InnerOrigin
+from ddiloco.telemetry.records import reason
+from ddiloco.workers.exchange import InnerState
 
 KEPT = 2  # by each of several hosts
 _MAGIC = b"ddiloco inner state of a host 1\n"

@@ -12,12 +12,12 @@ import grpc
 
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.learner.streams import Streams, wait_for
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.transfer import Offer
+from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import RemoteConfig, backoff
+from ddiloco.workers.transfer import Offer
 
 if TYPE_CHECKING:
     MakeStreams = Callable[

@@ -12,12 +12,7 @@ from typing import Any
 from etils import epath
 
 from ddiloco.config import ConfigError
-from ddiloco.disk.bounded_reads import bounded
-from ddiloco.disk.snapshots.parts import LEARNER_COPIES, parts_folder
-from ddiloco.disk.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.goodput.waits import waiting
-from ddiloco.observe import records
-from ddiloco.observe.profile import Watch
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
@@ -29,15 +24,20 @@ from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import InnerState, Leave
-from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.learner_worker import LearnerWorker
-from ddiloco.roles.resuming import Origin, ResumedLearner
-from ddiloco.roles.snapshots.recording import LearnerRecording
-from ddiloco.roles.taping import Tapes
+from ddiloco.storage.bounded_reads import bounded
+from ddiloco.storage.snapshots.parts import LEARNER_COPIES, parts_folder
+from ddiloco.storage.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
+from ddiloco.telemetry import records
+from ddiloco.telemetry.profile import Watch
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.exchange import InnerState, Leave
+from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.learner_worker import LearnerWorker
+from ddiloco.workers.resuming import Origin, ResumedLearner
+from ddiloco.workers.snapshots.recording import LearnerRecording
+from ddiloco.workers.tapes import Tapes
 
 _RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
 _PART_SECONDS = 20.0  # for a part of a snapshot to be written after `stop`

@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 import grpc
 from etils import epath
 
-from ddiloco.disk.bounded_reads import bounded
-from ddiloco.observe import records
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.gift import Asking, Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
 from ddiloco.remote.learner.own_copies import OwnCopies
-from ddiloco.remote.wire.agreement import WireError, ended_after
 from ddiloco.remote.wire.security import Security
-from ddiloco.roles.exchange import InnerState, InnerStateWanted
-from ddiloco.roles.inbox import Inbox
+from ddiloco.remote.wire.validation import WireError, ended_after
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.storage.bounded_reads import bounded
+from ddiloco.telemetry import records
+from ddiloco.workers.exchange import InnerState, InnerStateWanted
+from ddiloco.workers.inbox import Inbox
 
 _ASK_SECONDS = 5.0  # for the syncer to name the peers
 _AT_ONCE = 4  # peers that are asked at the same time; of one the arrays are taken

@@ -10,21 +10,21 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 
-from ddiloco.observe.pace import Pace
-from ddiloco.outer.blocks import Blocks, Box, Cut, slices
+from ddiloco.arrays.blocks import Blocks, Box, Cut, slices
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import MOST_DIFFERENCES, WireError, parse
 from ddiloco.remote.wire.blocks import cut_message, receive_blocks
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header, update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import EventDelivery, Pieces
-from ddiloco.roles.transfer import Offer
+from ddiloco.remote.wire.validation import MOST_DIFFERENCES, WireError, parse
 from ddiloco.schema import codec
+from ddiloco.telemetry.throughput import Pace
+from ddiloco.workers.exchange import EventDelivery, Pieces
+from ddiloco.workers.transfer import Offer
 
 _ENDING = 5.0  # seconds at most for threads to leave calls that were cancelled
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import grpc
 
 from ddiloco.remote.syncer.session import MOST_CALLS, Session
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.security import OPERATOR, Caller
-from ddiloco.remote.wire.terms import Terms
 
 FURTHEST = 1 << 52
 """The largest number of a process or an incarnation that nothing led to: as microseconds, the year 2112."""

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ddiloco.observe.pace import Pace
-from ddiloco.outer.blocks import Cut
+from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED
 from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import MOST_DIFFERENCES
 from ddiloco.remote.wire.payload import chunks, payload_bytes
-from ddiloco.roles.exchange import EventDelivery, Pieces, SnapshotBegun, fragments_with
+from ddiloco.remote.wire.validation import MOST_DIFFERENCES
+from ddiloco.telemetry.throughput import Pace
+from ddiloco.workers.exchange import EventDelivery, Pieces, SnapshotBegun, fragments_with
 
 MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
 

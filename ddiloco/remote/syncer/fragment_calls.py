@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 import numpy as np
 
-from ddiloco.observe import records
-from ddiloco.outer.blocks import Cut
+from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.session import Session
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
 from ddiloco.remote.wire.blocks import cuts_of, receive_blocks, wanted_cuts
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import offer_of
 from ddiloco.remote.wire.payload import receive
-from ddiloco.remote.wire.terms import Terms
+from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE
+from ddiloco.telemetry import records
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray], int], None]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import grpc
 
 from ddiloco.remote.syncer.session import MOST_CALLS
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire.security import Gate, Security, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 

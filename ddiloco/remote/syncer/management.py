@@ -9,14 +9,14 @@ from typing import Any
 
 import grpc
 
-from ddiloco.disk import standing_orders
-from ddiloco.disk.standing_orders import StandingOrders
-from ddiloco.observe.records import reason
 from ddiloco.remote.syncer.session import Session
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.management import Answer, Command
 from ddiloco.remote.wire.security import OPERATOR, Security
-from ddiloco.roles.exchange import Leave
+from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage import operator_orders
+from ddiloco.storage.operator_orders import StandingOrders
+from ddiloco.telemetry.records import reason
+from ddiloco.workers.exchange import Leave
 
 
 class Management:
@@ -49,7 +49,7 @@ class Management:
         self._lock = threading.Lock()  # of the orders
         self._keeping = threading.Lock()  # while it is written; who is drained must not wait for a disk
         self._folder = folder
-        self._orders = StandingOrders() if folder is None else standing_orders.load(folder)
+        self._orders = StandingOrders() if folder is None else operator_orders.load(folder)
         if kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None)):
             tell(f"the run goes on that was stopped{kept}")
         self._sessions: Callable[[], Sequence[Session]] = tuple

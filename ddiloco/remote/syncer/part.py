@@ -10,13 +10,6 @@ from collections.abc import Iterator
 import grpc
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import run_mark
-from ddiloco.disk.durable import DurableState, DurableStateError
-from ddiloco.disk.ownership import owned_fragments
-from ddiloco.disk.snapshots.parts import SYNCER_COPIES, PartWriter, parts_folder
-from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
-from ddiloco.observe import records
-from ddiloco.observe.pace import Pace
 from ddiloco.outer.fragments import zeros
 from ddiloco.protocol.parts import Part, fragments_of
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
@@ -25,19 +18,26 @@ from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.positions import dealt_or_told
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.compatibility import Terms, terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import Terms, terms_of
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.links import WHICHEVER
-from ddiloco.roles.snapshots.fragments import FragmentsRecording
-from ddiloco.roles.snapshots.messages import CutBegun, CutOver
-from ddiloco.roles.syncer_worker import SyncerWorker
-from ddiloco.roles.taping import Tapes
 from ddiloco.schema import codec
 from ddiloco.settings.remote import HANDSHAKE
+from ddiloco.storage import run_mark
+from ddiloco.storage.durable import DurableState, DurableStateError
+from ddiloco.storage.ownership import owned_fragments
+from ddiloco.storage.snapshots.parts import SYNCER_COPIES, PartWriter, parts_folder
+from ddiloco.storage.snapshots.store import FOLDER as SNAPSHOTS
+from ddiloco.telemetry import records
+from ddiloco.telemetry.throughput import Pace
 from ddiloco.training import memory
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.links import WHICHEVER
+from ddiloco.workers.snapshots.fragments import FragmentsRecording
+from ddiloco.workers.snapshots.messages import CutBegun, CutOver
+from ddiloco.workers.syncer_worker import SyncerWorker
+from ddiloco.workers.tapes import Tapes
 
 _LEAVE_SECONDS = 60.0  # for threads to end
 _RECORDS_SECONDS = 10.0  # for the last records to be confirmed

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from ddiloco.disk.run_mark import RunMark
-from ddiloco.disk.snapshots.parts import PartFiles
-from ddiloco.observe import records
 from ddiloco.protocol import events, news
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
 from ddiloco.remote.syncer.session import Session
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.record_messages import part_record
 from ddiloco.remote.wire.record_queue import Received
 from ddiloco.remote.wire.security import PART, Security, host_of
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.snapshots.messages import CutBegun, FragmentsWritten
+from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
+from ddiloco.storage.run_mark import RunMark
+from ddiloco.storage.snapshots.parts import PartFiles
+from ddiloco.telemetry import records
+from ddiloco.workers.snapshots.messages import CutBegun, FragmentsWritten
 
 MOST_WAITING = 100_000  # messages to a part that does not read; then its connection is ended
 

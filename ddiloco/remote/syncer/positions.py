@@ -10,10 +10,10 @@ from typing import Any
 
 from ddiloco.data import shards
 from ddiloco.data.errors import DataError
-from ddiloco.observe import records
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.protocol.state import SyncerState, Watermarks
 from ddiloco.settings.experiment import Experiment
+from ddiloco.telemetry import records
 
 MOST_SHARDS = 1 << 20  # that an earlier run is believed to have had
 

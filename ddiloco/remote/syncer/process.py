@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco.config import ConfigError
-from ddiloco.disk import run_mark
-from ddiloco.disk.durable import DurableState
-from ddiloco.disk.ownership import owned_fragments
-from ddiloco.disk.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
-from ddiloco.disk.snapshots.resuming import snapshot_header
-from ddiloco.disk.snapshots.store import FOLDER, Snapshot
 from ddiloco.goodput.waits import waiting
-from ddiloco.observe import records
-from ddiloco.observe.files import read_json
 from ddiloco.outer.fragments import assemble, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import AuthorityCore
@@ -33,17 +25,25 @@ from ddiloco.remote.syncer.positions import dealt_or_told
 from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
-from ddiloco.remote.wire.agreement import LARGEST
+from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import terms_of
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.exchange import Pieces
-from ddiloco.roles.outcome import Outcome
-from ddiloco.roles.resuming import run_of
-from ddiloco.roles.snapshots.taking import SnapshotTaker
-from ddiloco.roles.syncer_worker import SyncerWorker
-from ddiloco.roles.taping import Tapes
+from ddiloco.remote.wire.validation import LARGEST
+from ddiloco.storage import run_mark
+from ddiloco.storage.durable import DurableState
+from ddiloco.storage.ownership import owned_fragments
+from ddiloco.storage.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
+from ddiloco.storage.snapshots.resuming import snapshot_header
+from ddiloco.storage.snapshots.store import FOLDER, Snapshot
+from ddiloco.telemetry import records
+from ddiloco.telemetry.files import read_json
 from ddiloco.training import memory
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.resuming import run_of
+from ddiloco.workers.run_result import Outcome
+from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.syncer_worker import SyncerWorker
+from ddiloco.workers.tapes import Tapes
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 _MOST_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs

@@ -7,13 +7,13 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-from ddiloco.disk import array_file
-from ddiloco.disk.durable import DurableState
-from ddiloco.disk.snapshots.store import Snapshot
-from ddiloco.disk.tape.header import SnapshotName
 from ddiloco.remote.syncer.positions import with_positions
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.resuming import Origin
+from ddiloco.storage import array_file
+from ddiloco.storage.durable import DurableState
+from ddiloco.storage.snapshots.store import Snapshot
+from ddiloco.storage.tape.header import SnapshotName
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.resuming import Origin
 
 _NAME = "resumed_from.json"
 

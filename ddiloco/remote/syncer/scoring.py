@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ddiloco.disk.scores import Scored, Scores, Wanted
-from ddiloco.observe import records
-from ddiloco.observe.files import read_json
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.evaluator import Evaluations
+from ddiloco.storage.score_files import Scored, Scores, Wanted
+from ddiloco.telemetry import records
+from ddiloco.telemetry.files import read_json
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.evaluator import Evaluations
 
 _POLL = 0.2  # seconds
 _SUMMARY_SECONDS = 10.0  # for the summary to be written

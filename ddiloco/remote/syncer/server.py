@@ -9,26 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
-from ddiloco.observe import records
 from ddiloco.protocol import events
 from ddiloco.remote.syncer.admission import LEAP, Admission
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
-from ddiloco.remote.syncer.intake import RecordIntake
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.part_links import PartLinks
+from ddiloco.remote.syncer.record_receiver import RecordIntake
 from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError, parse
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import learner_event
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.exchange import Leave
-from ddiloco.roles.links import LearnerLink
-from ddiloco.roles.snapshots.messages import SnapshotMessage
+from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.telemetry import records
+from ddiloco.workers.exchange import Leave
+from ddiloco.workers.links import LearnerLink
+from ddiloco.workers.snapshots.messages import SnapshotMessage
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
 JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before

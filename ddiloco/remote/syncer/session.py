@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 import grpc
 import numpy as np
 
-from ddiloco.outer.blocks import Blocks, Cut, Gathered
+from ddiloco.arrays.blocks import Blocks, Cut, Gathered
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.syncer.downlink import Downlink
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import HOST_KEY, WireError, metadata_value
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
-from ddiloco.roles.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
+from ddiloco.remote.wire.validation import HOST_KEY, WireError, metadata_value
+from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
 
 MOST_CALLS = 16  # of one kind at the same time, for each host that there is room for
 LAST_SECONDS = 5.0  # for a learner to take its last messages, before its control stream is cut off

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from ddiloco.disk.run_mark import RunMark
-from ddiloco.observe import records
 from ddiloco.protocol import news
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import parse
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.record_messages import record_message
 from ddiloco.remote.wire.record_queue import RecordQueue
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import Terms
-from ddiloco.roles.snapshots.messages import FragmentsWritten
+from ddiloco.remote.wire.validation import parse
 from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig, backoff
+from ddiloco.storage.run_mark import RunMark
+from ddiloco.telemetry import records
+from ddiloco.workers.snapshots.messages import FragmentsWritten
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ddiloco.outer.blocks import Blocks, Cut, box_shape
+from ddiloco.arrays.blocks import Blocks, Cut, box_shape
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
 from ddiloco.remote.wire.payload import receive
+from ddiloco.remote.wire.validation import WireError
 
 MOST_BLOCKS = 4096  # of an array
 MOST_AXES = 16

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire.validation import WireError
 from ddiloco.schema import codec
 
 LONGEST_REASON = 500

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from typing import Any
 
-from ddiloco.remote.wire import agreement as wire
-from ddiloco.remote.wire.agreement import WireError
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.validation import WireError
 
 MANAGE = "/ddiloco.wire.Syncer/Manage"
 VERBS = ("status", "drain", "evict", "add", "snapshot", "stop")

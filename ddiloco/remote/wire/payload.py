@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ddiloco.arrays.host_memory import aligned_empty
 from ddiloco.outer.codecs import ArrayFormat
-from ddiloco.outer.host_memory import aligned_empty
-from ddiloco.remote.wire.agreement import CHUNK_BYTES, WireError
+from ddiloco.remote.wire.validation import CHUNK_BYTES, WireError
 
 
 def payload_bytes(arrays: Sequence[np.ndarray]) -> int:

@@ -8,11 +8,11 @@ import math
 import sys
 
 from ddiloco.goodput.accounting import State
-from ddiloco.observe import records
-from ddiloco.observe.scalars import as_json, numbers
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import LARGEST, MAX_TEXT, WireError
 from ddiloco.remote.wire.event_messages import LONGEST_REASON
+from ddiloco.remote.wire.validation import LARGEST, MAX_TEXT, WireError
+from ddiloco.telemetry import records
+from ddiloco.telemetry.scalars import as_json, numbers
 
 LONGEST_NOTE = 8 << 10  # bytes of JSON
 MOST_METRICS = 1024  # some models have one for each layer

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterator
 
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import LARGEST, WireError
+from ddiloco.remote.wire.validation import LARGEST, WireError
 
 MAX_RECORDS = 100_000  # that wait for a connection, about 12 MB: nine hours at three steps a second
 BATCH = 256  # records that are sent as one message

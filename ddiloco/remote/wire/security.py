@@ -14,8 +14,8 @@ from typing import NamedTuple
 import grpc
 
 from ddiloco.config import ConfigError
-from ddiloco.page.visitors import is_loopback
-from ddiloco.remote.wire.agreement import metadata_value
+from ddiloco.dashboard.visitors import is_loopback
+from ddiloco.remote.wire.validation import metadata_value
 
 TOKEN_KEY = "authorization"
 COMMON_NAME = "x509_common_name"  # by gRPC's name for it: the name in the certificate of the other end

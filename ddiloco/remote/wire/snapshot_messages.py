@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from ddiloco.disk.snapshots.store import PartFiles
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.agreement import CHUNK_BYTES, WireError
 from ddiloco.remote.wire.event_messages import LONGEST_REASON, by_fragment
-from ddiloco.roles.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
+from ddiloco.remote.wire.validation import CHUNK_BYTES, WireError
+from ddiloco.storage.snapshots.store import PartFiles
+from ddiloco.workers.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 
 
 def snapshot_message(message: SnapshotMessage) -> pb.FromLearner:

@@ -13,10 +13,10 @@ import threading
 
 from absl import flags
 
-from experiments.front import cli, ending, roles
+from experiments.cli import exit_handling, program, roles
 from experiments.studies.chaos.processes import DEEDS
 
-_CONFIG = cli.define_config("configs/chaos_processes.py")
+_CONFIG = program.define_config("configs/chaos_processes.py")
 _SYNCER = flags.DEFINE_string("syncer", "127.0.0.1:7070", "HOST:PORT of the syncer.")
 _LEARNER_ID = flags.DEFINE_integer("learner_id", None, "Whose place it has.", lower_bound=0)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
@@ -26,15 +26,15 @@ _EVERY = 1.0  # seconds between two copies of the counts
 
 
 def main(_) -> int:
-    from ddiloco.disk import array_file
-    from ddiloco.remote.wire.terms import terms_of
+    from ddiloco.remote.wire.compatibility import terms_of
     from ddiloco.run.recipes import assembly_of
+    from ddiloco.storage import array_file
     from experiments.studies.chaos.liar import Liar
-    from experiments.studies.chaos.stranger import Stranger
+    from experiments.studies.chaos.unauthorized_client import Stranger
 
     experiment, learner = _CONFIG.experiment(driver="remote"), _LEARNER_ID.value
     roles.name_process("hostile")
-    stop, received = ending.stop_on_signals()
+    stop, received = exit_handling.stop_on_signals()
     counts: collections.Counter[str] = collections.Counter()
     terms = terms_of(experiment, assembly_of(experiment).layout)
     security = roles.security().of(learner)
@@ -51,4 +51,4 @@ def main(_) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    program.run(main)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ddiloco.goodput.accounting import State, Timelines
-from ddiloco.observe.series import StateSpan
+from ddiloco.telemetry.series import StateSpan
 from experiments.studies.chaos.processes import SYNCER, learner_name
 from experiments.studies.chaos.run_files import Blow, Life, Mark, Trace
 

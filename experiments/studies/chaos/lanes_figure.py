@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ddiloco.observe.figures import figure_at
-from ddiloco.observe.series import StateSpan
+from ddiloco.telemetry.plots import figure_at
+from ddiloco.telemetry.series import StateSpan
 from experiments.studies.chaos.lanes import lane
 from experiments.studies.chaos.run_files import Trace
 

@@ -12,12 +12,12 @@ import grpc
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.terms import Terms
-from experiments.studies.chaos.impostor import BROKEN, CLAIMS, POISONS, Count, Impostor, silence
+from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, POISONS, Count, Impostor, silence
 from experiments.studies.chaos.lying_donor import LyingDonor
 
 IDLE = 20  # calls of a kind that say nothing, at a time

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import numpy as np
 
-from ddiloco.remote.wire import agreement as wire
+from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import CHUNK_BYTES
 

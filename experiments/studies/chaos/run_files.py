@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.observe.files import read_values
+from ddiloco.telemetry.files import read_values
 from experiments.studies.chaos.processes import KINDS, SYNCER, learner_name
 
 _UNDO = {"resume": "hang", "heal": "partition"}

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk import run_mark
-from ddiloco.disk.durable import DurableState, DurableStateError
 from ddiloco.launch.all_roles import FailureStudy, run_all
-from ddiloco.observe.files import read_json
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
-from experiments.front import cli
-from experiments.studies.chaos import aftermath
+from ddiloco.storage import run_mark
+from ddiloco.storage.durable import DurableState, DurableStateError
+from ddiloco.telemetry.files import read_json
+from experiments.cli import program
+from experiments.studies.chaos import checks_after
 from experiments.studies.chaos.killer import Journal, Killer
 from experiments.studies.chaos.processes import DEEDS, HOSTILE, SYNCER, PlannedFault, learner_name
 from experiments.studies.chaos.proxy import Proxy
@@ -63,20 +63,20 @@ def run(
             struck.set()
 
     threading.Thread(target=strike, name="killer", daemon=True).start()
-    arguments = [*cli.config_arguments(), *overrides]
+    arguments = [*program.config_arguments(), *overrides]
     try:
         played = dict.fromkeys(range(honest, experiment.sync.num_learners), HOSTILE)
         study = FailureStudy(watch.observe, watch.route, played)
-        code = run_all(experiment, arguments, workdir, stop, cli.tell, study=study)
+        code = run_all(experiment, arguments, workdir, stop, program.tell, study=study)
     finally:
         over.set()
         struck.wait()
         watch.close()
     trace = read_trace(workdir, faults, honest)
     told = read_json(workdir / "summary.json")
-    figures = aftermath.report(trace, told.get("eval_loss"), experiment.sync.num_fragments)
+    figures = checks_after.report(trace, told.get("eval_loss"), experiment.sync.num_fragments)
     if played:
-        figures["hostile"] = aftermath.hostility(told, read_json(workdir.parent / DEEDS), played)
+        figures["hostile"] = checks_after.hostility(told, read_json(workdir.parent / DEEDS), played)
     return StormOutcome(figures, trace, code)
 
 

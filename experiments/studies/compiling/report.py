@@ -17,7 +17,6 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError
-from ddiloco.roles.transfer import FragmentTransfer
 from ddiloco.run.environment import installed
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import Experiment, task_of, to_json
@@ -30,7 +29,8 @@ from ddiloco.training.platform import compiler_options
 from ddiloco.training.program import traced_step
 from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, shard_bytes
-from experiments.front.dry_run import anchor_bytes
+from ddiloco.workers.transfer import FragmentTransfer
+from experiments.cli.dry_run import anchor_bytes
 from experiments.studies.compiling.cost import COLLECTIVES, Cost, cost_of
 from experiments.studies.compiling.hlo import parse
 from experiments.studies.compiling.kernels import kernel_flops

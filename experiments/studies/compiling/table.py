@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.observe.files import read_json
-from ddiloco.observe.words import number
 from ddiloco.settings.experiment import parse, to_json
-from experiments.front import cli
-from experiments.front.tables import markdown
+from ddiloco.telemetry.files import read_json
+from ddiloco.telemetry.formatting import number
+from experiments.cli import program
+from experiments.cli.tables import markdown
 
 _FOUR = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 _EIGHT = ("v5e:2x4", "v5p:2x2x2", "v6e:2x4")
@@ -47,7 +47,7 @@ def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[
         output = folder / f"{preset}-{topology}.json".replace(":", "-")
         model, _, size = preset.partition(":")
         config = f"configs/{model}.py:{size}"
-        settings = json.loads(json.dumps(to_json(parse(cli.load_config(config)))))
+        settings = json.loads(json.dumps(to_json(parse(program.load_config(config)))))
         if read_json(output).get("settings") != settings:
             tell(f"{preset} on {topology}")
             asked = [f"--config={config}", f"--topology={topology}", f"--output={output}"]

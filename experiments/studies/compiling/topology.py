@@ -14,7 +14,7 @@ from jax.experimental import topologies
 
 from ddiloco.training.chips import CHIPS, Chip
 from ddiloco.training.platform import compute_on_cpu
-from experiments.front.cli import UsageError
+from experiments.cli.program import UsageError
 
 HERE = "here"
 _APART = pathlib.Path(sys.prefix) / "tpu_compiler/libtpu/libtpu.so"  # scripts/environment.sh puts it there

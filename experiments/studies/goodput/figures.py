@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddiloco.observe.figures import colours, dress, figure_at
+from ddiloco.telemetry.plots import colours, dress, figure_at
 from experiments.studies.goodput.simulator import Cell
 from experiments.studies.goodput.systems import published
 

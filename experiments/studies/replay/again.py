@@ -6,12 +6,12 @@ import os
 import sys
 import time
 
-from ddiloco.disk import checkpoints
-from ddiloco.observe.files import read_json
 from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage import checkpoints
+from ddiloco.telemetry.files import read_json
 from ddiloco.training import platform
-from experiments.front import cli
+from experiments.cli import program
 from experiments.studies.replay import run as replay
 from experiments.studies.replay.recorded import Recorded
 from experiments.studies.replay.works import ReplayPlan
@@ -21,7 +21,7 @@ def parse_round(text: str, fragments: int) -> RoundId:
     """The round that STEP or STEP:FRAGMENT names, the first for the step's last; raises UsageError."""
     step, colon, fragment = text.partition(":")
     if not step.isdigit() or (colon and not fragment.isdigit()):
-        raise cli.UsageError(f"until: is {text!r}, but must be STEP or STEP:FRAGMENT")
+        raise program.UsageError(f"until: is {text!r}, but must be STEP or STEP:FRAGMENT")
     return RoundId(int(step), int(fragment) if colon else fragments)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator
 
-from ddiloco.disk.tape.file import TapeError
+from ddiloco.storage.tape.file import TapeError
 from experiments.studies.replay.works import Actor, Key, ReplayPlan, ReplayWork
 
 Perform = Callable[[Actor, ReplayWork], None]

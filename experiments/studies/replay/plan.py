@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
-from ddiloco.disk.tape.file import TapeError
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
@@ -16,6 +14,8 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.parts import AuthorityCore, Part
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
+from ddiloco.storage.tape.file import TapeError
 from experiments.studies.replay.reading import RunTapes, Tape
 from experiments.studies.replay.works import (
     BEFORE,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from ddiloco.disk.tape.entries import End, Entry, entries_of, record_of
-from ddiloco.disk.tape.file import TapeError, read
-from ddiloco.disk.tape.header import Header, from_json
-from ddiloco.disk.tape.recorder import FOLDER, SUFFIX
+from ddiloco.storage.tape.entries import End, Entry, entries_of, record_of
+from ddiloco.storage.tape.file import TapeError, read
+from ddiloco.storage.tape.header import Header, from_json
+from ddiloco.storage.tape.recorder import FOLDER, SUFFIX
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from ddiloco.disk.tape.file import TapeError
 from ddiloco.settings.experiment import Experiment
-from experiments.front import cli
+from ddiloco.storage.tape.file import TapeError
+from experiments.cli import program
 from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.run import make_plan, recorded_experiment
 from experiments.studies.replay.works import ReplayPlan
@@ -36,7 +36,7 @@ def recorded(workdir: str) -> Iterator[Recorded]:
     """
     folder = pathlib.Path(workdir)
     if not (folder / "config.json").exists():
-        raise cli.UsageError(f"workdir: {folder}: there is no run in it")
+        raise program.UsageError(f"workdir: {folder}: there is no run in it")
     try:
         experiment = recorded_experiment(folder)
         tapes = read_run(folder)

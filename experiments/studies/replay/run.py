@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ddiloco.disk.snapshots.store import FOLDER as SNAPSHOTS
-from ddiloco.disk.snapshots.store import Snapshot, SnapshotError, SnapshotStore
-from ddiloco.disk.tape.entries import InnerOrigin
-from ddiloco.disk.tape.file import TapeError
-from ddiloco.disk.tape.header import Machine
 from ddiloco.outer.global_model import parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
-from ddiloco.roles.assembly import Assembly
-from ddiloco.roles.learner_arrays import Equipment, TrainingArrays
-from ddiloco.roles.resuming import Origin
-from ddiloco.roles.taping import fingerprint, machine_of
-from ddiloco.roles.transfer import host_arrays
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
+from ddiloco.storage.snapshots.store import FOLDER as SNAPSHOTS
+from ddiloco.storage.snapshots.store import Snapshot, SnapshotError, SnapshotStore
+from ddiloco.storage.tape.entries import InnerOrigin
+from ddiloco.storage.tape.file import TapeError
+from ddiloco.storage.tape.header import Machine
+from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.resuming import Origin
+from ddiloco.workers.tapes import fingerprint, machine_of
+from ddiloco.workers.transfer import host_arrays
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import works
 from experiments.studies.replay.order import Uses, perform_all

@@ -6,11 +6,11 @@ import datetime
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk.tape.entries import Adopted, Committed, End, Gave
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.parts import FromPart, PartConnected
-from experiments.front.cli import UsageError
+from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave
+from experiments.cli.program import UsageError
 from experiments.studies.replay import works as plans
 from experiments.studies.replay.order import perform
 from experiments.studies.replay.works import Actor, Key, ReplayPlan, ReplayWork, VersionId

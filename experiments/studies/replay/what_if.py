@@ -23,8 +23,8 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.protocol.work import FragmentWork, LearnerWork
 from ddiloco.virtual.calendar import Calendar, Timer
-from experiments.front import cli
-from experiments.front.tables import markdown
+from experiments.cli import program
+from experiments.cli.tables import markdown
 from experiments.studies.replay.recorded import Recorded
 from experiments.studies.replay.works import Apply, Handled, OfferWork, ReplayPlan
 
@@ -343,10 +343,10 @@ def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> What
 def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
     """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
     sync, steps = run.experiment.sync, run.experiment.train.steps
-    policy = cli.changed(sync, overrides, "sync")
+    policy = program.changed(sync, overrides, "sync")
     for name in ("num_learners", "num_fragments"):
         if getattr(policy, name) != getattr(sync, name):
-            raise cli.UsageError(f"config.sync.{name}: --what_if cannot change it")
+            raise program.UsageError(f"config.sync.{name}: --what_if cannot change it")
     columns = {
         "recorded": recorded(run.plan),
         "same policy": what_if(run.plan, sync, steps),

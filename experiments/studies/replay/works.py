@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.disk.tape.entries import InnerOrigin
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.storage.tape.entries import InnerOrigin
 from experiments.studies.replay.reading import Tape
 
 BEFORE = -1

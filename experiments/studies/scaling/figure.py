@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddiloco.observe.figures import dress, figure_at
+from ddiloco.telemetry.plots import dress, figure_at
 from experiments.studies.scaling.tables import title
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.front.tables import markdown
+from experiments.cli.tables import markdown
 
 Entry = Mapping[str, Any]  # of `studies.scaling.study`: a law, the trend of the gap, or a hyperparameter
 

@@ -15,7 +15,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.ports import Checkpoint
+from ddiloco.virtual.array_ports import Checkpoint
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation

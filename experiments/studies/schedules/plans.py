@@ -6,8 +6,8 @@ import dataclasses
 import random
 
 from ddiloco.protocol.policy import SyncPolicy
+from experiments.studies.schedules.conditions import Weather
 from experiments.studies.schedules.faults import FAULTS
-from experiments.studies.schedules.weather import Weather
 
 
 @dataclasses.dataclass(frozen=True)

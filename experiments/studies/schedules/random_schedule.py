@@ -11,14 +11,14 @@ from typing import Any
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.virtual.array_ports import Checkpoint, Observer
 from ddiloco.virtual.learner_process import VirtualLearner
-from ddiloco.virtual.ports import Checkpoint, Observer
+from experiments.studies.schedules.conditions import WeatheredFleet
 from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
 from experiments.studies.schedules.invariants import Invariants
 from experiments.studies.schedules.ledger import Violation, require
 from experiments.studies.schedules.plans import SchedulePlan, draw_fair, draw_plan
 from experiments.studies.schedules.shares import Shares
-from experiments.studies.schedules.weather import WeatheredFleet
 
 MAX_EVENTS = 100_000
 SLOWEST = 10.0  # seconds of a step, at most

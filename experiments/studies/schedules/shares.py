@@ -6,8 +6,8 @@ import collections
 from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events
+from ddiloco.virtual.array_ports import Observer
 from ddiloco.virtual.learner_process import VirtualLearner
-from ddiloco.virtual.ports import Observer
 
 
 class Shares(Observer):

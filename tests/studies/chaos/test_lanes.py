@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.studies.chaos import aftermath
+from experiments.studies.chaos import checks_after
 from experiments.studies.chaos.lanes import (
     StateSpan,
     aftermaths,
@@ -208,16 +208,16 @@ def test_the_report_tells_all_of_it_and_the_figure_is_drawn(made, tmp_path):
     made.round(35.0, [0, int((T0 + 0.5) * 1e6), 0, 30, 30, 300])
     made.fault(61.0, "end", "syncer", pid=1, code=0, versions=[1])
     trace = made.trace()
-    report = aftermath.report(trace, loss=2.0, num_fragments=1)
+    report = checks_after.report(trace, loss=2.0, num_fragments=1)
     assert report["faults"] == {"kills of learners": 1, "partitions of learners": 1}
     assert report["missed"] == 1
     assert (report["tokens"], report["merged_tokens"]) == (10 * (119 + 100), 300)
     assert report["gaps"]["kill of a learner"]["stalls"] == 0
     assert report["recovery"]["a learner's first contribution"]["died_before"] == 1
-    assert aftermath.problems(report) == []
-    both = aftermath.compared(report, {**report, "loss": 1.9})
+    assert checks_after.problems(report) == []
+    both = checks_after.compared(report, {**report, "loss": 1.9})
     assert both["loss_ratio"] == pytest.approx(2.0 / 1.9)
-    assert "| loss against undisturbed | +5.26% |" in aftermath.table(both)
+    assert "| loss against undisturbed | +5.26% |" in checks_after.table(both)
     assert json.loads(json.dumps(both, allow_nan=False)) == both
     draw(tmp_path / "chaos.png", trace)
     assert (tmp_path / "chaos.png").stat().st_size > 10_000
@@ -230,7 +230,7 @@ def test_what_must_not_be_is_among_the_problems(made):
     made.round(30.0)
     made.fault(55.0, "end", "learner 1", pid=2, code=1)
     made.fault(61.0, "end", "syncer", pid=1, code=0, versions=[0])
-    problems = aftermath.problems(aftermath.report(made.trace(), None, 1))
+    problems = checks_after.problems(checks_after.report(made.trace(), None, 1))
     assert "fragment 0: was at version 1, and after a death at 0" in problems
     assert "learner 1 ended with exit code 1 by itself" in problems
     assert problems[-1] == "uptime is 91.53%: at times no learner stepped"

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.disk.tape.entries import Adopted, End, Entry
-from ddiloco.disk.tape.file import MAGIC, TapeError
-from ddiloco.disk.tape.recorder import learner_tape, syncer_tape
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.lives import Change
+from ddiloco.storage.tape.entries import Adopted, End, Entry
+from ddiloco.storage.tape.file import MAGIC, TapeError
+from ddiloco.storage.tape.recorder import learner_tape, syncer_tape
+from ddiloco.virtual.availability import Change
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import works
 from experiments.studies.replay.order import Uses, perform, perform_all

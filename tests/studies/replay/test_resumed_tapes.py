@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from ddiloco.disk.snapshots.store import SnapshotStore
-from ddiloco.disk.tape.entries import Adopted
-from ddiloco.disk.tape.file import TapeError
 from ddiloco.local.run import LocalRun
-from ddiloco.observe.files import read_json
 from ddiloco.run import job
 from ddiloco.run.recipes import assembly_of
+from ddiloco.storage.snapshots.store import SnapshotStore
+from ddiloco.storage.tape.entries import Adopted
+from ddiloco.storage.tape.file import TapeError
+from ddiloco.telemetry.files import read_json
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import run as replay
 from experiments.studies.replay import timeline, what_if

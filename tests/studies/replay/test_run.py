@@ -8,19 +8,19 @@ from unittest import mock
 
 import pytest
 
-from ddiloco.disk.tape.entries import Committed, Entry
-from ddiloco.disk.tape.file import TapeError
-from ddiloco.disk.tape.header import Machine
-from ddiloco.disk.tape.recorder import learner_tape
 from ddiloco.local import run as local
-from ddiloco.observe.files import read_json
 from ddiloco.outer import guards
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
+from ddiloco.storage.tape.entries import Committed, Entry
+from ddiloco.storage.tape.file import TapeError
+from ddiloco.storage.tape.header import Machine
+from ddiloco.storage.tape.recorder import learner_tape
+from ddiloco.telemetry.files import read_json
 from ddiloco.training import platform
-from ddiloco.virtual.lives import Change, write_trace
+from ddiloco.virtual.availability import Change, write_trace
 from experiments.studies.replay import again as command
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import recorded as reading

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
-from experiments.front.cli import UsageError
+from experiments.cli.program import UsageError
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import perform
 from experiments.studies.replay.reading import read_run

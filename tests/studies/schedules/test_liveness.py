@@ -9,8 +9,8 @@ import pytest
 from ddiloco.protocol import events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
+from experiments.studies.schedules.conditions import Weather, WeatheredFleet
 from experiments.studies.schedules.faults import crash, false_alarm, hang, syncer_crash
-from experiments.studies.schedules.weather import Weather, WeatheredFleet
 from tests.long import times
 from tests.studies.schedules.witness import Witness, join_all
 

@@ -10,11 +10,11 @@ import random
 import pytest
 
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.array_ports import CountingLearner
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.from_settings import spread
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
-from ddiloco.virtual.ports import CountingLearner
 from experiments.studies.schedules.shares import Shares
 from tests.long import times
 from tests.studies.schedules.witness import Witness, join_all

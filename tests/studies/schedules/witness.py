@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions
+from ddiloco.virtual.array_ports import Observer
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.ports import Observer
 
 WAITING = (State.WAITING_FOR_PEERS, State.WAITING_FOR_NETWORK)
 

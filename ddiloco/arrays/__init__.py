@@ -1,0 +1,1 @@
+"""Host arrays and blocks of arrays: what moves and stores them shares."""

@@ -1,0 +1,108 @@
+"""Takes the records that learners send, counts those that were lost, and tells how each process ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ddiloco.goodput.accounting import State
+from ddiloco.remote.syncer.admission import MOST_REPLACED
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.record_messages import learner_record
+from ddiloco.remote.wire.record_queue import Received
+from ddiloco.remote.wire.validation import WireError
+from ddiloco.telemetry import records
+
+OVER = (State.FINISHED, State.FAILED)
+
+
+class _Learner:
+    def __init__(self, process: int, began: bool) -> None:
+        self.process = process
+        self.received = Received(0 if began else None)
+        self.lost_at: float | None = None
+        self.state: State | None = None
+
+
+class RecordIntake:
+    """Knows how far each learner's process has come with its records, and how it ended.
+
+    A process whose connection is lost may step on, and sends its records when it connects again. Only when
+    another process has replaced it, or the run is over, does it count as dead since the loss.
+
+    Of two processes the newer is the one that connects later, whatever their clocks show. A restarted syncer
+    may hear of the newer one first: that one gets its place back once the other is gone.
+    """
+
+    def __init__(self, record: Callable[[object], None]) -> None:
+        self._record = record
+        self._lock = threading.Lock()
+        self._learners: dict[int, _Learner] = {}
+        self._replaced: dict[int, dict[int, _Learner]] = {}  # by learner and process
+
+    def joined(self, learner: int, process: int, newer: bool = False, began: bool = True) -> None:
+        """A process has connected, for the first time or again.
+
+        `newer`: than any an earlier syncer knew. `began`: it has not been connected before, to any syncer.
+        """
+        now = time.time()
+        with self._lock:
+            known = self._learners.get(learner)
+            replaced = self._replaced.setdefault(learner, {})
+            if known is not None and known.process == process:
+                known.lost_at = None
+                return
+            if process in replaced and (known.lost_at is None or process < known.process):
+                return  # it lingers, and does not know yet that it was replaced
+            if known is not None:
+                self._died(learner, known, now)
+                replaced[known.process] = known
+            elif newer:
+                self._record(records.StateChanged(learner, State.FAILED, now))
+            came = replaced.pop(process, None) or _Learner(process, began)
+            came.lost_at = came.state = None
+            self._learners[learner] = came
+            if len(replaced) > MOST_REPLACED:
+                del replaced[next(iter(replaced))]
+            self._record(records.StateChanged(learner, State.STARTING, now))
+
+    def lost(self, learner: int, process: int) -> None:
+        """The process's connection has ended."""
+        with self._lock:
+            known = self._learners.get(learner)
+            if known is not None and known.process == process:
+                known.lost_at = time.time()
+
+    def take(self, learner: int, process: int, batch: pb.Records) -> None:
+        """Passes on the records, and how many were lost before them.
+
+        Raises:
+          WireError: a record cannot be read; those before it are taken.
+        """
+        with self._lock:
+            known = self._learners.get(learner)
+            if known is None or known.process != process:
+                raise WireError("records of another process")
+            if lost := known.received.lost(batch):
+                values = {"learner": learner, "count": lost}
+                self._record(records.Noted("records_lost", values, time.time()))
+            for entry in known.received.new(batch):
+                record = learner_record(entry, learner)
+                if isinstance(record, records.StateChanged):
+                    known.state = record.state
+                self._record(record)
+
+    def end(self) -> None:
+        """The run is over: a process that is not connected and has not finished has died."""
+        now = time.time()
+        with self._lock:
+            for learner, known in self._learners.items():
+                if known.lost_at is not None:
+                    self._died(learner, known, now)
+
+    def _died(self, learner: int, known: _Learner, now: float) -> None:
+        if known.state not in OVER:
+            known.state = State.FAILED
+            at = now if known.lost_at is None else known.lost_at
+            self._record(records.StateChanged(learner, State.FAILED, at))

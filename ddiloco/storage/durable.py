@@ -1,0 +1,304 @@
+"""The syncer's state on disk: one file for each fragment, and one for the learners' incarnations.
+
+A fragment's file holds Theta_p, its outer optimizer's state, its version, the step at which it was merged and
+the learners' watermarks, with the positions in their data that belong to these. It is written before the
+update is broadcast, so no learner ever has a version that a crash can undo.
+"""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ddiloco.arrays.finite import NotFiniteError, check_finite
+from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.protocol.messages import RoundId, Watermark
+from ddiloco.protocol.state import NO_WATERMARKS, SyncerState, Watermarks
+from ddiloco.storage import array_file, checksummed_json, fragment_history, run_mark
+from ddiloco.storage.run_mark import FRAGMENT, RunMark
+from ddiloco.telemetry import records
+from ddiloco.telemetry.folder_identity import Owner
+from ddiloco.telemetry.throughput import Pace
+
+FOLDER = "syncer"  # of a run, in its workdir
+
+RETRY_SECONDS = 1.0  # between attempts to write what was merged
+
+_INCARNATIONS = "incarnations.json"
+
+Found = TypeVar("Found")
+
+
+class DurableStateError(Exception):
+    """The state on disk cannot be used; the message is one line and names the file."""
+
+
+class _Superseded(OSError):
+    """What is to be made durable is of a start before this one."""
+
+
+class _Made(NamedTuple):
+    """How a version of a fragment was made."""
+
+    round: RoundId
+    version: int
+    lineage: int
+    watermarks: Watermarks
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> _Made:
+        """As the header of its file says; raises as a damaged one makes it."""
+        merged = RoundId(int(header["merged_step"]), int(header["fragment"]))
+        marks = {
+            int(m): Watermark(int(life), int(steps), str(at))
+            for m, (life, steps, at) in header["watermarks"].items()
+        }
+        return cls(merged, int(header["version"]), int(header["lineage"]), marks)
+
+    def after(self, state: SyncerState) -> SyncerState:
+        """The state with this version."""
+        return state.with_version(self.round, self.version, self.lineage, self.watermarks)
+
+
+class Start(NamedTuple):
+    """The state that an earlier syncer of the run made durable, from which the next one continues."""
+
+    state: SyncerState
+    fragments: Mapping[int, FragmentState]  # by number
+
+    def restore(self, model: GlobalModel) -> None:
+        """Loads these fragments into the model; raises ValueError if they are of another one."""
+        for p, fragment in self.fragments.items():
+            model.restore(p, fragment)
+
+
+class DurableState:
+    """The folder of one run. A thread for each fragment calls `commit`, the syncer's thread `remember`."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        layout: FragmentLayout,
+        record: Callable[[Any], None],
+        stop: threading.Event,
+        run: str = "",
+        keep: int = 1,
+    ) -> None:
+        """`stop` ends the wait for a disk that refuses to write.
+
+        `run`: id of the run. `keep`: how many versions of each fragment stay.
+        """
+        self.folder = folder
+        self.run = run
+        self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
+        self.pace = Pace()  # of what was made durable
+        self._layout = layout
+        self._record = record
+        self._stop = stop
+        self._keep = keep
+        self._owner = Owner(folder.parent)
+        self._found: tuple[int, int] | None = None  # which folder it is, once something was read or written
+
+    def begin(self, model: GlobalModel) -> None:
+        """Writes the initial fragments of a run; raises OSError if the disk refuses."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._found = self._which()
+        for p in model.fragments:  # copies of one at a time
+            self._save(p, model.state(p), 0, 0, {})
+        self._save_incarnations(())
+
+    def complete(self) -> None:
+        """Marks that the folder has all that the run needs to go on; raises OSError."""
+        RunMark(self.run, secrets.token_hex(8)).save(self.folder)
+
+    def sweep(self, fragments: Sequence[int] | None = None) -> None:
+        """Removes what killed syncers left unfinished of these fragments; None: of everything else."""
+        for name in ["[!f]"] if fragments is None else [self._path(p).name for p in fragments]:
+            array_file.sweep(self.folder, name)
+
+    def replace(self, start: Start) -> None:
+        """Writes all fragments and incarnations; raises OSError if the disk refuses.
+
+        Until it is complete they stand for no run: who is killed meanwhile begins again.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._found = self._which()
+        run_mark.begin(self.folder)
+        for p, fragment in start.fragments.items():
+            state = start.state
+            self._save(p, fragment, state.merged_steps[p], state.lineages[p], state.watermarks[p])
+        self._save_incarnations(start.state.incarnations)
+
+    def commit(self, merged: RoundId, model: GlobalModel, watermarks: Watermarks = NO_WATERMARKS) -> bool:
+        """Makes a merged fragment durable; if the disk refuses, raises an alarm and tries until it succeeds.
+
+        `watermarks` say by learner how much of its work is in it.
+
+        Returns:
+          Whether it is durable; False only if the run is stopped first, or its folder is another start's.
+        """
+        state = model.state(merged.fragment)
+        while True:
+            try:
+                self._save(merged.fragment, state, merged.step, self.lineage, watermarks)
+                return True
+            except _Superseded as error:
+                self._alarm(error, f"version {state.version} of fragment {merged.fragment} is not written")
+                return False
+            except OSError as error:
+                # Named: an alarm of the same words is shown once, and the disk may be full again weeks later.
+                what = f"version {state.version} of fragment {merged.fragment}"
+                self._alarm(error, f"merges wait until {what} can be written")
+            if self._stop.wait(RETRY_SECONDS):
+                return False
+
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
+        """Makes the newest incarnation of each learner durable; an alarm, and False, if the disk refuses."""
+        try:
+            self._save_incarnations(incarnations)
+        except OSError as error:
+            self._alarm(error, "who joined is not durable")
+            return False
+        return True
+
+    def restore(self, model: GlobalModel) -> SyncerState:
+        """Loads a model's fragments, one after the other; of some of them the state is without learners.
+
+        Their versions are kept, before which a syncer may have been killed. Raises DurableStateError as
+        `fragment` does, OSError if there is no folder, ValueError if they are of another model.
+        """
+        self._found = self._which()
+        state = SyncerState.initial(self._layout.num_fragments)
+        for p in model.fragments:
+            fragment, made = self._load(p)
+            model.restore(p, fragment)
+            state = made.after(state)
+        for p in model.fragments:
+            self._keep_version(p, state.versions[p], state.merged_steps[p])
+        whole = len(model.fragments) == self._layout.num_fragments
+        return state.with_incarnations(self._load_incarnations() if whole else ())
+
+    def state(self) -> SyncerState:
+        """The state that an earlier syncer left, by the headers of the fragments alone.
+
+        Whether the rest of a file is sound, whoever uses the fragment finds. Raises DurableStateError as
+        `fragment` does.
+        """
+        state = SyncerState.initial(self._layout.num_fragments)
+        for p in range(self._layout.num_fragments):
+            header = self._read(p, array_file.load_header)
+            try:
+                self._check(p, header)
+                state = _Made.of(header).after(state)
+            except (LookupError, TypeError, AttributeError, ValueError):
+                raise DurableStateError(f"{self._path(p)}: is damaged: its header has no version") from None
+        return state.with_incarnations(self._load_incarnations())
+
+    def fragment(self, p: int) -> tuple[FragmentState, int, int]:
+        """A fragment, the step at which it was merged, and its lineage; raises DurableStateError."""
+        fragment, made = self._load(p)
+        return fragment, made.round.step, made.lineage
+
+    def _load(self, p: int) -> tuple[FragmentState, _Made]:
+        """A fragment, and how its version was made.
+
+        Raises:
+          DurableStateError: its file is missing or damaged, belongs to another model or another run, or
+            holds numbers that are not finite.
+        """
+        header, arrays = self._read(p, array_file.load)
+        self._check(p, header)
+        names = [piece.name for piece in self._layout.fragments[p]]
+        names += [f"array {i} of the outer optimizer" for i in range(len(arrays) - len(names))]
+        try:
+            check_finite(zip(names, arrays, strict=False))
+        except NotFiniteError as error:
+            raise DurableStateError(f"{self._path(p)}: {error}") from None
+        pieces = map(np.array, arrays[: header["pieces"]])  # copied: some keep these alone
+        state = FragmentState(header["version"], tuple(pieces), tuple(arrays[header["pieces"] :]))
+        return state, _Made.of(header)
+
+    def _read(self, p: int, read: Callable[[pathlib.Path, bytes], Found]) -> Found:
+        path = self._path(p)
+        try:
+            return read(path, FRAGMENT)
+        except FileNotFoundError:
+            raise DurableStateError(f"{path}: is missing; the run cannot continue without it") from None
+        except OSError as error:
+            raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise DurableStateError(str(error)) from None
+
+    def _check(self, p: int, header: Mapping[str, Any]) -> None:
+        path = self._path(p)
+        if (header.get("fragment"), header.get("layout")) != (p, self._layout.fingerprint):
+            raise DurableStateError(f"{path}: is of another fragment or another model")
+        if header.get("run", "") != self.run:
+            raise DurableStateError(f"{path}: is of another run than the files beside it")
+
+    def changed_at(self, p: int) -> tuple[int, int]:
+        """Numbers that change whenever a fragment's file has another version; raises OSError."""
+        found = self._path(p).stat()
+        return found.st_ino, found.st_mtime_ns
+
+    def _save(
+        self, p: int, state: FragmentState, merged_step: int, lineage: int, watermarks: Watermarks
+    ) -> None:
+        header = {
+            "fragment": p,
+            "run": self.run,
+            "layout": self._layout.fingerprint,
+            "version": state.version,
+            "merged_step": merged_step,
+            "lineage": lineage,
+            "watermarks": {m: [mark.life, mark.steps, mark.position] for m, mark in watermarks.items()},
+            "pieces": len(state.pieces),
+        }
+        self._owner.check()
+        if self._found not in (None, self._which()):
+            raise _Superseded(errno.ESTALE, "the run was started again")
+        begun, arrays = time.monotonic(), [*state.pieces, *state.optimizer]
+        array_file.save(self._path(p), FRAGMENT, header, arrays)
+        self.pace.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
+        self._keep_version(p, state.version, merged_step)
+
+    def _which(self) -> tuple[int, int]:
+        """The folder that the path leads to; a run that is started again from a snapshot makes another."""
+        found = self.folder.stat()
+        return found.st_dev, found.st_ino
+
+    def _keep_version(self, p: int, version: int, merged_step: int) -> None:
+        if self._keep > 1:
+            try:
+                fragment_history.keep(self._path(p), version, merged_step, self._keep)
+            except OSError as error:  # the run goes on, but cannot be rolled back that far
+                self._alarm(error, "earlier versions are not kept")
+
+    def _alarm(self, error: OSError, what: str) -> None:
+        self._record(records.Alarm(f"{self.folder}: {records.reason(error)}: {what}", time.time()))
+
+    def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
+        self._owner.check()
+        checksummed_json.save(self.folder / _INCARNATIONS, {str(m): number for m, number in incarnations})
+
+    def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
+        path = self.folder / _INCARNATIONS
+        try:
+            return tuple(
+                (int(learner), int(number)) for learner, number in checksummed_json.load(path).items()
+            )
+        except OSError as error:
+            raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError) as error:
+            raise DurableStateError(f"{path}: {error}") from None
+
+    def _path(self, p: int) -> pathlib.Path:
+        return self.folder / f"fragment-{p:04d}"

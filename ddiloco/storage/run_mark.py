@@ -1,0 +1,67 @@
+"""Which run a folder belongs to: a random id, drawn when the run first starts and kept while it goes on.
+
+The file with it is the last thing that a run's start writes: where it is, all that the run needs is too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from typing import NamedTuple
+
+from ddiloco.storage import array_file
+
+FRAGMENT = b"ddiloco fragment 1\n"
+"""What a durable fragment's file begins with."""
+
+_NAME = "run.json"
+_BEGINNING = "beginning"
+
+
+class RunMarkError(Exception):
+    """The file cannot be used; the message is one line and names it."""
+
+
+class RunMark(NamedTuple):
+    """The run, and which of its starts wrote the files; both random, in hex."""
+
+    run: str
+    start: str
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Marks what is in the folder as complete; raises OSError."""
+        array_file.replace(folder / _NAME, [json.dumps(self._asdict()).encode()])
+        (folder / _BEGINNING).unlink(missing_ok=True)
+
+
+def begin(folder: pathlib.Path) -> None:
+    """Notes that a start writes merged fragments: before it is marked they are no run. Raises OSError."""
+    array_file.replace(folder / _BEGINNING, [])
+
+
+def _of_fragments(folder: pathlib.Path) -> RunMark | None:
+    """The run whose merged fragments are there, though its mark is gone; None: nothing was merged.
+
+    Nor is there one where a start from a snapshot was killed amid its fragments.
+    """
+    if (folder / _BEGINNING).exists():
+        return None
+    for path in sorted(folder.glob("fragment-[0-9]*")):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if array_file.load_header(path, FRAGMENT)["version"]:  # of a first start all have 0
+                header, _ = array_file.load(path, FRAGMENT)
+                return RunMark(header["run"], "")
+    return None
+
+
+def begun(folder: pathlib.Path) -> RunMark | None:
+    """The run whose start was completed in the folder; None: none was. May raise RunMarkError."""
+    path = folder / _NAME
+    try:
+        values = json.loads(path.read_text())
+        return RunMark(str(values["run"]), str(values["start"]))
+    except FileNotFoundError:
+        return _of_fragments(folder)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None

@@ -1,0 +1,147 @@
+"""What a learner and the syncer exchange: arrivals, deliveries."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.learner import KEPT_OFFERS
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.state import Watermarks
+from ddiloco.storage.tape.entries import InnerOrigin
+
+Pieces = Sequence[np.ndarray]
+Arrays = TypeVar("Arrays")
+
+
+class Arrivals(Generic[Arrays]):
+    """The arrays that the syncer's core has accepted, by round and learner. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[RoundId, int], Arrays] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(
+        self, event: events.FragmentArrived, decided: Sequence[actions.SyncerAction], arrays: Arrays
+    ) -> None:
+        """Keeps the arrays of a fragment, unless the core dropped this contribution."""
+        key = (event.round, event.contribution.learner)
+        dropped = [(a.round, a.learner) for a in decided if isinstance(a, actions.Drop)]
+        if key not in dropped:  # else an earlier one of the same learner may be kept, and stays
+            self._kept[key] = arrays
+
+    def take(self, merge: actions.Merge) -> list[tuple[Contribution, Arrays]]:
+        """Hands out the contributions of a merge with their arrays, and keeps them no longer."""
+        return [(c, self._kept.pop((merge.round, c.learner))) for c in merge.contributions]
+
+    def forget(self, record: actions.Record) -> None:
+        """Drops the arrays of an abandoned round; other records change nothing."""
+        if record.name == "round_abandoned":
+            abandoned = RoundId(record.values["step"], record.values["fragment"])
+            self._kept = {key: arrays for key, arrays in self._kept.items() if key[0] != abandoned}
+
+
+class OfferPositions:
+    """Where a learner's data stood at each step boundary after which it may still send an offer."""
+
+    def __init__(self, num_fragments: int) -> None:
+        self._kept = KEPT_OFFERS * num_fragments
+        self._positions: collections.OrderedDict[int, str] = collections.OrderedDict()
+
+    def keep(self, steps: int, position: Any) -> None:
+        """Keeps the position, JSON values, after so many steps (`Watermark.steps`)."""
+        self._positions[steps] = json.dumps(position) if position else ""
+        while len(self._positions) > self._kept:
+            self._positions.popitem(last=False)
+
+    def sent(self, c: Contribution) -> Contribution:
+        """The contribution as it is sent, with its position."""
+        upto = dataclasses.replace(c.upto, position=self._positions[c.upto.steps])
+        return dataclasses.replace(c, upto=upto)
+
+
+@dataclasses.dataclass(frozen=True)
+class EventDelivery:
+    """An event for a learner, with the pieces of the fragments that `fragments_with` names."""
+
+    event: events.FromSyncer
+    fragments: Sequence[Pieces] = ()
+    epoch: int = 0  # the snapshot after whose cut it was sent; 0: none, or the channel keeps the order
+    # By fragment that goes with it and by learner: how far its work is in the version
+    watermarks: Mapping[int, Watermarks] = dataclasses.field(default_factory=dict)
+    # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
+    # sent in their place to who has that version; (): it cannot.
+    difference: Pieces = ()
+
+
+def fragments_with(event: events.FromSyncer) -> Sequence[int]:
+    """The fragments that travel with an event from the syncer to a learner."""
+    match event:
+        case events.Welcomed(versions=versions, fragments=fragments):
+            return fragments or range(len(versions))
+        case events.UpdateArrived(fragment=fragment):
+            return (fragment,)
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerState:
+    """A learner's inner optimizer state at one step boundary."""
+
+    step: int  # the learner's clock there
+    versions: tuple[int, ...]  # by fragment, those that it had applied
+    arrays: Sequence[np.ndarray | jax.Array]  # one for each of `Program.inner_leaves`
+    origin: InnerOrigin | None = None  # how the tape of the learner that gave it names it; None: not known
+    # Inner steps that went into it since it was fresh, whichever learners took them
+    trained: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerStateWanted:
+    """Asks for the learner's inner state, once it has applied at least these versions."""
+
+    versions: tuple[int, ...]  # by fragment; (): at once
+    answer: concurrent.futures.Future[InnerState]  # cancelled when it is no longer wanted
+
+
+@dataclasses.dataclass(frozen=True)
+class BetweenSteps:
+    """A call that needs the learner's devices to itself, so that its thread makes it between two steps."""
+
+    call: Callable[[], Any]
+    answer: concurrent.futures.Future[Any]  # cancelled when it is no longer wanted
+
+    def make(self) -> None:
+        """Makes the call, and answers with its result or with what it raised."""
+        if self.answer.set_running_or_notify_cancel():
+            try:
+                self.answer.set_result(self.call())
+            except Exception as error:
+                self.answer.set_exception(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotBegun:
+    """The syncer has recorded its state for this snapshot; the learner should now record its own."""
+
+    number: int  # of the snapshot
+    # By fragment, those in the syncer's state; later versions were sent after the cut
+    versions: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """The run is over."""
+
+
+Delivery = EventDelivery | InnerStateWanted | BetweenSteps | SnapshotBegun | Leave

@@ -1,0 +1,258 @@
+"""The arrays of one learner under any driver: train state, batches, offers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+from ddiloco.arrays.blocks import Blocks
+from ddiloco.protocol.learner import KEPT_OFFERS
+from ddiloco.storage.snapshots.array_names import named, numbered, of_kind
+from ddiloco.training.corruption import differing_devices
+from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.transfer import FragmentTransfer, Offer
+
+if TYPE_CHECKING:
+    from ddiloco.training.step import Metrics, TrainState
+
+Batch = Any  # what the program's step takes
+Erred = Callable[[int, list[str]], None]
+"""Takes a step whose repetition gave another result, and the devices that differ."""
+
+
+class Batches(Protocol):
+    """An endless iterator of batches that can continue where another process of the learner stopped."""
+
+    def __next__(self) -> Batch:
+        """The next batch."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The position after the last batch handed out, as JSON values for `set_state`."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from where `state` was taken; raises DataError if that was another stream."""
+
+
+class Program(Protocol):
+    """One learner's inner step on its own devices; also makes and copies its state.
+
+    Attributes:
+      mesh: the devices.
+      shardings: where each parameter lies, by name.
+      inner_leaves: shape and dtype of each array of the state that is not a parameter.
+    """
+
+    mesh: Mesh
+    shardings: Mapping[str, Sharding]
+    inner_leaves: list[jax.ShapeDtypeStruct]
+
+    def tokens(self, batch: Batch) -> int:
+        """The batch's tokens, by which the learner's work is weighted."""
+
+    def step(self, state: TrainState, batch: Batch, clock: int) -> tuple[TrainState, Metrics]:
+        """Hands one step to the devices; `clock` steps came before it. `state` may be donated."""
+
+    def state_from(
+        self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
+    ) -> TrainState:
+        """A state with copies of these host parameters and of this inner state; None: a fresh inner state."""
+
+    def copy(self, state: TrainState) -> TrainState:
+        """A copy of the state after the last step handed out."""
+
+    def inner_state(self, state: TrainState) -> list[jax.Array]:
+        """A copy of the inner state's arrays, on its way to the host."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Equipment:
+    """What a learner works with; programs may be shared by learners on the same mesh."""
+
+    program: Program
+    transfer: FragmentTransfer
+    batches: Batches
+    steps_in_flight: int
+    min_step_seconds: float = 0.0
+    sdc_check_every: int = 0
+    step_flops: float | None = None  # the model's operations in a step; None: not known
+    peak_flops: float | None = None  # operations a second of the program's devices; None: not known
+
+
+class TrainingArrays:
+    """Owned by the thread that steps. Every call takes effect after the steps handed out before it.
+
+    If the codec sends outer gradients, the devices also keep the adopted version of each fragment, 4 bytes a
+    parameter; error feedback takes as much again, for what encodings left out.
+    """
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        erred: Erred = lambda step, devices: None,
+    ) -> None:
+        """Has no state yet."""
+        self._equipment = equipment
+        self._erred = erred
+        self._steps = 0
+        self.data_wait = 0.0  # seconds that the last step waited for its batch
+        self._state: TrainState | None = None
+        self._anchors: dict[int, tuple[jax.Array, ...]] = {}
+        self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # the next offers send it along
+        self._offers: dict[int, dict[int, Offer]] = {}  # by fragment and step, since the last update
+
+    def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
+        """Loads all fragments of a welcome and an inner state; error feedback starts from zero.
+
+        `inner` None: a fresh one.
+        """
+        transfer = self._equipment.transfer
+        self.lose()  # the devices may not hold two
+        self._state = self._settled(self._begun(fragments, inner))
+        if transfer.keeps_anchors:
+            self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
+        if transfer.error_feedback:
+            self._residuals = {p: jax.tree.map(jnp.zeros_like, a) for p, a in self._anchors.items()}
+
+    def _begun(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None) -> TrainState:
+        """A state of these fragments and this inner state."""
+        return self._equipment.program.state_from(self._equipment.transfer.whole(fragments), inner)
+
+    def _settled(self, arrays: Any) -> Any:
+        """The arrays; a host of several on CPU devices waits until these have made them."""
+        return arrays
+
+    def step(self, clock: int) -> tuple[int, Metrics]:
+        """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
+
+        `clock` is the number of steps before this one. A step that is checked is taken twice from the same
+        state and waited for; the learner keeps the first result.
+        """
+        asked = time.monotonic()
+        batch, tokens = self._drawn()
+        self.data_wait = time.monotonic() - asked
+        self._steps += 1
+        every, program = self._equipment.sdc_check_every, self._equipment.program
+        before = program.copy(self._state) if every and self._steps % every == 0 else None
+        self._state, metrics = self._settled(program.step(self._state, batch, clock))
+        if before is not None:
+            again = self._settled(program.step(before, batch, clock))
+            differing = differing_devices((self._state, metrics), again)
+            if differing:
+                self._erred(clock + 1, differing)
+        return tokens, metrics
+
+    def _drawn(self) -> tuple[Batch, int]:
+        """The next batch, and its tokens."""
+        batch = next(self._equipment.batches)
+        return batch, self._equipment.program.tokens(batch)
+
+    def offer(self, fragment: int, steps: int) -> Offer:
+        """The fragment after the last step handed out, encoded; its copy to the host is under way.
+
+        `steps`: of its `Watermark`; they name the offer until an update of the fragment is applied.
+        """
+        anchor, residual = self._anchors.get(fragment, ()), self._residuals.get(fragment, ())
+        offer = self._equipment.transfer.offer(fragment, self._state.params, anchor, residual)
+        self._settled((offer.arrays, offer.residual, offer.own))
+        kept = self._offers.setdefault(fragment, {})
+        kept[steps] = offer
+        if len(kept) > KEPT_OFFERS:
+            del kept[next(iter(kept))]
+        return offer
+
+    def offered(self, fragment: int, steps: int) -> Offer:
+        """The offer that was made then."""
+        return self._offers[fragment][steps]
+
+    def apply(
+        self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
+    ) -> None:
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with `rebase` Theta_p + theta_p - offer.
+
+        The next offers hold the difference to Theta_p. If the update contains the offer made after `merged`
+        steps, they also send what that one left out, without the share `mixing`, which stays in theta_p;
+        otherwise still what earlier ones left out.
+        """
+        offer = self._offers.pop(fragment, {}).get(merged)
+        placed = self._equipment.transfer.place(fragment, pieces)
+        own = offer.own if rebase and offer is not None else ()
+        params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing, own)
+        self._state = dataclasses.replace(self._state, params=self._settled(params))
+        if self._equipment.transfer.keeps_anchors:
+            self._anchors[fragment] = placed
+        if offer is not None and offer.residual:
+            left = offer.residual
+            self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
+
+    def inner(self) -> list[jax.Array]:
+        """A copy of the inner state after the last step handed out, on its way to the host."""
+        return self._settled(self._equipment.program.inner_state(self._state))
+
+    def position(self) -> dict[str, Any]:
+        """Where the batches stand after the last step handed out; JSON values."""
+        return self._equipment.batches.get_state()
+
+    def state(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """All that the next steps depend on, after the last step handed out, for `restore`.
+
+        Returns:
+          Arrays on their way to the host, which later steps do not change: `params/<name>`, `inner/<i>` in
+          the order of `Program.inner_leaves`, and `anchor/<p>/<i>` and `residual/<p>/<i>`
+          if the codec keeps them; none of these before the first welcome. And JSON values: `position` of
+          the batches, and `steps` of this process.
+        """
+        arrays: dict[str, jax.Array] = {}
+        if self._state is not None:
+            copy = self._equipment.program.copy(self._state)
+            arrays |= named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
+        for kind, held in self._held.items():
+            for p, pieces in held.items():
+                arrays |= named(f"{kind}/{p}", pieces)
+        for array in arrays.values():
+            array.copy_to_host_async()
+        return self._settled(arrays), {"position": self.position(), "steps": self._steps}
+
+    def restore(self, arrays: Mapping[str, np.ndarray | Blocks], values: Mapping[str, Any]) -> None:
+        """Loads what `state` gave, under the same layout, inner optimizer and codec.
+
+        Raises:
+          DataError: the position belongs to another stream.
+          KeyError, ValueError: arrays are missing.
+        """
+        program, transfer = self._equipment.program, self._equipment.transfer
+        self.draw_from(values["position"])
+        self.lose()  # the devices may not hold two states
+        self._steps = values["steps"]
+        self._state = self._settled(program.state_from(of_kind("params", arrays), numbered("inner", arrays)))
+        for kind, held in self._held.items():
+            found = of_kind(kind, arrays)
+            for p in sorted({int(name.partition("/")[0]) for name in found}):
+                held[p] = transfer.place(p, numbered(str(p), found))
+
+    def draw_from(self, position: dict[str, Any] | None) -> None:
+        """Moves the batches; None: to their start, where they must be."""
+        if position:
+            self._equipment.batches.set_state(position)
+
+    @property
+    def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:
+        return {"anchor": self._anchors, "residual": self._residuals}
+
+    def lose(self) -> None:
+        """Drops the state, as when a process dies; batches already drawn do not come again."""
+        self._state = None
+        self._offers.clear()
+        for held in self._held.values():
+            held.clear()
+
+    @property
+    def params(self) -> Mapping[str, jax.Array]:
+        """The parameters after the last step handed out; none before the welcome, and once they are lost."""
+        return {} if self._state is None else self._state.params

@@ -1,0 +1,65 @@
+"""How the syncer reaches its learners: a link for each incarnation that may still be told something."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from ddiloco.protocol import events
+from ddiloco.workers.exchange import Delivery
+
+WHICHEVER = -1
+"""In an incarnation's place: the link leads to whichever incarnation of the learner is there."""
+
+
+class LearnerLink(Protocol):
+    """How the syncer reaches one incarnation of a learner."""
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Hands over a delivery, without waiting for the learner; records the bytes that this moves."""
+
+    def begun(self, incarnation: int) -> None:
+        """Hears that the syncer counts this incarnation: what it holds is of this run's history."""
+
+
+class Links:
+    """Links by learner and incarnation. Any thread sets them, the syncer's uses and forgets them."""
+
+    def __init__(self) -> None:
+        self._links: dict[tuple[int, int], LearnerLink] = {}
+        self._setting = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def set(self, learner: int, incarnation: int, link: LearnerLink) -> None:
+        """Sets how to reach an incarnation."""
+        with self._setting:
+            self._links[learner, incarnation] = link
+
+    def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> None:
+        """Delivers to (learner, incarnation), if there is a link, as once it has asked to join."""
+        link = self._links.get(receiver) or self._links.get((receiver[0], WHICHEVER))
+        if link is not None:
+            link.deliver(delivery)
+
+    def begun(self, learner: int, incarnation: int) -> None:
+        """Tells a link that its incarnation counts from now on."""
+        link = self._links.get((learner, incarnation))
+        if link is not None:
+            link.begun(incarnation)
+
+    def joined(self, event: events.LearnerJoined) -> None:
+        """Forgets earlier incarnations of a link that leads to a newer one by now."""
+        link = self._links.get((event.learner, event.incarnation))
+        for learner, incarnation in list(self._links):
+            earlier = learner == event.learner and WHICHEVER < incarnation < event.incarnation
+            if earlier and self._links.get((learner, incarnation)) is link:
+                self._links.pop((learner, incarnation), None)
+
+    def lost(self, learner: int, incarnation: int) -> None:
+        """Forgets one that is gone if its connection is over; it may have reconnected meanwhile."""
+        with self._setting:
+            link = self._links.get((learner, incarnation))
+            if getattr(link, "over", False):  # links without connections lead to who is there while it lives
+                del self._links[learner, incarnation]

@@ -1,0 +1,182 @@
+"""Describes a run by abstract evaluation, without allocating parameters or reading data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from ddiloco.baselines.virtual import ring_bytes
+from ddiloco.config import ConfigError
+from ddiloco.models import model_of
+from ddiloco.outer.codecs import CODECS
+from ddiloco.outer.encoding import encoded_bytes
+from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
+from ddiloco.protocol.schedule import Schedule
+from ddiloco.run import memory_needs
+from ddiloco.run.recipes import ModelRecipe, assembly_of
+from ddiloco.settings.experiment import BASELINES, Experiment, task_of
+from ddiloco.settings.loop import LoopConfig
+from ddiloco.training.parameters import num_parameters
+from ddiloco.training.sharding import parameter_shardings
+from ddiloco.training.step import abstract_batch, abstract_state, make_train_step, shard_bytes
+from ddiloco.workers.transfer import placement
+
+_STEP_SECONDS = (0.5, 1.0, 2.0, 4.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bandwidth:
+    """Bytes that one learner sends, or receives, for each inner step, with one codec."""
+
+    mean: float  # each fragment once in H steps
+    peak: float  # the step at which most is due
+    data_parallel: float  # ring all-reduce of the gradients between as many data centres as learners
+
+
+def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32") -> Bandwidth:
+    """Expected bytes a step of one learner, and of data-parallel training.
+
+    `codec`: of what the learner sends, or of what it receives.
+    """
+    sync, sizes = experiment.sync, encoded_bytes(layout, codec)
+    schedule = Schedule(sync.num_fragments, sync.interval)
+    due = [sum(sizes[p] for p in schedule.due(step)) for step in range(1, sync.interval + 1)]
+    return Bandwidth(
+        mean=sum(sizes) / sync.interval,
+        peak=float(max(due)),
+        data_parallel=ring_bytes(num_parameters(experiment.model), sync.num_learners),
+    )
+
+
+def describe(experiment: Experiment) -> str:
+    """The text that `--dry_run` prints.
+
+    Raises:
+      ConfigError: mesh and rows do not fit the devices here, or the fragments do not fit the model.
+    """
+    if isinstance(experiment.model, LoopConfig):
+        raise ConfigError("config.model.name: is loop, about which nothing is known before it is made")
+    assembly, recipe, task = assembly_of(experiment), ModelRecipe(experiment), task_of(experiment)
+    baseline, jobs = experiment.algorithm in BASELINES, assembly.jobs()
+    for mesh, shards in jobs:
+        recipe.check_fit(mesh, recipe.kind(shards))
+    mesh, rows = jobs[0][0], recipe.kind(jobs[0][1])
+    state = abstract_state(experiment.model, experiment.inner, mesh)
+    step = make_train_step(experiment.model, experiment.inner, mesh, task.loss)
+    jax.eval_shape(step, state, abstract_batch(mesh, rows, task.row), np.float32(0.0))
+    kept = 0 if baseline else anchor_bytes(experiment, assembly.layout, mesh)
+    anchors = f", {_size(kept)} more for codec {experiment.outer.codec}" if kept else ""
+    params = num_parameters(experiment.model)
+    length = task.row_tokens
+    tokens = sum(recipe.kind(shards) for _, shards in jobs) * length
+    shape = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    whose = "one job" if baseline else f"{len(jobs)} learners"
+    each = "the job" if baseline else "each learner"
+    head = [
+        f"algorithm    {experiment.algorithm}, {whose}",
+        f"parameters   {params:,} ({_size(4 * params)} in float32){_activated(experiment, params)}",
+        f"mesh         {shape} for {each}, {len(jax.devices())} devices in all",
+        f"memory       {_size(shard_bytes(state))} of parameters and optimizer state on each device{anchors}",
+        f"step         {rows} x {length} tokens and {task.step_flops(rows):.3g} FLOP for {each}, "
+        f"{tokens:,} tokens in all",
+    ]
+    if baseline:
+        return "\n".join(head)
+    layout = assembly.layout
+    return "\n".join(
+        [*head, *_hosts(experiment, layout), *_fragments(layout), *_bandwidth(experiment, layout)]
+    )
+
+
+def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
+    """What each process needs of its host's memory."""
+    syncer = memory_needs.syncer_needs(experiment, layout)
+    parts = experiment.remote.parts if experiment.has_parts else 1
+    hosts = experiment.hosts(0)
+    learner, giving = (
+        memory_needs.learner_needs(experiment, layout, hosts),
+        memory_needs.donor_bytes(experiment) // hosts,
+    )
+    largest = max(memory_needs.part_needs(experiment, layout, part) for part in range(parts))
+    of_syncer = f"syncer {_size(syncer.most)} ({_size(syncer.least)} all the time)"
+    if parts > 1:
+        of_syncer = f"authority {_size(syncer.most)}, each of {parts} parts {_size(largest.most)}"
+    slack, every = experiment.sync.overlap, range(layout.num_fragments)
+    arriving = memory_needs.round_bytes(layout, experiment.outer, experiment.most_learners, every)
+    leaving = memory_needs.offer_bytes(layout, experiment.outer) // hosts
+    scoring = []
+    if experiment.driver == "remote" and experiment.eval.every is not None:
+        evaluator = _size(memory_needs.evaluator_needs(experiment, layout).most)
+        scoring = [f"             evaluator {evaluator} where its device is the CPU;"]
+    return [
+        f"host memory  {of_syncer},",
+        f"             learner {_size(learner.most)} a host beside its devices, "
+        f"of it {_size(giving)} to give its inner state to a peer;",
+        *scoring,
+        f"             each round more that links slower than {slack} steps keep on its way: "
+        f"syncer {_size(arriving)}, learner {_size(leaving)};",
+        f"             this host has {_size(memory_needs.host_memory())}",
+    ]
+
+
+def _activated(experiment: Experiment, params: int) -> str:
+    """How many parameters a token uses, unless it uses all."""
+    idle = model_of(experiment.model).idle_parameters
+    return "" if idle is None else f", {params - idle(experiment.model):,} activated by a token"
+
+
+def anchor_bytes(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> int:
+    """What a codec of outer gradients keeps on a device: adopted versions, and what encodings left out."""
+    outer = experiment.outer
+    if CODECS[outer.codec].of_parameters:
+        return 0
+    shardings = parameter_shardings(experiment.model, mesh)
+    elements = sum(
+        math.prod(sharding.shard_shape(shape))
+        for p in range(layout.num_fragments)
+        for sharding, shape in zip(placement(layout, p, shardings), layout.piece_shapes(p), strict=True)
+    )
+    return BYTES_PER_ELEMENT * elements * (2 if outer.error_feedback else 1)
+
+
+def _fragments(layout: FragmentLayout) -> list[str]:
+    lines = [
+        f"fragments    {layout.num_fragments} by strategy {layout.strategy}; "
+        f"balance {layout.balance:.3f} (largest over mean)",
+    ]
+    for p, size in enumerate(layout.bytes):
+        bar = "#" * round(24 * size / max(layout.bytes))
+        lines.append(f"  {p:3d}  {_size(size):>10}  {len(layout.fragments[p]):4d} pieces  {bar}")
+    return lines
+
+
+def _bandwidth(experiment: Experiment, layout: FragmentLayout) -> list[str]:
+    moved = {codec: bandwidth(experiment, layout, codec) for codec in CODECS}
+    plain, up, down = (
+        moved[codec] for codec in ("f32", experiment.outer.codec, experiment.outer.update_codec)
+    )
+    lines = [
+        f"bandwidth    a step and learner: {_size(up.mean)} up in {experiment.outer.codec}, "
+        f"{_size(down.mean)} down in {experiment.outer.update_codec}, "
+        f"at the peak {plain.peak / plain.mean:.2f} times as much;",
+        f"             data-parallel over the same links {_size(plain.data_parallel)} each way "
+        "(bfloat16 ring all-reduce)",
+        "             Gbit/s one way by codec:",
+        f"             step time {''.join(f'{codec:>9}' for codec in CODECS)}   data-parallel",
+    ]
+    for seconds in _STEP_SECONDS:
+        means = "".join(f"{8e-9 * b.mean / seconds:9.3f}" for b in moved.values())
+        lines.append(f"             {seconds:7.1f} s {means} {8e-9 * plain.data_parallel / seconds:15.3f}")
+    return lines
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024 or unit == "GiB":
+            return f"{num_bytes:.1f} {unit}" if unit != "B" else f"{num_bytes:.0f} B"
+        num_bytes /= 1024
+    raise AssertionError

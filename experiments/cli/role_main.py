@@ -1,0 +1,328 @@
+"""One role of a run as this process, from what it was told to its exit code: what every launcher calls."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from etils import epath
+
+from ddiloco.config import REFUSED, ConfigError
+from ddiloco.data.errors import DataError
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, SYNCER, Assignment
+from ddiloco.remote.wire.security import Security
+from ddiloco.settings.experiment import Experiment
+from ddiloco.storage.folders import check_folder
+from ddiloco.telemetry.health import Health, serve
+from ddiloco.telemetry.json_lines import speak_json
+from ddiloco.telemetry.records import reason
+from experiments.cli import exit_handling, program, roles
+from experiments.cli.credentials import check_address
+
+if TYPE_CHECKING:
+    from ddiloco.remote.learner.hosts import HostPlace
+    from ddiloco.remote.syncer.listening import Listening
+    from ddiloco.workers.assembly import Assembly
+
+
+def role_main(
+    assignment: Assignment,
+    experiment: Experiment,
+    security: Security,
+    stop: threading.Event,
+    received: Sequence[int] = (),
+    *,
+    finish: bool = False,
+    profile: str | None = None,
+    spare: Callable[[], Assignment | None] | None = None,
+) -> int:
+    """Runs one process of a run to its end; returns the exit code (`ddiloco/launch/assignment.py`).
+
+    Args:
+      assignment: which process of the run this is.
+      experiment: the settings of the run, whose driver is "remote".
+      security: what it shows to the others, and asks of them.
+      stop: ends it early, with everything saved.
+      received: the signals that have set `stop`.
+      finish: a syncer only saves what was merged: all learners have left after their last step.
+      profile: FIRST:LAST steps of which a learner takes a trace.
+      spare: has a learner compile all, then call this for its assignment; it ends where there is none.
+
+    Raises:
+      ConfigError, DataError: a setting is impossible, or the syncer refuses the learner: exit code 2.
+    """
+    from ddiloco.training import platform
+
+    if experiment.log.json:
+        run = None if assignment.workdir is None else assignment.workdir.name
+        learner = assignment.learner if assignment.role == LEARNER else None
+        speak_json(run=run, role=assignment.role, learner=learner)
+    process = _Process(assignment, experiment, security, stop, received)
+    if assignment.health:
+        serve(check_address(assignment.health, "health"), process.health)
+    platform.prepare()
+    if assignment.role == SYNCER:
+        return process.syncer(finish)
+    if assignment.role == PART:
+        return process.part()
+    return process.learner(profile, spare) if assignment.role == LEARNER else process.evaluator()
+
+
+def exit_code(
+    assignment: Assignment, experiment: Experiment, security: Security, stop: threading.Event
+) -> int:
+    """What `role_main` returns, where errors of the settings are a code too: for engines that call it."""
+    try:
+        return role_main(assignment, experiment, security, stop)
+    except (ConfigError, DataError, program.UsageError) as error:
+        program.tell(f"error: {assignment.name}: {error}")
+        return REFUSED
+    except Exception as error:
+        from experiments.cli import devices
+
+        if (missing := devices.cause(error)) is None:
+            raise
+        program.tell(f"error: {assignment.name}: {missing}")
+        return REFUSED if isinstance(missing, ConfigError) else FAILED
+
+
+@dataclasses.dataclass
+class _Process:
+    """What each role's process has, and how it runs; each method returns the exit code."""
+
+    assignment: Assignment
+    experiment: Experiment
+    security: Security
+    stop: threading.Event
+    received: Sequence[int]
+    health: Health = dataclasses.field(default_factory=Health)
+
+    def syncer(self, finish: bool) -> int:
+        from ddiloco.dashboard.visitors import Visitors, check_page
+        from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
+        from ddiloco.remote.wire.security import check_reach
+        from ddiloco.run.job import run_job
+        from ddiloco.settings.experiment import with_steps_of_tokens
+        from ddiloco.storage import operator_orders
+        from ddiloco.storage.durable import FOLDER, DurableStateError
+        from ddiloco.storage.run_mark import RunMarkError
+
+        experiment, security = self.experiment, self.security
+        address = check_address(self.assignment.syncer, "listen")
+        check_reach(address, security)
+        visitors = Visitors(security.admits_token if security.asks else None, security.tls)
+        check_page(experiment.log.page, visitors)
+        workdir, resume = self.assignment.workdir, self.assignment.resume
+        listening = self._listening(address)
+        if resume is None and (over := _why_over(workdir, with_steps_of_tokens(experiment).train.steps)):
+            program.tell(over)  # an engine starts everything again, also after the end
+            run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
+            with contextlib.suppress(ConfigError, RunMarkError):
+                tell_of_the_end(self._assembly(), **run)
+            return DONE
+        runner = functools.partial(
+            run_syncer,
+            listening=listening,
+            security=security,
+            folder=workdir / FOLDER,
+            alone=finish,
+            # Who asks for "auto" starts another; an operator's word, and a Ctrl-C, are for the run.
+            comes_back=lambda: resume is None and bool(exit_handling.OF_OTHERS & {*self.received}),
+        )
+        try:
+            result = run_job(
+                experiment,
+                workdir,
+                self.stop,
+                runner,
+                resume,
+                claim=listening.claim,
+                visitors=visitors,
+                fail=functools.partial(operator_orders.fail, workdir / FOLDER),
+            )
+        except (DurableStateError, RunMarkError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return FAILED
+        return exit_handling.tell(result, workdir, self.received)
+
+    def part(self) -> int:
+        from ddiloco.remote.syncer.part import PartRun
+        from ddiloco.remote.wire.security import check_reach
+        from ddiloco.run import memory_needs
+        from ddiloco.storage.durable import FOLDER
+
+        experiment, assignment = self.experiment, self.assignment
+        parts = experiment.remote.parts
+        if assignment.part >= parts:
+            raise program.UsageError(
+                f"part: is {assignment.part}, but must be below {parts}, by config.remote.parts"
+            )
+        with program.reaching("workdir", assignment.workdir):
+            check_folder(assignment.workdir / FOLDER)
+        address = check_address(assignment.listen, "listen")
+        authority = check_address(assignment.syncer, "authority")
+        check_reach(address, self.security)
+        listening = self._listening(address)
+        assembly = self._assembly()
+        memory_needs.check(
+            memory_needs.part_needs(experiment, assembly.layout, assignment.part), "a part of the syncer"
+        )
+        run = PartRun(
+            assembly,
+            self.stop,
+            listening=listening,
+            security=self.security,
+            authority=authority,
+            part=assignment.part,
+            folder=assignment.workdir / FOLDER,
+        )
+        failure = run.run()
+        if failure is not None:
+            print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
+            return FAILED
+        return 128 + self.received[0] if self.received else DONE
+
+    def _listening(self, address: str) -> Listening:
+        """Where a process of the syncer is found; what it computes, it computes on CPU."""
+        from ddiloco.remote.syncer.listening import Listening, take_descriptors
+        from ddiloco.training import platform
+
+        take_descriptors()
+        platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
+        roles.name_process(self.assignment.name)
+        hosts, ready = self.experiment.most_hosts, self.health.ready.set
+        return Listening(address, self.security, self.experiment.remote, hosts, ready)
+
+    def learner(self, profiled: str | None, spare: Callable[[], Assignment | None] | None) -> int:
+        import jax
+
+        from ddiloco.launch import processes
+        from ddiloco.remote.learner.process import LearnerProcess
+        from ddiloco.run import memory_needs
+
+        place = _place(self.assignment)
+        if place is not None and spare is not None:
+            raise program.UsageError("spare: cannot stand in for one of several processes of a learner")
+        if place is not None:
+            place.join()
+        ending = contextlib.nullcontext if place is None else place.ending
+        with ending():
+            assembly = self._assembly()
+        if place is not None and place.number:
+            return self._follow(place, assembly)
+        process = LearnerProcess(assembly, self.security, place)
+        if spare is not None:
+            roles.name_process("spare")
+            process.compile()
+            given = spare()
+            if given is None:  # the run has ended without need of it
+                return 0
+            self.assignment = given
+        assignment, workdir = self.assignment, self.assignment.workdir
+        address = check_address(assignment.syncer, "syncer")
+        roles.name_process(assignment.name)
+        own = memory_needs.learner_needs(self.experiment, assembly.layout, assignment.processes)
+        with ending():
+            memory_needs.check(own, f"learner {assignment.learner}")
+            folder = self._folder()
+        if profiled and workdir is None:
+            raise program.UsageError("profile: needs --workdir, where the trace goes")
+        profile = roles.profile(profiled, workdir)
+        watches = [self.health] if profile is None else [self.health, profile]
+        stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
+        failure = process.run(
+            assignment.learner, address, self.stop, self._note, folder, workdir, stepping, watches
+        )
+        if failure is not None:
+            print(f"error: {assignment.name}: {failure}", file=sys.stderr)
+            return FAILED
+        return self._ended(process.preempted)
+
+    def _follow(self, place: HostPlace, assembly: Assembly) -> int:
+        from ddiloco.remote.learner.follower import Follower
+
+        address = check_address(self.assignment.syncer, "syncer")
+        roles.name_process(self.assignment.name)
+        a = self.assignment
+        with place.ending():
+            folder = self._folder()
+            follower = Follower(place, assembly, self.security, a.learner, address, folder, a.workdir)
+        self.health.ready.set()
+        return self._ended(follower.run(self.stop))
+
+    def evaluator(self) -> int:
+        from ddiloco.remote.evaluator import EvaluatorProcess
+
+        workdir = self.assignment.workdir
+        roles.name_process(self.assignment.name)
+        with program.reaching("workdir", workdir):
+            check_folder(workdir / "evaluator")
+            process = EvaluatorProcess(self._assembly(), workdir, self._note)
+            self.health.ready.set()
+            process.run(self.stop)
+        return 128 + self.received[0] if self.received else 0
+
+    def _assembly(self) -> Assembly:
+        from ddiloco.run.recipes import assembly_of
+        from ddiloco.settings.experiment import with_steps_of_tokens
+
+        return assembly_of(with_steps_of_tokens(self.experiment))
+
+    def _note(self, line: str) -> None:
+        program.tell(f"{self.assignment.name}: {line}")
+
+    def _folder(self) -> epath.Path | None:
+        """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
+        a, copies = self.assignment, self.experiment.remote.copies
+        if a.workdir is not None:
+            own = a.workdir / "learners" / str(a.learner)
+            with program.reaching("workdir", a.workdir):
+                check_folder(own)
+        if not copies:
+            return None if a.workdir is None else own
+        folder = epath.Path(copies).expanduser() / str(a.learner)
+        try:
+            if "://" not in copies:
+                check_folder(pathlib.Path(folder))
+            folder.mkdir(parents=True, exist_ok=True)
+        except Exception as error:  # of a bucket, whose libraries raise errors of their own
+            raise ConfigError(f"config.remote.copies: {folder}: {reason(error)}") from None
+        return folder
+
+    def _ended(self, preempted: bool) -> int:
+        """Of a learner that did not fail; `preempted`: another of its processes had a signal."""
+        if self.received:
+            return 128 + self.received[0]
+        return PREEMPTED if preempted else DONE
+
+
+def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
+    """Why a syncer that an engine starts does not go on with the run there; None: it does."""
+    from ddiloco.storage import operator_orders
+    from ddiloco.storage.durable import FOLDER
+    from ddiloco.storage.run_mark import RunMarkError
+    from ddiloco.telemetry.run_files import is_over
+
+    if is_over(workdir, steps):
+        return f"the run in {workdir} is over"
+    with contextlib.suppress(RunMarkError):  # who goes on with the run is told
+        if (over := operator_orders.load(workdir / FOLDER).over) is not None:
+            told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{operator_orders.NAME}"
+            return f"the run in {workdir} {over}: {told}"
+    return None
+
+
+def _place(assignment: Assignment) -> HostPlace | None:
+    """Which of the learner's hosts this process is; None: the only one."""
+    if assignment.processes == 1:
+        return None
+    from ddiloco.remote.learner.hosts import HostPlace
+
+    coordinator = check_address(assignment.coordinator, "coordinator")
+    return HostPlace(assignment.process, assignment.processes, coordinator, assignment.refused)

@@ -1,0 +1,142 @@
+"""The flags that a run's processes share; what is not given as a flag is read from the environment."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import command_name, flags
+
+from ddiloco.config import REFUSED
+from ddiloco.goodput.waits import PROCESS
+from ddiloco.launch.assignment import FAILED, LEARNER, PREFIX, SYNCER, Assignment
+from experiments.cli import program
+
+
+def define(define: Callable[..., flags.FlagHolder], name: str, default: Any, meaning: str, **more: Any):
+    """A flag that DDILOCO_<NAME> of the environment gives where the command line does not."""
+    variable = PREFIX + more.pop("variable", name).upper()
+    given = os.environ.get(variable) or default
+    try:
+        return define(name, given, f"{meaning} Else ${variable}.", **more)
+    except flags.IllegalFlagValueError as error:
+        print(f"error: {variable}: {str(error).splitlines()[0]}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def define_role() -> None:
+    """The flags of every role: --health, --grace and --restarts."""
+    define(flags.DEFINE_string, "health", None, "HOST:PORT for GET /live and /ready; default: nowhere.")
+    define(
+        flags.DEFINE_float,
+        "grace",
+        0.0,
+        "Seconds from the word to stop to the end of the process; 0: as many as it takes.",
+        lower_bound=0.0,
+    )
+    often = "How often this process was started before: above 0, what is refused is a failure, exit code 1."
+    define(flags.DEFINE_integer, "restarts", 0, often, lower_bound=0)
+
+
+def refused() -> int:
+    """The exit code of what is refused: its settings have done for a process that was started before."""
+    return FAILED if flags.FLAGS.restarts else REFUSED
+
+
+def define_processes() -> None:
+    """The flags of a learner of several processes: --process, --processes and --coordinator."""
+    number, many = "Which of its processes this is, from 0.", "How many processes the learner has."
+    define(flags.DEFINE_integer, "process", 0, number, lower_bound=0)
+    define(flags.DEFINE_integer, "processes", 1, many, lower_bound=1)
+    define(
+        flags.DEFINE_string,
+        "coordinator",
+        "",
+        "HOST:PORT of its process 0, where it has several; these also use the next port.",
+    )
+
+
+def define_security() -> None:
+    """The flags --token_file and --tls."""
+    define(
+        flags.DEFINE_string,
+        "token_file",
+        None,
+        f"File with the join token of all, or with one for each learner (make_tokens); ${PREFIX}TOKEN may "
+        "hold what is in the file.",
+    )
+    define(
+        flags.DEFINE_string,
+        "tls",
+        None,
+        "Folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh), for mutual TLS.",
+    )
+
+
+def assignment(role: str, **given: Any) -> Assignment:
+    """What the flags say of this process; `given` is what the program has read itself."""
+    values = flags.FLAGS
+    common = {"health": values.health or "", "grace": values.grace, "refused": refused()}
+    if role == LEARNER:
+        common |= {name: values[name].value for name in ("process", "processes", "coordinator")}
+        if common["process"] >= common["processes"]:
+            raise program.UsageError(f"process: is {common['process']}, but must be below --processes")
+        if common["processes"] > 1 and not common["coordinator"]:
+            raise program.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
+    if role == SYNCER:
+        common["resume"] = {"true": True, "false": False, "auto": None}[values.resume]
+    return Assignment(role, **common, **given)
+
+
+def define_resume() -> flags.FlagHolder:
+    """The flag --resume, with or without a value: true, false or auto."""
+    parser = flags.EnumParser(["true", "false", "auto"], case_sensitive=False)
+    meaning = (
+        "Go on with the run in the workdir. auto: if one has begun there, else begin one: "
+        "for a first start and restarts alike."
+    )
+
+    def enum(name: str, default: str, help: str) -> flags.FlagHolder:
+        return flags.DEFINE(parser, name, default, help, boolean=True)
+
+    return define(enum, "resume", "false", meaning)
+
+
+def define_profile() -> flags.FlagHolder:
+    """The flag --profile."""
+    meaning = "FIRST:LAST steps, from 2 on, of which jax.profiler writes a trace under the workdir."
+    return flags.DEFINE_string("profile", None, meaning)
+
+
+def profile(steps: str | None, workdir: pathlib.Path | None):
+    """The StepProfile of `FIRST:LAST`; None of None. Raises UsageError if these are no steps."""
+    if steps is None or workdir is None:
+        return None
+    from ddiloco.telemetry.profile import FOLDER, StepProfile
+
+    first, _, last = steps.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 2 <= int(first) <= int(last)):
+        raise program.UsageError(
+            f"profile: is {steps!r}, but must be FIRST:LAST, steps from 2 on, such as 20:24"
+        )
+    return StepProfile(workdir / FOLDER, int(first), int(last), program.tell)
+
+
+def security():
+    """The Security that the flags name."""
+    from experiments.cli.credentials import load_security
+
+    return load_security(flags.FLAGS.token_file, flags.FLAGS.tls, os.environ.get(f"{PREFIX}TOKEN"))
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` list this process as; forked ones have the command line of the fork server.
+
+    Without spaces, over which programs stumble that read /proc/PID/stat: Slurm's linuxproc signals no such
+    process.
+    """
+    PROCESS.name = name
+    command_name.set_kernel_process_name(name.replace(" ", "-"))

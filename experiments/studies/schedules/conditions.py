@@ -1,0 +1,135 @@
+"""How bad conditions are: delays, losses, speeds; and a fleet without arrays that lives in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Sequence
+
+from ddiloco.outer.encoding import InvalidContribution, Traffic
+from ddiloco.outer.global_model import NextVersion
+from ddiloco.protocol.messages import Contribution
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observer, Payload
+from ddiloco.virtual.fleet import Durations, Fleet
+from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
+from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.syncer_process import VirtualSyncer
+from experiments.studies.schedules.parted_syncer import PartedSyncer
+
+
+@dataclasses.dataclass(frozen=True)
+class Weather:
+    """Times are in virtual seconds; an inner step takes about one."""
+
+    delay: float = 0.2  # mean of a message's exponential delay; independent delays reorder messages
+    far: float = 0.0  # learners' links take U(0, far) more, always
+    loss: float = 0.0  # share of messages that vanish
+    duplicates: float = 0.0  # share of messages that come twice
+    unsound: float = 0.0  # share of offers that prove unsound
+    refused: float = 0.0  # share of offers that are left out of their merge
+    refuses_all: bool = False  # every offer is, to the end of the run
+    skipped: float = 0.0  # share of steps that change nothing
+    speed_spread: float = 0.3  # learners' mean step times are 1 + U(0, spread)
+    jitter: float = 0.1  # a step takes up to this share longer than the mean
+    merge_time: float = 0.1  # mean, exponential
+
+    def link(self, latency: float = 0.0) -> LinkQuality:
+        """One direction of a link."""
+        return LinkQuality(latency, jitter=self.delay, loss=self.loss, duplicates=self.duplicates)
+
+
+class _Doubtful(CountingSyncer):
+    """Finds some fragments unsound, and leaves others out of their merges."""
+
+    def __init__(self, rng: random.Random, weather: Weather, num_fragments: int) -> None:
+        super().__init__(Traffic(*[(0,) * num_fragments] * 3))
+        self.unsound, self.refused, self._refuses_all = weather.unsound, weather.refused, weather.refuses_all
+        self._rng = rng
+
+    def received(self, fragment: int, payload: Payload) -> Payload:
+        """Finds a random share of the fragments unsound."""
+        if self.unsound and self._rng.random() < self.unsound:
+            raise InvalidContribution("not finite")
+        return payload
+
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
+        """Leaves a random share of the offers out."""
+        learners = [c.learner for c, _ in given] if self.refused or self._refuses_all else []
+        left_out = tuple(m for m in learners if self._refuses_all or self._rng.random() < self.refused)
+        return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
+
+
+class WeatheredFleet(Fleet):
+    """A fleet of counting learners in a weather; none has joined yet."""
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        rng: random.Random,
+        weather: Weather | None = None,
+        *,
+        learners: int | None = None,
+        observer: Observer | None = None,
+        parts: int = 1,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
+        self.weather = weather = weather or Weather()
+        self._doubtful = _Doubtful(rng, weather, policy.num_fragments)
+        self._rng = rng
+        self._retired: set[int] = set()
+        places = {m: self._place() for m in range(learners or policy.num_learners)}
+        super().__init__(
+            policy,
+            total_steps,
+            places,
+            lambda learner: CountingLearner(lambda: rng.randint(1, 100), self._skips),
+            self._doubtful,
+            takes=Durations(lambda: rng.expovariate(1 / weather.merge_time)),
+            observer=observer,
+            checkpoint_every=checkpoint_every,
+            make_syncer=functools.partial(PartedSyncer, parts=parts, rng=rng) if parts > 1 else VirtualSyncer,
+        )
+
+    def retire(self, learner: int) -> None:
+        """The learner leaves; whoever starts a process of it sees that sent away."""
+        self._retired.add(learner)
+        self.leave(learner)
+
+    def join(self, learner: int) -> VirtualLearner:
+        """As a Fleet's; one that was retired leaves at once. Its disk may have lost the newest, or all."""
+        place = self.places[learner]
+        if place.checkpoints:
+            place.checkpoints = self._rng.choice([*[place.checkpoints] * 3, place.checkpoints[:1], []])
+        process = super().join(learner)
+        if learner in self._retired:
+            self.leave(learner)
+        return process
+
+    def crash_syncer(self) -> None:
+        """All of its processes die."""
+        if isinstance(self.syncer, PartedSyncer):
+            self.syncer.crash(whole=True)
+        else:
+            self.syncer.crash()
+
+    def calm(self) -> None:
+        """From now on messages are only delayed: none is lost, doubled or unsound, no learner cut off."""
+        self._doubtful.unsound = self._doubtful.refused = 0.0
+        for place in self.places.values():
+            for link in (place.up, place.down):
+                link.cut = False
+                link.quality = dataclasses.replace(link.quality, loss=0.0, duplicates=0.0)
+
+    def _skips(self) -> bool:
+        return bool(self.weather.skipped) and self._rng.random() < self.weather.skipped
+
+    def _place(self) -> VirtualPlace:
+        weather, rng = self.weather, self._rng
+        mean = 1 + rng.random() * weather.speed_spread
+        latency = rng.random() * weather.far if weather.far else 0.0
+        links = (Link(weather.link(latency), rng), Link(weather.link(latency), rng))
+        return VirtualPlace(lambda: mean * (1 + weather.jitter * rng.random()), *links)

@@ -1,0 +1,44 @@
+"""docs/dashboard.md and the Grafana dashboard name what there is."""
+
+import io
+import json
+import pathlib
+import re
+
+from ddiloco.dashboard.advice import RULES
+from ddiloco.dashboard.exposition import METRICS
+from ddiloco.goodput.accounting import CAUSES
+from ddiloco.telemetry.json_lines import JsonLines
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+NAMES = {metric.name for metric in METRICS}
+
+
+def test_the_table_of_metrics_is_complete():
+    page = (DOCS / "dashboard.md").read_text()
+    assert set(re.findall(r"^\| `(ddiloco_\w+)` \|", page, re.M)) == NAMES
+
+
+def test_every_cause_of_lost_time_has_its_word():
+    page = (DOCS / "dashboard.md").read_text().split("| cause | what chips do | there |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [cause.value for cause in CAUSES]
+
+
+def test_the_table_of_logs_has_the_fields_of_a_line():
+    stream = io.StringIO()
+    labels = {"run": "mine", "role": "syncer", "learner": 1, "round": 2, "stream": "stdout"}
+    print("all is well", file=JsonLines(stream, labels))
+    page = (DOCS / "dashboard.md").read_text().split("## Logs")[1]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == list(json.loads(stream.getvalue()))
+
+
+def test_the_table_of_advice_is_complete():
+    page = (DOCS / "dashboard.md").read_text()
+    told = [f"| `{rule.__name__}` | {rule.__doc__.splitlines()[0]} |" for rule in RULES]
+    assert [line for line in page.splitlines() if line in told] == told
+
+
+def test_grafana_asks_for_metrics_that_exist():
+    dashboard = json.loads((DOCS / "dashboard" / "grafana.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert set(re.findall(r"ddiloco_\w+", " ".join(asked))) <= NAMES and len(asked) > 12

@@ -1,0 +1,280 @@
+"""The monitor's thread, fed as a run feeds it: what it writes, shows, and survives."""
+
+import json
+import math
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from ddiloco.goodput.accounting import State
+from ddiloco.goodput.waits import PROCESS
+from ddiloco.telemetry import monitor as monitor_module
+from ddiloco.telemetry.monitor import FLUSH_EVERY, POLL
+from ddiloco.telemetry.records import Alarm, Evaluated, Flush, Noted, StateChanged, Transferred, write_out
+from tests.integration.remote_runs import lines, steps_of
+from tests.remote.ends import until
+from tests.telemetry.event_files import scalars
+from tests.telemetry.monitor_script import SUMMARY, TRACEBACK, put, scripted, step
+
+pytestmark = pytest.mark.usefixtures("no_figure")
+
+
+def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
+    monitor, workdir = make(), tmp_path / "run"
+    monitor.start()
+    put(monitor, *scripted())
+    summary = monitor.stop({"params_sha256": "abc"})
+    assert summary == SUMMARY
+    assert json.loads((workdir / "summary.json").read_text()) == SUMMARY
+    assert steps_of(workdir, 1) == [
+        {"time": 12.5, "step": 1, "tokens": 50, "loss": 5.0},
+        {"time": 15.0, "step": 2, "tokens": 0, "loss": None, "skipped": 1},
+    ]
+    assert (workdir / "learners/1/traceback.txt").read_text() == f"died at 15.0\n{TRACEBACK}\n"
+    written = scalars(workdir / "metrics" / "global")
+    assert written["eval/loss"] == [(0, 6.0), (4, 1.25)]
+    assert written["run/goodput"] == [(4, 0.625)]
+    assert written["run/mfu"] == [(4, 0.25)]
+    events = lines(workdir / "events.jsonl")
+    assert [(line["event"], line["time"]) for line in events] == [("died", 15.0), ("alarm", 19.0)]
+    left = ["events.jsonl", "learners", "metrics", "rounds.jsonl", "states.jsonl", "summary.json"]
+    assert sorted(path.name for path in workdir.iterdir()) == left
+
+
+def test_a_learner_whose_clock_is_wrong_or_that_lies_spoils_no_figure(make, tmp_path):
+    now = [1000.0]
+    monitor = make(clock=lambda: now[0])
+    now[0] = 1010.0
+    put(monitor, StateChanged(0, State.STEPPING, 1002.0), StateChanged(0, State.FINISHED, 1010.0))
+    put(monitor, StateChanged(1, State.STEPPING, 9e10), step(1, 1 << 52, 0.0), step(1, 2, 1e9))
+    monitor.start()
+    summary = monitor.stop()
+    assert (summary["step"], summary["goodput"]) == (4, 1.0)
+    assert summary["wall_seconds"] == 10.0
+    assert [line["time"] for line in steps_of(tmp_path / "run", 1)] == [1000.0, 1010.0]
+    assert summary["alarms"] == ["the clock of learner 1 is wrong: 90000000000"]
+
+
+def test_a_learner_that_hurries_all_others_is_an_alarm(make):
+    monitor = make()
+    put(monitor, *(Noted("clock_ahead", {"learner": 1, "pace": pace}, 1.0) for pace in (11.8, 9.0)))
+    monitor.start()
+    [alarm] = monitor.stop()["alarms"]
+    assert alarm.startswith("learner 1: its clock goes 12 times as fast as others step; with a sync.quorum")
+
+
+def test_a_run_without_any_record_still_has_a_summary(make, tmp_path):
+    summary = make().stop()
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["finished"], summary["step"], summary["wall_seconds"]) == (False, 0, 0.0)
+    assert all(summary[name] is None for name in ("goodput", "uptime", "train_loss", "eval_loss"))
+
+
+def test_records_of_many_threads_all_arrive_and_each_threads_in_order(make, tmp_path):
+    monitor, count = make(learners=4, clock=time.time), 400
+    monitor.start()
+
+    def learn(learner):
+        put(monitor, StateChanged(learner, State.STEPPING, time.time()))
+        for number in range(1, count + 1):
+            put(monitor, step(learner, number, time.time(), tokens=learner + number, loss=1.0))
+            put(monitor, Transferred(learner, 1, 2))
+        put(monitor, StateChanged(learner, State.FINISHED, time.time()))
+
+    threads = [threading.Thread(target=learn, args=(learner,)) for learner in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    summary = monitor.stop()
+    for learner in range(4):
+        written = steps_of(tmp_path / "run", learner)
+        assert [line["step"] for line in written] == list(range(1, count + 1))
+        assert [line["tokens"] for line in written] == [learner + n for n in range(1, count + 1)]
+        assert summary["tokens"][str(learner)] == sum(line["tokens"] for line in written)
+    assert (summary["bytes_sent"], summary["bytes_received"]) == (4 * count, 8 * count)
+    assert summary["inner_steps"] == dict.fromkeys("0123", count)
+    assert (summary["alarms"], summary["finished"], summary["goodput"]) == ([], False, 1.0)
+
+
+def test_steps_reach_the_disk_within_a_second_though_nothing_follows_them(make, tmp_path):
+    assert FLUSH_EVERY + POLL < 1.0
+    monitor, path = make(), tmp_path / "run/learners/0/steps.jsonl"
+    monitor.start()
+    put(monitor, step(0, 1), step(0, 2))
+    until(path.exists)
+    until(lambda: path.read_bytes().count(b"\n") == 2)
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_whoever_waits_for_a_flush_finds_all_that_was_recorded_before(ending, make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "FLUSH_EVERY", 1e9 if ending else 0.1)
+    monitor, path, found = make(), tmp_path / "run/learners/0/steps.jsonl", []
+    monitor.start()
+    put(monitor, step(0, 1), step(0, 2), Flush(lambda: found.append(path.read_bytes().count(b"\n"))))
+    if ending:
+        monitor.stop()
+    until(lambda: found)
+    assert found == [2]
+
+
+def test_the_summary_counts_what_was_recorded_before_a_flush_that_asks_for_it(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "SUMMARY_EVERY", 1e9)
+    monitor = make()
+    monitor.start()
+    put(monitor, step(0, 1), step(0, 2))
+    write_out(monitor.queue.put, 60.0)
+    assert not (tmp_path / "run/summary.json").exists()
+    write_out(monitor.queue.put, 60.0, summary=True)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["inner_steps"]["0"] == 2
+
+
+def test_steps_reach_the_disk_though_the_queue_is_never_empty(make, tmp_path):
+    monitor, path = make(), tmp_path / "run/learners/0/steps.jsonl"
+    taken, numbers = monitor._take, iter(range(2, 10**9))
+
+    def take_and_put_another(record):
+        put(monitor, step(0, next(numbers)))
+        taken(record)
+
+    monitor._take = take_and_put_another
+    put(monitor, step(0, 1))
+    monitor.start()
+    until(path.exists)
+    monitor._take = taken
+
+
+def test_the_summary_is_refreshed_while_the_run_goes_on(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "SUMMARY_EVERY", 0.05)
+    monitor, path = make(), tmp_path / "run/summary.json"
+    monitor.start()
+    put(monitor, step(0, 1))
+    until(lambda: path.exists() and json.loads(path.read_text())["inner_steps"]["0"] == 1)
+    put(monitor, step(0, 2))
+    until(lambda: json.loads(path.read_text())["inner_steps"]["0"] == 2)
+    assert json.loads(path.read_text())["finished"] is False
+
+
+def test_nan_becomes_null_and_one_alarm_for_each_learner(make, tmp_path, capsys):
+    monitor = make()
+    put(monitor, StateChanged(0, State.STEPPING, 0.0))
+    put(monitor, *(step(0, number, loss=jnp.float32(jnp.nan)) for number in (1, 2, 3)))
+    put(monitor, step(1, 1, loss=math.inf), Evaluated(3, 30, 3.0, math.nan))
+    summary = monitor.stop()
+    assert summary["train_loss"] is None and summary["eval_loss"] is None
+    assert summary["eval_history"] == [{"step": 3, "tokens": 30, "seconds": 3.0, "loss": None}]
+    alarms = [
+        "learner 0: the loss is nan at step 1",
+        "learner 1: the loss is inf at step 1",
+        "held-out loss is nan from step 3 on: the global model is spoilt, or its data are",
+    ]
+    assert summary["alarms"] == alarms
+    assert capsys.readouterr().err == "".join(f"ddiloco: {alarm}\n" for alarm in alarms)
+    text = (tmp_path / "run/summary.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+
+
+def test_an_alarm_of_the_run_is_told_once_and_kept_in_order(make, capsys):
+    monitor = make()
+    put(monitor, *(Alarm(sentence, 1.0) for sentence in ("one trouble", "another", "one trouble")))
+    assert monitor.stop()["alarms"] == ["one trouble", "another"]
+    captured = capsys.readouterr()
+    assert captured.err == "ddiloco: one trouble\nddiloco: another\n"
+    assert "trouble" not in captured.out
+
+
+def test_a_record_that_cannot_be_used_is_an_alarm_and_the_next_one_is_used(make):
+    monitor = make()
+    put(monitor, object(), step(0, 1, loss="high"), Noted("round", {"fragment": 0}, 1.0))
+    put(monitor, step(0, 2, loss=2.0))
+    summary = monitor.stop()
+    assert summary["train_loss"] == 2.0
+    starts = [alarm.split(" was")[0] for alarm in summary["alarms"]]
+    assert starts == ["a object record", "a StepDone record", "a Noted record"]
+
+
+def test_a_workdir_that_cannot_be_written_ends_nothing(make, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    monitor = make(workdir=tmp_path / "file")
+    monitor.start()
+    put(monitor, *scripted())
+    summary = monitor.stop({"params_sha256": "abc"})
+    places = [str(tmp_path / "file" / name) for name in ("", "summary.json")]
+    own = SUMMARY["alarms"]
+    assert sorted(alarm.split(": ")[0] for alarm in summary["alarms"] if alarm not in own) == sorted(places)
+    assert {**summary, "alarms": own} == SUMMARY
+    assert sorted(capsys.readouterr().err.splitlines()) == sorted(f"ddiloco: {a}" for a in summary["alarms"])
+
+
+def test_steps_are_complete_once_a_full_disk_has_room_again(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "FLUSH_EVERY", 0.01)
+    folder = tmp_path / "run/learners/0"
+    folder.parent.mkdir(parents=True)
+    folder.write_text("in the way")
+    monitor, confirmed, answered = make(), threading.Event(), threading.Event()
+    monitor.start()
+    put(monitor, *(step(0, number) for number in range(1, 10)))
+    put(monitor, Flush(confirmed.set), Flush(answered.set, summary=True))
+    until(lambda: monitor._alarms.sentences and answered.is_set())
+    assert not confirmed.is_set(), "these steps may be what led to a snapshot"
+    folder.unlink()
+    put(monitor, step(0, 10))
+    until(confirmed.is_set)
+    summary = monitor.stop()
+    assert [line["step"] for line in steps_of(tmp_path / "run", 0)] == list(range(1, 11))
+    assert len(summary["alarms"]) == 1
+
+
+def test_a_writer_that_fails_in_an_unforeseen_way_keeps_nothing_else_from_being_written(make, monkeypatch):
+    def plot(path, state):
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(monitor_module, "plot_loss", plot)
+    monitor = make()
+    put(monitor, *scripted())
+    alarms = [*SUMMARY["alarms"], "the monitor's plot: RuntimeError: no font"]
+    assert monitor.stop({"params_sha256": "abc"}) == {**SUMMARY, "alarms": alarms}
+
+
+def test_stopping_is_bounded_when_the_disk_hangs(make, monkeypatch):
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def write(path, summary):
+        hangs.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(monitor_module, "write_json", write)
+    monitor = make()
+    put(monitor, *scripted())
+    monitor.start()
+    summary = monitor.stop(timeout=0.05)
+    told = "the monitor did not end within 0.05 seconds; the summary may be incomplete"
+    assert summary["alarms"][-1] == told
+    assert hangs.wait(30)
+    go_on.set()
+    assert monitor.stop()["rounds"] == SUMMARY["rounds"]
+
+
+def test_what_the_run_knows_better_replaces_the_monitors_own_figures(make):
+    monitor = make()
+    put(monitor, *scripted())
+    better = {"finished": True, "interrupted": True, "params_sha256": "abc"}
+    assert monitor.stop(better) == {**SUMMARY, **better}
+    assert monitor.stop()["interrupted"] is True
+
+
+def test_a_long_wait_is_on_the_progress_line_as_soon_as_it_is_long(make, monkeypatch, capfd):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(PROCESS, "_shown_after", 0.0)
+    monitor, shown = make(clock=time.time), []
+    monitor.start()
+
+    def told():
+        shown.append(capfd.readouterr().out)
+        return "waiting 0 s for the disk" in "".join(shown)
+
+    with PROCESS.waiting("the disk"):
+        until(told)
+    monitor.stop()

@@ -1,0 +1,89 @@
+"""Whole runs in which learners send encoded outer gradients: what travels, and what comes of it."""
+
+import numpy as np
+import pytest
+
+from ddiloco.outer.encoding import encoded_bytes, traffic
+from ddiloco.run.recipes import assembly_of
+from ddiloco.telemetry import records
+from tests import workbench
+from tests.virtual_runs import run_virtual, virtual
+
+STEPS = {"steps": 8}
+# Bytes a second, at which a fragment in f32 takes some tenths of a step and one in int4 an eighth of that.
+SLOW = {"bandwidth": (40_000.0,), "step_seconds": (1.0,)}
+
+
+@pytest.fixture(scope="module")
+def runs(data_dir):
+    """The same virtual run with each codec."""
+    outers = {
+        "f32": {},
+        "int4": {"codec": "int4"},
+        "int4 with error feedback": {"codec": "int4", "error_feedback": True},
+        "int4 down": {"update_codec": "int4"},
+    }
+    return {
+        name: run_virtual(virtual(data_dir, train=STEPS, outer=outer, virtual=SLOW))
+        for name, outer in outers.items()
+    }
+
+
+def moved(run):
+    """Bytes up and down in all."""
+    taken = run.of(records.Transferred)
+    return sum(record.sent for record in taken), sum(record.received for record in taken)
+
+
+@pytest.mark.parametrize("name", ["int4", "int4 with error feedback"])
+def test_what_learners_send_shrinks_as_the_codec_says_and_what_they_get_does_not(name, runs):
+    plain, run = runs["f32"], runs[name]
+    sizes = encoded_bytes(assembly_of(run.experiment).layout, run.experiment.outer.codec)
+    offers = [record.sent for record in run.of(records.Transferred) if record.sent]
+    learners = run.experiment.sync.num_learners
+    assert sum(offers) == sum(learners * sizes[v["fragment"]] for v in run.noted("round"))
+    assert len(offers) == len([record for record in plain.of(records.Transferred) if record.sent])
+    assert moved(run)[1] == moved(plain)[1]
+    assert moved(run)[0] < moved(plain)[0] / 6
+
+
+def test_updates_come_as_differences_once_a_learner_has_a_version(runs):
+    plain, run = runs["f32"], runs["int4 down"]
+    assert moved(run)[0] == moved(plain)[0]
+    sizes = traffic(assembly_of(run.experiment).layout, run.experiment.outer)
+    learners = run.experiment.sync.num_learners
+    updates = sum(learners * sizes.difference[v["fragment"]] for v in run.noted("round"))
+    assert moved(run)[1] == learners * sum(sizes.version) + updates
+
+
+def test_an_upload_takes_the_time_of_its_encoded_bytes(runs):
+    for name, run in runs.items():
+        sizes = encoded_bytes(assembly_of(run.experiment).layout, run.experiment.outer.codec)
+        *timed, last = run.noted("round")
+        for values in timed:
+            assert values["quorum_seconds"] == pytest.approx(sizes[values["fragment"]] / 40_000.0), name
+        assert last["quorum_seconds"] == 0.0  # one that missed the first round is asked a step early
+
+
+@pytest.mark.parametrize("name", ["int4", "int4 with error feedback", "int4 down"])
+def test_the_parameters_come_close_to_those_of_the_run_in_f32(name, runs):
+    ours, plain = runs[name].outcome, runs["f32"].outcome
+    assert ours.finished
+    differences = [np.abs(ours.params[key] - plain.params[key]).max() for key in plain.params]
+    assert 0 < max(differences) < 5e-3
+    assert ours.eval_loss == pytest.approx(plain.eval_loss, abs=0.02)
+    assert runs[name].noted("drop") == runs["f32"].noted("drop")
+    assert [v["learners"] for v in runs[name].noted("round")[1:]] == [[0, 1]] * 5
+
+
+def test_the_threads_of_the_local_driver_send_encoded_fragments_too(data_dir):
+    outer = {"codec": "int8", "error_feedback": True}
+    e = workbench.experiment(data_dir, train=STEPS, outer=outer)
+    with workbench.devices(1):
+        run = workbench.run_local(assembly_of(e))
+    assert run.outcome.finished, run.outcome.failure
+    sizes = encoded_bytes(assembly_of(e).layout, "int8")
+    sent = [record.sent for record in run.of(records.Transferred) if record.sent]
+    merged = sum(values["quorum"] for values in run.noted("round"))
+    assert set(sent) <= set(sizes)
+    assert len(sent) >= merged > 0

@@ -76,9 +76,10 @@ SyncerAction = Tell | Merge | Drop | Record | Finish
 
 @dataclasses.dataclass(frozen=True)
 class TellSyncer:
-    """Send an event to the syncer's core, without waiting for an answer."""
+    """Send an event to the core of a shard of the syncer, without waiting for an answer."""
 
-    event: events.LearnerJoined | events.StepReported
+    event: events.LearnerJoined | events.LearnerReady | events.StepReported
+    shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class AdoptAll:
-    """Load every fragment of the welcome, then tell the syncer `ready`; earlier offers no longer count.
+    """Load every fragment of the welcomes; earlier offers no longer count.
 
     `position`: where the learner's data go on; empty: at their start. None: from where they are.
     """
@@ -98,6 +99,13 @@ class AdoptAll:
     step: int
     versions: tuple[int, ...]
     position: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawFrom:
+    """Go on with the learner's data at this position; empty: at their start."""
+
+    position: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,4 +140,4 @@ class ApplyUpdate:
     rebase: bool = False  # only with `merged`
 
 
-LearnerAction = TellSyncer | Leave | AdoptAll | MakeOffer | SendOffer | ApplyUpdate | Drop
+LearnerAction = TellSyncer | Leave | AdoptAll | DrawFrom | MakeOffer | SendOffer | ApplyUpdate | Drop

@@ -44,12 +44,13 @@ class Rounds:
         members: Membership,
         fragments: Iterable[int] | None = None,
         lineage: int = 0,
+        shard: int = 0,
     ) -> None:
         """`fragments`: those that it owns, None for all; `lineage`: of the versions that it makes."""
         self.policy = policy
         self.total_steps = total_steps
         self.members = members
-        self._updates = Updates(policy, state, fragments, lineage)
+        self._updates = Updates(policy, state, fragments, lineage, shard)
         self._prospects = Prospects(policy, total_steps, members)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
@@ -100,7 +101,8 @@ class Rounds:
                 m = self._comes(learner)
                 if m.admitted_at is not None:
                     m.welcome_seconds = now - m.admitted_at
-                return [*self._updates.bring_up_to_date(m, held, now)]
+                versions = dict(zip(self.members.fragments, held, strict=True))
+                return [*self._updates.bring_up_to_date(m, versions, now)]
             case news.Returned(learner):
                 self._comes(learner)
             case news.Left(learner):

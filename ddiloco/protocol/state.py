@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 
 from ddiloco.protocol.errors import LocalProtocolError
@@ -17,6 +18,14 @@ NO_WATERMARKS: Watermarks = {}
 def after_merge(before: Watermarks, given: Iterable[Contribution]) -> Watermarks:
     """The watermarks of a version that was made of these contributions."""
     return {**before, **{c.learner: c.upto for c in given}}
+
+
+def newest_incarnations(*known: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """By learner the largest incarnation of those that several shards know."""
+    newest: dict[int, int] = {}
+    for learner, incarnation in itertools.chain(*known):
+        newest[learner] = max(incarnation, newest.get(learner, 0))
+    return tuple(sorted(newest.items()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ def member(learner=0, *, step, at, step_time=1.0, delivery=None, steps=None, **k
 
 def of(*members):
     """A membership of live learners."""
-    membership = Membership()
+    membership = Membership((0,))
     for m in members:
         step, m.state = m.step, State.JOINING
         membership.begin(membership.admit(m), step, ())

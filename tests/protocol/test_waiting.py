@@ -24,7 +24,7 @@ def waited_for(
     delivery: float = 0.0,
 ):
     """Whom a round waits for, and how long: `here` offers have come, and those with lags are owed."""
-    members, r = Membership(), Round(RoundId(24, 0), 1)
+    members, r = Membership((0,)), Round(RoundId(24, 0), 1)
     for learner in range(here + len(lags)):
         m = members.admit(Member(learner, 1, heard_at=0.0))
         members.move(m, State.LIVE)

@@ -10,8 +10,9 @@ from typing import Any
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import Watermark
-from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
+from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.round import Round
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.virtual.calendar import Timer
 from ddiloco.virtual.syncer_process import VirtualSyncer
 

@@ -47,7 +47,7 @@ class _Process:
 
 
 class Invariants:
-    """Holds a syncer and its learners to the rules of docs/protocol.md."""
+    """Holds a syncer and its learners to the rules of docs/how_it_works.md."""
 
     def __init__(self, policy: SyncPolicy, total_steps: int | None, parts: int = 1) -> None:
         """`parts`: processes that merge. If several, a part may speak to one that has just left."""

@@ -5,6 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 folder=build/docs
 wanted=$({ cat docs/requirements.txt "${BASH_SOURCE[0]}"; python --version; } | sha256sum)
 if [ "$wanted" != "$(cat $folder/installed 2>/dev/null)" ]; then
+  command -v npm >/dev/null || { echo "error: npm is needed, which fetches the scripts of diagrams and search" >&2; exit 1; }
   rm -rf $folder && mkdir -p $folder
   python -m pip install --quiet --disable-pip-version-check --no-deps --target $folder/packages --requirement docs/requirements.txt
   script() {  # from the npm package $1, its file $2, as $3

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.protocol import events
+from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 
 
@@ -36,13 +37,14 @@ class Merge:
     """Merge these contributions into `version` of the fragment; answered by MergeFinished.
 
     Of none, it is the version before under the next number. `watermarks` are those of the version before;
-    with those of what is merged they are committed with it.
+    with those of what is merged, and the learners' `delays`, they are committed with it.
     """
 
     round: RoundId
     version: int
     contributions: tuple[Contribution, ...]
     watermarks: Mapping[int, Watermark] = dataclasses.field(default_factory=dict, compare=False)
+    delays: Mapping[int, OfferDelay] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,8 +57,7 @@ class Authority:
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
         self._strangers: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
         self._quiet: list[tuple[float, int, int]] = []  # heap: since when, learner, incarnation; may be old
-        for learner, incarnation in state.incarnations:
-            members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+        members.restore(state.incarnations, state.delays)
 
     @property
     def merged(self) -> SyncerState:

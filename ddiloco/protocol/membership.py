@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddiloco.protocol import news
-from ddiloco.protocol.estimates import Delay, MovingAverage
+from ddiloco.protocol.estimates import Delay, MovingAverage, OfferDelay
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
 SHORTEST_LEAD = 2.0
@@ -180,7 +180,7 @@ class Membership:
         old = self._members.get(member.learner)
         if old is not None:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
-            member.lag, member.punctual = old.lag, old.punctual
+            member.lag, member.delivery, member.punctual = old.lag, old.delivery, old.punctual
             if old.state is State.LIVE:
                 self.move(old, State.GONE)
         self._members[member.learner] = member
@@ -220,6 +220,22 @@ class Membership:
         """Adopts what a newer report of the member says."""
         self.advance(member, report.step)
         member.take(report)
+
+    def restore(self, incarnations: Sequence[tuple[int, int]], delays: Mapping[int, OfferDelay]) -> None:
+        """Knows again who took part before a restart: none is there yet, and how late each was is kept."""
+        for learner, incarnation in incarnations:
+            m = self.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+            if (known := delays.get(learner)) is not None:
+                m.lag = Delay(known.lag, known.deviation)
+                m.delivery = MovingAverage(known.delivery)
+
+    def delays(self) -> dict[int, OfferDelay]:
+        """By learner how late its offers are, where that was measured."""
+        return {
+            m.learner: OfferDelay(m.lag.value, m.lag.deviation, m.delivery.value or 0.0)
+            for m in self._members.values()
+            if m.lag.value is not None
+        }
 
     def incarnations(self) -> tuple[tuple[int, int], ...]:
         """(learner, newest incarnation) of every learner ever seen, by learner number."""

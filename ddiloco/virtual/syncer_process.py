@@ -177,7 +177,7 @@ class VirtualSyncer:
         made = self.arrays.merge(action.round.fragment, given)
         if not made.empty:
             merged = [c for c in action.contributions if c.learner not in made.left_out]
-            self.durable = self.durable.after(action.round, self.lineage, merged)
+            self.durable = self.durable.after(action.round, self.lineage, merged, action.delays)
             self._observer.merged(action, made.left_out, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         self.take(events.MergeFinished(action.round, made.left_out), made.metrics)

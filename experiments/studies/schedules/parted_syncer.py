@@ -184,7 +184,7 @@ class PartedSyncer(VirtualSyncer):
         if not made.empty:
             self._committing = part.core.lineage
             merged = [c for c in merge.contributions if c.learner not in made.left_out]
-            self.durable = self.durable.after(merge.round, self._committing, merged)
+            self.durable = self.durable.after(merge.round, self._committing, merged, merge.delays)
             self._observer.merged(merge, made.left_out, self._calendar.now)
         if part.starts == starts:
             self._handle(part, events.MergeFinished(merge.round, made.left_out))

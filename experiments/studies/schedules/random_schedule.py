@@ -128,6 +128,8 @@ class RandomSchedule(Observer):
         if self.checked:
             self._last.append((now, "commit", merge, []))
             self.invariants.commit(merge, self.fleet.syncer.lineage, left_out)
+            kept, needed = self.fleet.syncer.offers, getattr(self.fleet.syncer.core, "offers", None)
+            require(needed is None or kept == needed, "arrays are kept of offers that may be merged", kept)
             self.commit_times.append(now)
             self.shares.merged(merge, left_out, now)
             self._check_pace(now)

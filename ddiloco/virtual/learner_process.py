@@ -63,10 +63,13 @@ class VirtualLearner:
         arrays: LearnerArrays,
         calendar: Calendar,
         observer: Observer,
-        send: Callable[[VirtualLearner, events.SyncerEvent, Payload], None],
+        send: Callable[[VirtualLearner, events.SyncerEvent, Payload, int], None],
         checkpoint_every: int | None = None,
     ) -> None:
-        """`checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none."""
+        """`send`: an event, with what travels beside it, to a shard of the syncer.
+
+        `checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none.
+        """
         self.core = core
         self._actor = LearnerActor(core, arrays, self)
         self._checkpoint_every = checkpoint_every
@@ -82,7 +85,7 @@ class VirtualLearner:
         self._hung = 0  # hangs so far; only the end of the newest one counts
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
-        self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
+        self._inbox: list[tuple[events.FromSyncer | events.Disconnected, Sequence[Payload]]] = []
         self._offers = WaitingFragments(place.up, calendar, functools.partial(send, self))
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
         self._beating = False
@@ -109,8 +112,8 @@ class VirtualLearner:
         self._actor.perform(out)
         self._go_on()
 
-    def take(self, event: events.FromSyncer, fragments: Sequence[Payload] = ()) -> None:
-        """Something from the syncer has arrived; a paused or hung process finds it later."""
+    def take(self, event: events.FromSyncer | events.Disconnected, fragments: Sequence[Payload] = ()) -> None:
+        """Something has arrived, or a connection broke; a paused or hung process finds it later."""
         if not self.alive:
             return
         self._inbox.append((event, fragments))
@@ -253,12 +256,13 @@ class VirtualLearner:
     def handled(self, event: events.LearnerEvent, decided: list[Any], now: float) -> None:
         self._observer.learner_handled(self, event, decided, now)
 
-    def send(self, event: events.FromLearner) -> None:
+    def send(self, event: events.FromLearner, shard: int) -> None:
         self._said_at = self._calendar.now
-        self._send(self, event, None)
+        self._send(self, event, None, shard)
 
     def send_offer(self, offer: events.FragmentArrived, arrays: Payload) -> None:
-        self._offers.put(offer.round.fragment, offer, arrays)
+        fragment = offer.round.fragment
+        self._offers.put(fragment, offer, arrays, fragment % len(self.core.incarnations))
 
     def inner_state(self, versions: tuple[int, ...]) -> None:
         """The arrays begin with one of their own."""

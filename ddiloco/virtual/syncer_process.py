@@ -1,4 +1,4 @@
-"""The syncer in virtual time: merges that take their time, crashes (drives a SyncerCore)."""
+"""A shard of the syncer in virtual time: merges that take their time, crashes (drives a SyncerCore)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, Watermark
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import Observer, Payload, SyncerArrays
 from ddiloco.virtual.calendar import Calendar, Timer
@@ -19,11 +19,12 @@ from ddiloco.workers.exchange import EventDelivery, fragments_with
 from ddiloco.workers.syncer_actor import SyncerActor, Version
 
 # Whom, ..., bytes; returns whether the link has taken it.
+Incarnations = Sequence[tuple[int, int]]
 Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], bool]
 
 
 class VirtualSyncer:
-    """The syncer's process; what it has committed survives its crashes."""
+    """A shard's process; what it has committed survives its crashes."""
 
     def __init__(
         self,
@@ -35,8 +36,12 @@ class VirtualSyncer:
         merge_time: Callable[[], float],
         deliver: Deliver,
         downlinks: Mapping[int, Link],
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
-        """`downlinks`: by learner."""
+        """`downlinks`: by learner. `shard`: of so many, whose fragments it has."""
+        self.shard, self._shards = shard, shards
+        self.known: Callable[[], Sequence[Incarnations]] = lambda: ()  # on the disks of all shards
         self.finished_at: float | None = None
         self.durable = SyncerState.initial(policy.num_fragments)
         self._policy, self._total_steps = policy, total_steps
@@ -89,7 +94,10 @@ class VirtualSyncer:
     def restart(self) -> None:
         """A new process, from what was durable."""
         if self._actor is None:
-            core = SyncerCore(self._policy, self._total_steps, self.durable, self.lineage)
+            known = newest_incarnations(self.durable.incarnations, *self.known())
+            self.durable = self.durable.with_incarnations(known)
+            more = self.lineage, self.shard, self._shards
+            core = SyncerCore(self._policy, self._total_steps, self.durable, *more)
             committed = enumerate(self.durable.versions)
             versions = {p: Version(version, self.arrays.fragment(p)) for p, version in committed}
             self._actor = SyncerActor(core, self, versions)
@@ -120,7 +128,7 @@ class VirtualSyncer:
     # As the driver of its actor.
 
     def handled(self, event: events.SyncerEvent, decided: list[Any], now: float) -> None:
-        self._observer.syncer_handled(event, decided, now)
+        self._observer.syncer_handled(event, decided, now, self.shard)
 
     def refuse(self, event: events.SyncerEvent, error: Exception) -> actions.Drop:
         raise error
@@ -187,7 +195,7 @@ class VirtualSyncer:
         made = self.arrays.merge(action.round.fragment, given)
         if not made.empty:
             merged = [c for c in action.contributions if c.learner not in made.left_out]
-            self.durable = self.durable.after(action.round, self.lineage, merged)
+            self.durable = self.durable.after(action.round, self.lineage, merged, action.delays)
             self._observer.merged(action, made.left_out, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         if self._actor is not None:

@@ -63,8 +63,8 @@ class LearnerDriver(Protocol):
     def handled(self, event: events.LearnerEvent, decided: Sequence[Any], now: float) -> None:
         """The core has decided on an event; nothing of it is carried out yet."""
 
-    def send(self, event: events.FromLearner) -> None:
-        """Sends an event to the syncer."""
+    def send(self, event: events.FromLearner, shard: int) -> None:
+        """Sends an event to a shard of the syncer."""
 
     def send_offer(self, offer: events.FragmentArrived, arrays: Payload) -> None:
         """Sends an offer to the syncer, once its arrays are there."""
@@ -95,11 +95,11 @@ class LearnerActor:
         self.core, self.arrays, self.trained = core, arrays, trained
         self._driver = driver
         self._positions = OfferPositions(core.policy.num_fragments)
-        self._welcome: dict[int, Payload] = {}  # by fragment, until all are here
+        self._welcome: dict[int, Payload] = {}  # by fragment, what has come of welcomes that are not complete
 
     def join(self) -> None:
         """Asks the syncer to let it take part."""
-        self._driver.send(events.LearnerJoined(self.core.learner, self.core.incarnation))
+        self.perform(self.core.join())
 
     def resume(self, work: LearnerWork, data: Watermark = NOTHING_MERGED) -> list[actions.LearnerAction]:
         """Takes up the work of a process before it, whose arrays are loaded; gives what is to be performed.
@@ -119,25 +119,27 @@ class LearnerActor:
         """Takes an event, with the fragments that go with it (`fragments_with`)."""
         decided = self.core.handle(event, now)
         self._driver.handled(event, decided, now)
+        came = dict(zip(fragments_with(event), fragments, strict=True)) if fragments else {}
         if isinstance(event, events.Welcomed) and not any(isinstance(a, actions.Drop) for a in decided):
-            self._welcome.update(zip(fragments_with(event), fragments, strict=True))
-        self.perform(decided, fragments)
+            self._welcome.update(came)
+        self.perform(decided, came)
 
-    def perform(self, decided: Sequence[actions.LearnerAction], fragments: Sequence[Payload] = ()) -> None:
-        """Carries out what the core has decided, in order; `fragments`: those that came with the event."""
+    def perform(self, decided: Sequence[actions.LearnerAction], came: Mapping[int, Payload] = {}) -> None:
+        """Carries out what the core has decided, in order; `came`: fragments that did with the event."""
         for action in decided:
-            self._perform(action, fragments)
+            self._perform(action, came)
 
-    def _perform(self, action: actions.LearnerAction, fragments: Sequence[Payload]) -> None:
+    def _perform(self, action: actions.LearnerAction, came: Mapping[int, Payload]) -> None:
         driver, arrays = self._driver, self.arrays
         match action:
-            case actions.TellSyncer(event):
-                driver.send(event)
+            case actions.TellSyncer(event, shard):
+                driver.send(event, shard)
             case actions.Leave(why):
                 driver.leave(why)
-            case actions.AdoptAll(step, versions, position):
+            case actions.AdoptAll(versions=versions, position=position):
                 self._adopt(versions, position)
-                driver.send(events.LearnerReady(self.core.learner, self.core.incarnation, step, versions))
+            case actions.DrawFrom(position):
+                self.draw_from(position)
             case actions.MakeOffer(contribution=c):
                 arrays.offer(c.fragment, c.upto.steps)
                 self._positions.keep(c.upto.steps, arrays.position())
@@ -145,8 +147,9 @@ class LearnerActor:
                 offer = events.FragmentArrived(which, self._positions.sent(c))
                 driver.send_offer(offer, arrays.offered(c.fragment, c.upto.steps))
             case actions.ApplyUpdate():
-                [payload] = fragments
-                arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
+                p, welcomed = action.fragment, self._welcome.pop(action.fragment, None)
+                payload = came.get(p, welcomed)
+                arrays.apply(p, action.mixing, payload, action.merged, action.rebase)
             case actions.Drop(learner, why):
                 driver.record("drop", {"learner": learner, "reason": why})
 

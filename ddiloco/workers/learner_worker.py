@@ -323,7 +323,7 @@ class LearnerWorker:
     def handled(self, event: events.LearnerEvent, decided: Sequence[Any], now: float) -> None:
         self._tape.heard(event, now)
 
-    def send(self, event: events.FromLearner) -> None:
+    def send(self, event: events.FromLearner, shard: int) -> None:
         self._to_syncer(event)
         self._heartbeat_at = time.monotonic() + self.core.heartbeat
 

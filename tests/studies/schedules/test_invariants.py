@@ -11,7 +11,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
-from experiments.studies.schedules.invariants import Invariants
+from experiments.studies.schedules.invariants import Invariants, LearnerInvariants
 from experiments.studies.schedules.ledger import Violation
 
 POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=2, overlap=1, quorum=2)
@@ -22,7 +22,8 @@ class Run:
     """Two real learners, and a syncer whose every word is made up."""
 
     def __init__(self, policy=POLICY):
-        self.invariants = Invariants(policy, TOTAL)
+        self.together = LearnerInvariants(TOTAL)
+        self.invariants = Invariants(policy, TOTAL, self.together)
         self.learners = [LearnerCore(number, 1, policy, TOTAL) for number in range(2)]
         self.contributions = {}
         self.restart()
@@ -31,6 +32,7 @@ class Run:
         known = self.invariants.committed
         self.core = types.SimpleNamespace(
             rounds=(),
+            offers=(),
             versions=known.versions,
             merged_steps=known.merged_steps,
             live=(0, 1),
@@ -51,7 +53,7 @@ class Run:
     def learner(self, number, event):
         core = self.learners[number]
         out = core.handle(event, 0.0)
-        self.invariants.learner_handled(core, core, event, out)
+        self.together.handled(core, core, event, out)
         for action in out:
             if isinstance(action, actions.SendOffer):
                 self.contributions[number, action.contribution.fragment] = action.contribution
@@ -178,7 +180,7 @@ def test_work_that_is_merged_twice_is_noticed(run):
     merge = run.gather()
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
-    ledger = run.invariants._ledgers[run.learners[0]]
+    ledger = run.together._ledgers[run.learners[0]]
     ledger._made[1, 1, 1, 1, 10] = ledger._made[1, 0, 1, 1, 10]
     for number in range(2):
         run.step(number)
@@ -193,7 +195,7 @@ def test_work_that_is_merged_twice_is_noticed(run):
 def test_a_batch_that_is_drawn_again_by_another_process_is_noticed(run):
     """Its steps are others, but what they learnt from is merged already."""
     merge = run.gather()
-    ledger = run.invariants._ledgers[run.learners[0]]
+    ledger = run.together._ledgers[run.learners[0]]
     [_, (step, _)] = ledger.history
     ledger.history[1] = step, 7
     run.invariants._merged_batches[0, 7] = step + 1
@@ -349,4 +351,4 @@ def test_two_processes_of_one_incarnation_are_noticed(run):
     double = LearnerCore(0, 1, POLICY, TOTAL)
     event = events.Welcomed(1, 0, (0, 0), (0, 0))
     with broken("two processes never go by one incarnation"):
-        run.invariants.learner_handled(double, double, event, double.handle(event, 0.0))
+        run.together.handled(double, double, event, double.handle(event, 0.0))

@@ -381,9 +381,10 @@ class Rounds:
     def _kept(self, learner: int, fragment: int) -> list[events.FragmentArrived]:
         """A learner's offers of the fragment whose arrays are needed."""
         r, early = self._open.get(fragment), self._early.get((learner, fragment))
-        waits = r is not None and r.phase is not Phase.MERGING and learner in r.arrived
-        accepted = [events.FragmentArrived(r.id, r.arrived[learner])] if waits else []
-        return accepted if early is None else [*accepted, early]
+        kept = [] if early is None else [early]
+        if r is not None and r.phase is not Phase.MERGING and learner in r.arrived:
+            kept.append(events.FragmentArrived(r.id, r.arrived[learner]))
+        return kept
 
     @property
     def offers(self) -> set[events.FragmentArrived]:

@@ -245,7 +245,7 @@ def test_more_rounds_in_flight_than_the_overlap_are_noticed(run):
     for number in range(2):
         run.step(number)
     second = run.arrive(RoundId(2, 0))
-    with broken("at most 1 rounds of a part are in flight"):
+    with broken("at most 1 rounds are in flight"):
         run.syncer(events.Timeout(), second)
 
 

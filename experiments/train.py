@@ -23,7 +23,7 @@ def main(_) -> int:
     experiment = _CONFIG.experiment()
     only = "settings" if _SETTINGS.value else "dry_run" if _DRY_RUN.value else None
     if only is not None:  # with --workdir they are a run's command line, and one word more
-        program.refuse({"settings", "dry_run", "profile"} - {only}, f"has no use with --{only}")
+        program.refuse_flags({"settings", "dry_run", "profile"} - {only}, f"has no use with --{only}")
     if _SETTINGS.value:
         from experiments.cli.listing import listing
 
@@ -36,7 +36,7 @@ def main(_) -> int:
         return 0
     if experiment.driver != "remote":
         platform.prepare()
-    workdir = program.checked_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
+    workdir = program.writable_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
     profile = roles.profile(_PROFILE.value, workdir)
@@ -45,10 +45,12 @@ def main(_) -> int:
         from ddiloco.launch.all_roles import run_all
 
         steps = None if profile is None else _PROFILE.value
-        code = run_all(experiment, program.config_arguments(), workdir, stop, program.tell, profile=steps)
+        code = run_all(
+            experiment, program.config_arguments(), workdir, stop, program.print_err, profile=steps
+        )
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
     result = run_job(experiment, workdir, stop, profile=profile)
-    return exit_handling.tell(result, workdir, received)
+    return exit_handling.print_result(result, workdir, received)
 
 
 if __name__ == "__main__":

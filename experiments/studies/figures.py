@@ -240,7 +240,7 @@ def _mark_paper(axes: Axes, rows: Rows, name: str, scale: float) -> None:
 def draw_sweep(path: pathlib.Path, rows: Rows, sweep: sweeps.Sweep) -> None:
     """Losses, and accuracies and gaps if there are any: lines along the sweep's axis, or point by point."""
     layout, runs = sweeps.axes_of(sweep.points), sweeps.placed(rows, sweep)
-    runs.gap *= 100
+    runs["gap"] *= 100
     panels = {"eval_loss": _MEASURES["loss"]}
     if runs.eval_accuracy.notna().any():
         panels["eval_accuracy"] = _MEASURES["accuracy"]
@@ -301,7 +301,9 @@ def _draw_points(axes: Axes, runs: pd.DataFrame, figure: str, title: str) -> Non
     known = means[figure].dropna().sort_values()
     for place, (name, mean) in enumerate(known.items()):
         spread = deviations[figure][name]
-        axes.errorbar(mean, place, xerr=spread or None, color="C0", marker="o", ms=5, capsize=2)
+        axes.errorbar(
+            mean, place, xerr=spread if spread > 0 else None, color="C0", marker="o", ms=5, capsize=2
+        )
     _name_rows(axes, [name or "all" for name in known.index], title)
     axes.set_ylim(max(len(known), len(means)) - 0.4, -0.6)
 

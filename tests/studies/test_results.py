@@ -2,9 +2,27 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from experiments.studies import results
+
+
+def test_means_and_deviations_are_over_the_runs_that_have_the_figure():
+    runs = pd.DataFrame(
+        {"rule": [*"ppqqs"], "loss": [2.0, 4.0, 0.1, 0.1, None], "rounds": [1, None, 3, 4, 5]}
+    )
+    means, deviations = results.over_seeds(runs, ["rule"], ["loss", "rounds"])
+    assert means.index.tolist() == ["p", "q", "s"]
+    assert [results.or_none(x) for x in means.loss] == [3.0, 0.1, None]
+    assert [results.or_none(x) for x in deviations.loss] == [pytest.approx(2**0.5), 0.0, None]
+    assert [results.or_none(x) for x in deviations.rounds] == [None, pytest.approx(0.5**0.5), None]
+
+
+def test_a_figure_is_held_against_its_only_baseline():
+    figures, own = [2.0, 3.0, None, 4.0, 5.0, 0.0], ["a", "b", "c", "d", "d", "e"]
+    over = results.over_baseline(figures, own, ["a", "a", "a", "b", "d", "e"])
+    assert [results.or_none(x) for x in over] == [1.0, 1.5, None, pytest.approx(4 / 3), None, None]
 
 
 def summary(workdir, learners=4, **figures):

@@ -32,6 +32,7 @@ class Run:
         known = self.invariants.committed
         self.core = types.SimpleNamespace(
             rounds=(),
+            offers=(),
             versions=known.versions,
             merged_steps=known.merged_steps,
             live=(0, 1),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
 from ddiloco.outer.guards import Guard, GuardConfig, Offered, Past, direction, norm, offered
+from tests.long import times
 
 SEEDS = st.integers(0, 2**32 - 1)
 CONFIG = GuardConfig()
@@ -38,7 +39,7 @@ def kinds(verdict):
     return [(notice.kind, notice.learner) for notice in verdict.notices]
 
 
-@settings(max_examples=40)
+@settings(max_examples=times(15, 40))
 @given(SEEDS, st.integers(1, 8), st.booleans())
 def test_honest_learners_are_never_left_out_whatever_their_number_and_the_learning_rate(seed, most, alone):
     rng = np.random.default_rng(seed)
@@ -211,7 +212,7 @@ def test_no_more_than_a_minority_is_ever_in_quarantine(rng):
     assert len(guard.quarantined) == 2
 
 
-@settings(max_examples=10)
+@settings(max_examples=3)
 @given(SEEDS)
 def test_the_same_offers_are_judged_the_same_again(seed):
     def all_verdicts():

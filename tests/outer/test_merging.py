@@ -68,10 +68,18 @@ def test_rda_of_vectors_of_norm_r_has_norm_r_whatever_m_is(seed, num_learners, n
     assert np.linalg.norm(RULES["rda"](vectors, weights).value) == pytest.approx(norm, rel=1e-5)
 
 
+def along(*axes):
+    """Vectors of the shape that all rules are compiled for, each the sum of some axes times a number."""
+    vectors = np.zeros((len(axes), 77), np.float32)
+    for vector, numbers in zip(vectors, axes, strict=True):
+        vector[list(numbers)] = list(numbers.values())
+    return list(vectors.reshape(-1, 7, 11))
+
+
 def test_direct_average_of_orthogonal_vectors_shrinks_with_the_root_of_m():
-    vectors = list(np.eye(16, dtype=np.float32))
-    assert RULES["direct"](vectors, np.ones(16, np.float32)).length == pytest.approx(1 / 4)
-    assert RULES["rda"](vectors, np.ones(16, np.float32)).length == pytest.approx(1)
+    vectors = along(*({m: 1} for m in range(5)))
+    assert RULES["direct"](vectors, np.ones(5, np.float32)).length == pytest.approx(5**-0.5)
+    assert RULES["rda"](vectors, np.ones(5, np.float32)).length == pytest.approx(1)
 
 
 @settings(max_examples=20)
@@ -106,31 +114,26 @@ def test_with_an_anchor_outer_gradients_are_anchor_minus_parameters(name):
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_nobody_in_gives_zero(name):
-    vectors, _ = draw(0, 3)
-    merged = RULES[name](vectors, np.zeros(3, np.float32))
-    assert (np.asarray(merged.value) == 0).all()
-    assert merged.length == 0
+def test_nobody_in_and_nobody_moved_give_zero_and_of_a_single_learner_the_cosine_is_one(name):
+    vectors, _ = draw(0, 5)
+    absent = RULES[name](vectors, np.zeros(5, np.float32))
+    assert (np.asarray(absent.value) == 0).all() and absent.length == 0
+    still = RULES[name]([np.zeros_like(vectors[0])] * 5, np.ones(5, np.float32))
+    assert (np.asarray(still.value) == 0).all() and np.isfinite(still.cosine)
+    assert RULES[name](vectors, np.float32([0, 2, 0, 0, 0])).cosine == 1
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_nobody_moved_gives_zero(name):
-    merged = RULES[name]([np.zeros((3, 2), np.float32)] * 4, np.ones(4, np.float32))
-    assert (np.asarray(merged.value) == 0).all()
-    assert np.isfinite(merged.cosine)
-
-
-def test_a_learner_that_did_not_move_shortens_rda_but_does_not_turn_it():
-    vectors, weights = draw(5, 3)
-    with_zero = RULES["rda"](
-        [*vectors, np.zeros_like(vectors[0])], np.append(weights, np.float32(weights.sum()))
-    )
-    without = RULES["rda"](vectors, weights)
-    np.testing.assert_allclose(with_zero.value, np.asarray(without.value) / 2, rtol=1e-5)
+def test_a_learner_that_did_not_move_shortens_rda_but_turns_neither_it_nor_its_cosine():
+    vectors, weights = draw(5, 4)
+    vectors.append(np.zeros_like(vectors[0]))
+    beside = RULES["rda"](vectors, np.append(weights, np.float32(weights.sum())))
+    alone = RULES["rda"](vectors, np.append(weights, np.float32(0)))
+    np.testing.assert_allclose(beside.value, np.asarray(alone.value) / 2, rtol=1e-5)
+    assert float(beside.cosine) == pytest.approx(float(alone.cosine), rel=1e-4)
 
 
 def test_rda_of_opposite_learners_falls_back_to_the_direct_average():
-    v = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    [v] = draw(0, 1)[0]
     vectors = [v, -3 * v]
     merged = RULES["rda"](vectors, np.ones(2, np.float32))
     assert relative_error(merged.value, reference("direct", vectors, [1, 1])) < 1e-6
@@ -138,17 +141,20 @@ def test_rda_of_opposite_learners_falls_back_to_the_direct_average():
 
 
 def test_rda_just_above_the_degenerate_bound_is_not_the_direct_average():
-    vectors = [np.array([1, 2.5 * DEGENERATE], np.float32), np.array([-3, 0], np.float32)]
+    vectors = along({0: 1, 1: 2.5 * DEGENERATE}, {0: -3})
     want = reference("rda", vectors, [1, 1])
     assert np.linalg.norm(want) == pytest.approx(2, rel=1e-3)
     assert relative_error(RULES["rda"](vectors, np.ones(2, np.float32)).value, want) < 1e-3
 
 
-@pytest.mark.parametrize("opposite", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_rda_of_sixteen_million_elements_is_within_1e_5_of_float64(opposite):
+@pytest.mark.parametrize(
+    ("size", "opposite"),
+    [(2**20, True), *(pytest.param(2**24, x, marks=pytest.mark.slow) for x in (True, False))],
+)
+def test_rda_of_up_to_sixteen_million_elements_is_within_1e_5_of_float64(size, opposite):
     rng = np.random.default_rng(1)
-    v = rng.standard_normal(2**24, dtype=np.float32)
-    noise = rng.standard_normal(2**24, dtype=np.float32)
+    v = rng.standard_normal(size, dtype=np.float32)
+    noise = rng.standard_normal(size, dtype=np.float32)
     vectors = [v, np.float32(0.02) * noise - v if opposite else noise]  # cosine -0.9998 or 0
     weights = np.ones(2, np.float32)
     merged = RULES["rda"](vectors, weights)
@@ -176,19 +182,6 @@ def test_cosine_is_the_mean_over_pairs_of_learners(seed, num_learners):
     own = np.sum((shares * np.linalg.norm(v, axis=1)) ** 2)  # of which the rest is a difference, in float32
     rounding = 2e-4 + 3e-6 * own / products.sum()
     assert RULES["direct"](vectors, weights).cosine == pytest.approx(want, abs=rounding)
-
-
-def test_cosine_of_a_single_learner_is_one():
-    vectors, _ = draw(0, 3)
-    for rule in RULES.values():
-        assert rule(vectors, np.array([0, 2, 0], np.float32)).cosine == 1
-
-
-def test_the_cosine_of_rda_leaves_out_who_did_not_move():
-    (first, second), _ = draw(0, 2)
-    alone = RULES["rda"]([first, second], np.ones(2, np.float32))
-    beside = RULES["rda"]([first, second, np.zeros_like(first)], np.ones(3, np.float32))
-    assert float(beside.cosine) == pytest.approx(float(alone.cosine), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["direct", "rda"])

@@ -93,7 +93,6 @@ FORMULAS = {
     "delayed_nesterov": delayed,
     "heloco": towards_momentum,
     "direct": lambda gradients: (-g for g in gradients),
-    "sgd": lambda gradients: (-RATE * g for g in gradients),
     "adam": adam,
 }
 

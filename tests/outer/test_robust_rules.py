@@ -1,15 +1,14 @@
 """The rules that bound what one learner can do to a merge."""
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.outer.merging import MERGE_RULES, Sent, norms_of
+from ddiloco.outer.merging import norms_of
+from tests.outer.test_merging import RULES
 
 ROBUST = ("clipped", "trimmed", "geometric_median")
-RULES = {name: jax.jit(lambda *sent, rule=rule: rule(Sent(*sent))) for name, rule in MERGE_RULES.items()}
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -39,7 +38,7 @@ def test_one_of_eight_cannot_move_the_result_further_than_honest_learners_are_ap
 
 
 @settings(max_examples=20)
-@given(SEEDS, st.sampled_from([3, 5, 8]))
+@given(SEEDS, st.sampled_from([5, 8]))
 def test_no_point_near_the_geometric_median_is_closer_to_all(seed, num_learners):
     rng = np.random.default_rng(seed)
     vectors = [v.astype(np.float64) for v in honest(seed, num_learners)]
@@ -73,8 +72,8 @@ def test_the_geometric_median_of_opposite_quarters_is_the_heavier_learner():
 def test_a_quarter_is_trimmed_at_each_end_and_never_all(count, cut):
     values = np.arange(count, dtype=np.float32) ** 3
     vectors = [np.float32([v]) for v in np.random.default_rng(0).permutation(values)]
-    absent = [*vectors, np.float32([3e38])]
-    merged = RULES["trimmed"](absent, np.float32([*[2.0] * count, 0]))
+    absent = [*vectors, *[np.float32([3e38])] * (9 - count)]
+    merged = RULES["trimmed"](absent, np.float32([*[2.0] * count, *[0] * (9 - count)]))
     assert merged.value[0] == pytest.approx(values[cut : count - cut].mean())
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ddiloco.models.model import LazyLogits, whole_logits
 from ddiloco.training.loss import _by_target, _in_parts
+from tests.long import times
 
 ROWS, LENGTH, WIDTH = 2, 3, 4
 
@@ -28,7 +29,7 @@ def lazy(words, parts, shards, seed):
     return logits, targets.at[0].set(likeliest[0]).at[1, 0].set(likeliest[1, 0] + 1)
 
 
-@settings(max_examples=12)  # each compiles
+@settings(max_examples=times(6, 12))  # each compiles
 @given(
     words=st.integers(2, 40),
     parts=st.sampled_from([2, 4, 8]),

@@ -46,6 +46,7 @@ def train(
     driver: str = "local",
     settings: dict[str, Any] | None = None,
     stop: threading.Event | None = None,
+    resume: bool = False,
     **config: Any,
 ) -> Trained:
     """Trains a loop of your own, and returns when all is over.
@@ -58,6 +59,7 @@ def train(
       driver: "local": threads; "remote": processes of this machine; "virtual": a simulated clock.
       settings: what `make_loop` is given by name; JSON values.
       stop: ends the run early when it is set.
+      resume: go on with the run in `workdir`; else an earlier one there is set aside.
       config: other settings of a run, a dict for each group: `sync={"num_fragments": 2}`, `seed=1`. What is
         in a group goes before `learners` and `steps`.
 
@@ -78,9 +80,9 @@ def train(
     platform.prepare(cache=False)
     if driver == "remote":
         load_factory(name)  # as its processes will
-        _run_processes(experiment, workdir, stop)
+        _run_processes(experiment, workdir, stop, resume)
     else:
-        failure = run_job(experiment, workdir, stop, make_loop=make).failure
+        failure = run_job(experiment, workdir, stop, resume=resume, make_loop=make).failure
         gc.collect()  # roles know each other: their arrays would fill the devices beside the next run's
         if failure is not None:
             raise RunError(failure)
@@ -89,13 +91,15 @@ def train(
     return Trained(LoopRecipe(experiment, make).tree(params), summary)
 
 
-def _run_processes(experiment: Experiment, workdir: pathlib.Path, stop: threading.Event) -> None:
+def _run_processes(
+    experiment: Experiment, workdir: pathlib.Path, stop: threading.Event, resume: bool
+) -> None:
     config = importlib.util.find_spec("experiments.cli.saved").origin
     with tempfile.TemporaryDirectory(prefix="ddiloco-") as folder:
         file = pathlib.Path(folder) / "config.json"
         file.write_text(json.dumps(to_json(experiment)))
         lines: list[str] = []
-        code = run_all(experiment, [f"--config={config}:{file}"], workdir, stop, lines.append)
+        code = run_all(experiment, [f"--config={config}:{file}"], workdir, stop, lines.append, resume=resume)
     if code:
         raise RunError(f"the processes ended with exit code {code}: {'; '.join(lines) or 'see above'}")
 

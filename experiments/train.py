@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from absl import flags
 
@@ -11,19 +12,24 @@ from experiments.cli import exit_handling, program, roles
 _CONFIG = program.define_config("configs/dense.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: runs/<time>.")
 _SETTINGS = flags.DEFINE_bool("settings", False, "Only list every setting: value, meaning and bounds.")
+_RESUME = roles.define_resume()
 _PROFILE = roles.define_profile()
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
 
 
 def main(_) -> int:
     from ddiloco.run.job import run_job
+    from ddiloco.settings.experiment import with_steps_of_tokens
+    from ddiloco.storage import run_mark
+    from ddiloco.storage.durable import FOLDER, DurableStateError
     from ddiloco.telemetry import json_lines
+    from ddiloco.telemetry.run_files import is_over
     from ddiloco.training import platform
 
     experiment = _CONFIG.experiment()
     only = "settings" if _SETTINGS.value else "dry_run" if _DRY_RUN.value else None
     if only is not None:  # with --workdir they are a run's command line, and one word more
-        program.refuse({"settings", "dry_run", "profile"} - {only}, f"has no use with --{only}")
+        program.refuse({"settings", "dry_run", "profile", "resume"} - {only}, f"has no use with --{only}")
     if _SETTINGS.value:
         from experiments.cli.listing import listing
 
@@ -39,15 +45,24 @@ def main(_) -> int:
     workdir = program.checked_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
-    profile = roles.profile(_PROFILE.value, workdir)
+    profile, resume = roles.profile(_PROFILE.value, workdir), roles.resumes()
+    if resume is None and is_over(workdir, with_steps_of_tokens(experiment).train.steps):
+        program.tell(f"the run in {workdir} is over")
+        return 0
     stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
     if experiment.driver == "remote":
         from ddiloco.launch.all_roles import run_all
 
         steps = None if profile is None else _PROFILE.value
-        code = run_all(experiment, program.config_arguments(), workdir, stop, program.tell, profile=steps)
+        going_on = resume or (resume is None and run_mark.begun(workdir / FOLDER) is not None)
+        settings = program.config_arguments()
+        code = run_all(experiment, settings, workdir, stop, program.tell, profile=steps, resume=going_on)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
-    result = run_job(experiment, workdir, stop, profile=profile)
+    try:
+        result = run_job(experiment, workdir, stop, resume=resume, profile=profile)
+    except (DurableStateError, run_mark.RunMarkError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return exit_handling.tell(result, workdir, received)
 
 

@@ -21,15 +21,15 @@ from ddiloco.storage.durable import FOLDER
 RESTARTED = ["--restarts=1"]  # what refuses a process that was started before may pass
 
 
-def _begun(workdir: pathlib.Path) -> Callable[[], bool]:
-    """Whether a run has begun in the workdir since this was called."""
+def _begun(workdir: pathlib.Path, resume: bool) -> Callable[[], bool]:
+    """Whether a run has begun in the workdir; with `resume` at any time, else since this was called."""
 
     def found() -> run_mark.RunMark | None:
         with contextlib.suppress(run_mark.RunMarkError):  # the syncer will say why
             return run_mark.begun(workdir / FOLDER)
         return None
 
-    before = found()
+    before = None if resume else found()
     return lambda: found() not in (None, before)
 
 
@@ -92,6 +92,7 @@ def run_all(
     *,
     profile: str | None = None,
     study: FailureStudy = _NOTHING,
+    resume: bool = False,
 ) -> int:
     """Runs them on the loopback, each learner with a token of its own; returns the exit code.
 
@@ -100,6 +101,7 @@ def run_all(
       note: takes a line on what happens to the processes.
       profile: FIRST:LAST steps of which learner 0 takes a trace.
       study: what a study of failures sees and does.
+      resume: whether the run in the workdir goes on.
     """
     count, played = experiment.most_learners, study.played
     processes.warm_up()
@@ -111,10 +113,10 @@ def run_all(
         syncer = supervisor.Role(
             "the syncer",
             "experiments.syncer",
-            [*shared, f"--listen={address}"],
+            [*shared, f"--listen={address}", *(["--resume"] if resume else [])],
             supervisor.syncer_environment(environment),
             again=["--resume", *RESTARTED],
-            begun=_begun(workdir),
+            begun=_begun(workdir, resume),
             alone=["--finish"],
         )
         parts = (

@@ -16,10 +16,16 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.storage import run_mark
+from ddiloco.storage.durable import FOLDER as DURABLE
+from ddiloco.storage.durable import DurableState
 from ddiloco.storage.snapshots.resuming import snapshot_header
 from ddiloco.storage.snapshots.store import FOLDER, Snapshot
 from ddiloco.telemetry import records
+from ddiloco.telemetry.files import read_json
+from ddiloco.telemetry.trimming import SUMMARY
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.evaluator import Evaluations, Evaluator
 from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, Pieces
 from ddiloco.workers.learner_arrays import Equipment
@@ -95,26 +101,34 @@ class LocalRun:
         workdir: pathlib.Path | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """`workdir`: for tapes and snapshots; None: none are kept. `snapshot`: what to resume from.
+        """`workdir`: for merged fragments, tapes and snapshots; None: nothing is kept.
+
+        A run that has begun in the workdir goes on. `snapshot`: what it resumes from instead.
 
         Raises:
+          ConfigError: the disk refuses.
           DataError: the snapshot is of other data.
+          DurableStateError, RunMarkError: the run in the workdir cannot go on.
           SnapshotError: the snapshot is damaged.
         """
         e = assembly.experiment
         self._assembly, self._record, self._stop = assembly, record, stop
         origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
-        self._resumes = origin is not None
-        self._run = run_of(snapshot)
+        earlier = None if workdir is None else run_mark.begun(workdir / DURABLE)
+        self._resumes = origin is not None or earlier is not None
+        self._run = run_of(snapshot) if earlier is None else earlier.run
         self._tapes = Tapes(workdir, e, assembly.layout, record, run=self._run)
-        initial = assembly.initial_parameters()
-        self._model = assembly.global_model(initial)
+        durable, state = None, None
+        if workdir is None:
+            self._model = assembly.global_model(assembly.initial_parameters())
+        else:
+            kept = e.remote.keep_versions
+            durable = DurableState(workdir / DURABLE, assembly.layout, record, stop, self._run, kept)
+            self._model, state = durable_start(assembly, durable, earlier is not None, snapshot, record)
         with waiting("the merge to compile"):
             self._model.compile()
-        core = SyncerCore(e.sync, e.train.steps, None if origin is None else origin.start.state)
-        if origin is not None:
-            origin.start.restore(self._model)
-            record(records.Resumed(core.versions, time.time()))
+        lineage = 0 if durable is None else durable.lineage
+        core = SyncerCore(e.sync, e.train.steps, state, lineage)
         equipment = assembly.equipment()
         score = assembly.scorer(equipment[0].program.mesh)
         self._last_evaluation = Evaluations(score, 0, record)
@@ -122,19 +136,22 @@ class LocalRun:
         score = assembly.scorer(assembly.evaluation_mesh(), self._between_steps)
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record, core.step)
         self._resumed_from = None if snapshot is None else snapshot.name
-        tape = self._tapes.syncer(core.state(), self._model, self._resumed_from)
-        self._syncer = SyncerWorker(core, self._model, self._record, self._committed, tape=tape)
+        tape = self._tapes.syncer(core.state(), self._model, self._resumed_from, lineage)
+        self._syncer = SyncerWorker(core, self._model, self._record, self._committed, durable, tape)
         self._taker = self._snapshots(workdir, core.step)
         self._senders = concurrent.futures.ThreadPoolExecutor(len(equipment), thread_name_prefix="offers")
         self._learners = self._make_learners(equipment, origin)
-        for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of the snapshot
+        for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of before
             self._syncer.send(event)
-        self._tokens_before = 0  # by learners of the snapshot that this run does not have
-        if origin is None:
-            with waiting("the first evaluation"):
-                self._evaluator.evaluate(0, initial)  # also compiles it, before the learners need the CPU
-        else:
+        self._tokens_before = 0  # trained by earlier processes, of which the learners of this one do not know
+        if origin is not None:
             self._tokens_before = sum(origin.tokens.values()) - sum(lr.tokens for lr in self._learners)
+        elif self._resumes:
+            before = read_json(workdir / SUMMARY).get("tokens", {})
+            self._tokens_before = sum(before.values())
+        else:
+            with waiting("the first evaluation"):  # also compiles it, before the learners need the CPU
+                self._evaluator.evaluate(0, self._model.parameters())
 
     def run(self) -> Outcome:
         """Trains to the last step, or until all learners are dead or `stop` is set."""
@@ -207,7 +224,12 @@ class LocalRun:
     ) -> LearnerWorker:
         """`position`: where its batches begin, if the run resumes, from `origin`."""
         e = self._assembly.experiment
-        incarnation = 1 if origin is None else origin.incarnation(learner)
+        incarnation = 1
+        if origin is not None:
+            incarnation = origin.incarnation(learner)
+        elif self._resumes:  # above all before: one that was killed as it began is on no disk, but has a tape
+            known = dict(self._syncer.core.state().incarnations)
+            incarnation = max(1 + known.get(learner, 0), time.time_ns() // 1000)
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
         def send(event: events.SyncerEvent) -> None:

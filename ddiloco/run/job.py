@@ -94,6 +94,9 @@ def run_job(
       SnapshotError: the snapshot that the run resumes from was damaged after it was checked.
     """
     virtual = experiment.driver == "virtual"
+    if resume is not False and (virtual or experiment.algorithm in BASELINES):
+        which = "a virtual run" if virtual else experiment.algorithm
+        raise ConfigError(f"resume: is of no use to {which}, which merges nothing that outlives its process")
     check_page(experiment.log.page, visitors)
     check_writers(experiment.log.writers)
     if virtual:

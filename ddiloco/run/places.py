@@ -28,7 +28,7 @@ def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
     """By folder of the workdir, the bytes that the run saves there at least.
 
     These are a checkpoint of the parameters in float32, one snapshot of the whole state if any are taken, and
-    a version of each fragment if a syncer of its own keeps them. What a loop's state takes only it knows.
+    a version of each fragment. What a loop's state takes only it knows.
     """
     e, params = experiment, 4 * assembly.num_params
     baseline = e.algorithm in BASELINES
@@ -39,7 +39,7 @@ def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
         found[SNAPSHOTS] = learners * (params + memory_needs.inner_bytes(e)) + (
             0 if baseline else params + outer
         )
-    if e.driver == "remote":
+    if e.driver != "virtual" and not baseline:
         found[DURABLE] = params + outer
     return found
 

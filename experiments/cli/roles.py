@@ -87,7 +87,7 @@ def assignment(role: str, **given: Any) -> Assignment:
         if common["processes"] > 1 and not common["coordinator"]:
             raise program.UsageError("coordinator: give --coordinator=HOST:PORT of the learner's process 0")
     if role == SYNCER:
-        common["resume"] = {"true": True, "false": False, "auto": None}[values.resume]
+        common["resume"] = resumes()
     return Assignment(role, **common, **given)
 
 
@@ -103,6 +103,11 @@ def define_resume() -> flags.FlagHolder:
         return flags.DEFINE(parser, name, default, help, boolean=True)
 
     return define(enum, "resume", "false", meaning)
+
+
+def resumes() -> bool | None:
+    """What --resume says; None: auto."""
+    return {"true": True, "false": False, "auto": None}[flags.FLAGS.resume]
 
 
 def define_profile() -> flags.FlagHolder:

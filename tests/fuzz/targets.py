@@ -20,7 +20,6 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.streams import Collector
 from ddiloco.remote.syncer.record_receiver import RecordIntake
-from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cuts_of
 from ddiloco.remote.wire.event_messages import (
@@ -41,6 +40,7 @@ from ddiloco.storage.tape.file import TapeError, TapeFile
 from ddiloco.storage.tape.recorder import learner_tape
 from ddiloco.weights.architectures import counterpart_of
 from ddiloco.weights.files import INDEX, Files
+from ddiloco.workers.resumed_from import ResumedFrom
 from experiments.cli.credentials import load_security
 from experiments.studies.replay.reading import read_tape
 from tests import workbench

@@ -225,8 +225,10 @@ def test_an_update_that_was_on_its_way_is_applied_before_the_learner_resumes(
     equipment = assembly.equipment()[0]
     back = origin.learner(0, origin.positions(e)[0], equipment.transfer)
     merged = origin.start.state.merged_steps[1]
-    mark = origin.start.state.watermarks[1][0].bare
-    assert back.begins_with.work.fragments[1] == FragmentWork(versions[1], merged, watermark=mark)
+    mark, lineage = origin.start.state.watermarks[1][0].bare, origin.start.state.lineages[1]
+    assert back.begins_with.work.fragments[1] == FragmentWork(
+        versions[1], merged, lineage=lineage, watermark=mark
+    )
     assert back.begins_with.work.clock == (merged if lag else clock)
     arrays = TrainingArrays(equipment)
     back.load(arrays, mixing=0.0)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.protocol import events
-from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.snapshot_messages import snapshot_message, told_of_snapshot
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.storage.snapshots.store import PartFiles
 from ddiloco.storage.tape.header import SnapshotName
 from ddiloco.workers.exchange import SnapshotBegun
+from ddiloco.workers.resumed_from import ResumedFrom
 from ddiloco.workers.snapshots.messages import PartWritten, StateRecorded
 from tests.remote.ends import LearnerEnd, SyncerEnd, ended, joined, report, until, update
 

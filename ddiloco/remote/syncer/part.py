@@ -11,11 +11,11 @@ import grpc
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.fragments import zeros
-from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.protocol.parts import Part
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.positions import dealt_or_told
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.uplink import PartPlace, Uplink
 from ddiloco.remote.wire import validation as wire
@@ -34,6 +34,7 @@ from ddiloco.telemetry.throughput import Pace
 from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.links import WHICHEVER
+from ddiloco.workers.positions import dealt_or_told
 from ddiloco.workers.snapshots.fragments import FragmentsRecording
 from ddiloco.workers.snapshots.messages import CutBegun, CutOver
 from ddiloco.workers.syncer_worker import SyncerWorker

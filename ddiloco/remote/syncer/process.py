@@ -13,7 +13,7 @@ import numpy as np
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.waits import waiting
-from ddiloco.outer.fragments import assemble, zeros
+from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.state import SyncerState
@@ -21,8 +21,6 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.part_links import PartLinks
-from ddiloco.remote.syncer.positions import dealt_or_told
-from ddiloco.remote.syncer.resumed import ResumedFrom, begin_from
 from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.compatibility import terms_of
@@ -38,7 +36,10 @@ from ddiloco.telemetry import records
 from ddiloco.telemetry.files import read_json
 from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.positions import dealt_or_told
+from ddiloco.workers.resumed_from import ResumedFrom, begin_from
 from ddiloco.workers.resuming import run_of
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots.taking import SnapshotTaker
@@ -192,32 +193,26 @@ class SyncerRun:
         assembly, durable, e = self._assembly, self._durable, self._assembly.experiment
         layout, parts = assembly.layout, e.remote.parts
         self._model: GlobalModel | None = None
-        durable.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             if parts == 1 or not resumed:  # else parts of it may be at work
+                durable.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned_fragments(durable.folder, range(layout.num_fragments)))
+            if parts == 1:
+                self.locks.push(stack.pop_all())
+                self._model, state = durable_start(assembly, durable, resumed, snapshot, self._record)
+                return state
+            if not resumed:
                 durable.sweep(range(layout.num_fragments))
             durable.sweep()
             if snapshot is not None:
                 begin_from(snapshot, assembly, durable)
                 durable.complete()
-            if not resumed and snapshot is None:
-                initial, every = assembly.initial_parameters(), range(layout.num_fragments)
-                for held in [every] if parts == 1 else [[p] for p in every]:  # others merge: one at a time
-                    self._model = assembly.global_model(initial, held)
-                    durable.begin(self._model)
+            elif not resumed:
+                initial = assembly.initial_parameters()
+                for p in range(layout.num_fragments):  # others merge: one at a time
+                    durable.begin(assembly.global_model(initial, [p]))
                 durable.complete()
-            if parts == 1:
-                self.locks.push(stack.pop_all())
-        if parts > 1:
-            self._model = None
-            state = durable.state()
-        elif self._model is not None:
-            return None
-        else:
-            self._model = assembly.global_model(zeros(layout))
-            state = durable.restore(self._model)
-        state = dealt_or_told(state, e, self._record)
+        state = dealt_or_told(durable.state(), e, self._record)
         if resumed or snapshot is not None:
             self._record(records.Resumed(state.versions, time.time()))
         return state

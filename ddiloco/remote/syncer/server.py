@@ -17,7 +17,6 @@ from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.record_receiver import RecordIntake
-from ddiloco.remote.syncer.resumed import ResumedFrom
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
@@ -28,6 +27,7 @@ from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import Leave
 from ddiloco.workers.links import LearnerLink
+from ddiloco.workers.resumed_from import ResumedFrom
 from ddiloco.workers.snapshots.messages import SnapshotMessage
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.config import build
-from ddiloco.protocol.parts import fragments_of
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.work import LearnerWork
 

@@ -7,12 +7,12 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-from ddiloco.remote.syncer.positions import with_positions
 from ddiloco.storage import array_file
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.snapshots.store import Snapshot
 from ddiloco.storage.tape.header import SnapshotName
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.positions import with_positions
 from ddiloco.workers.resuming import Origin
 
 _NAME = "resumed_from.json"

@@ -8,9 +8,9 @@ import pytest
 from ddiloco.data.shards import reshard
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.protocol.state import SyncerState
-from ddiloco.remote.syncer.positions import dealt, dealt_or_told, with_positions
 from ddiloco.run.recipes import assembly_of
 from ddiloco.storage.durable import DurableState
+from ddiloco.workers.positions import dealt, dealt_or_told, with_positions
 from tests.workbench import experiment
 
 WITH_TWO = {"driver": "remote", "sync": {"num_learners": 2}}

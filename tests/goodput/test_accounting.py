@@ -233,7 +233,7 @@ def runs(draw):
     return histories, chips, order, draw(st.integers(0, 60))
 
 
-@settings(max_examples=times(130, 400))
+@settings(max_examples=times(60, 400))
 @given(runs())
 def test_any_history_told_in_any_order_gives_the_figures_counted_by_seconds(run):
     histories, chips, order, now = run
@@ -242,7 +242,7 @@ def test_any_history_told_in_any_order_gives_the_figures_counted_by_seconds(run)
     assert figures(lines, now) == Counted(histories, chips, now).figures()
 
 
-@settings(max_examples=times(70, 200))
+@settings(max_examples=times(40, 200))
 @given(runs(), st.floats(1e-3, 1e3), st.floats(0.0, 2e9))
 def test_shares_of_real_times_add_up_to_one_and_stay_between_nothing_and_all(run, unit, origin):
     histories, chips, order, now = run

@@ -59,7 +59,7 @@ def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, tmp_path):
     ids=["unequal speeds", "failures", "spare capacity", "noise"],
 )
 def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made):
-    budget = 60_000
+    budget = 24_000
     e = made(virtual=values, sync={"num_learners": learners}, train={"tokens": budget})
     e = with_steps(e, lambda: assembly_of(e))
     run = run_timed(e)

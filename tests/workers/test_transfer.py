@@ -79,9 +79,9 @@ def test_at_mixing_0_nothing_survives_of_an_own_value_not_even_nan(transfer, sha
     ("mesh_name", "codec"),
     [
         pytest.param("one device", "f32", marks=pytest.mark.slow),
-        ("fsdp and tensor over eight", "int8"),
-        ("stages over eight", "f32"),
-        pytest.param("stages over eight", "int8", marks=pytest.mark.slow),
+        pytest.param("fsdp and tensor over eight", "int8", marks=pytest.mark.slow),
+        pytest.param("stages over eight", "f32", marks=pytest.mark.slow),
+        ("stages over eight", "int8"),
     ],
 )
 def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself(mesh_name, codec):

@@ -243,7 +243,7 @@ def _cloud_tpu(fleet, experiment):
 def _syncer_pod(experiment) -> dict[str, int]:
     """Memory and disk of the syncer's pod, in bytes, by the names of `Gke`.
 
-    Memory: what `--dry_run` says, which is about what a process takes (docs/operations.md), 15% to spare, and
+    Memory: what `--dry_run` says, which is about what a process takes (docs/running.md), 15% to spare, and
     4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for tapes and
     records.
     """

@@ -48,7 +48,7 @@ class _Process:
 
 
 class LearnerInvariants:
-    """Holds learners to the rules of docs/protocol.md."""
+    """Holds learners to the rules of docs/how_it_works.md."""
 
     def __init__(self, total_steps: int | None) -> None:
         self.total_steps = total_steps
@@ -104,7 +104,7 @@ class LearnerInvariants:
 
 
 class Invariants:
-    """Holds a shard of the syncer to the rules of docs/protocol.md."""
+    """Holds a shard of the syncer to the rules of docs/how_it_works.md."""
 
     def __init__(
         self,

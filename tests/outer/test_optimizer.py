@@ -117,13 +117,6 @@ def test_the_stream_meets_every_case_of_heloco():
     assert max(cosines) > 0.3
 
 
-def test_delayed_nesterov_is_nesterov_where_momentum_steps_each_round():
-    config = OuterConfig(learning_rate=RATE, momentum=MU)
-    delayed_one = dataclasses.replace(config, optimizer="delayed_nesterov", momentum_every=1)
-    for got, want in zip(run(delayed_one, stream())[0], run(config, stream())[0], strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", sorted(FORMULAS.keys() - {"direct"}))
 def test_the_rate_goes_to_its_last_value_in_a_straight_line_and_stays(name):
     steady = OuterConfig(optimizer=name, learning_rate=0.5, momentum=MU)

@@ -51,9 +51,9 @@ def quorum_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """The syncer is content with K - 1 learners, where K is more than 1."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, *rest, **more):
+    def careless(core, policy, *rest):
         fewer = max(1, policy.quorum - 1) if policy.quorum is not None else None
-        sound(core, dataclasses.replace(policy, quorum=fewer), *rest, **more)
+        sound(core, dataclasses.replace(policy, quorum=fewer), *rest)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
@@ -62,9 +62,9 @@ def departed_returns(patch: pytest.MonkeyPatch) -> None:
     """After a crash the syncer has forgotten who had departed."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, total_steps, state=None, lineage=0, **more):
+    def careless(core, policy, total_steps, state=None, lineage=0, *more):
         kept = None if state is None else dataclasses.replace(state, incarnations=())
-        sound(core, policy, total_steps, kept, lineage, **more)
+        sound(core, policy, total_steps, kept, lineage, *more)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
@@ -147,9 +147,9 @@ def lost_history(patch: pytest.MonkeyPatch) -> None:
     """A version is known by its number alone: after a rollback others bore the same."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, total_steps=None, state=None, lineage=0, **more):
+    def careless(core, policy, total_steps=None, state=None, lineage=0, *more):
         kept = None if state is None else dataclasses.replace(state, lineages=())
-        sound(core, policy, total_steps, kept, **more)
+        sound(core, policy, total_steps, kept, 0, *more)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
@@ -158,9 +158,9 @@ def lost_watermarks(patch: pytest.MonkeyPatch) -> None:
     """After a crash the syncer has forgotten how much of each learner's work is in its versions."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, total_steps=None, state=None, lineage=0, **more):
+    def careless(core, policy, total_steps=None, state=None, lineage=0, *more):
         kept = None if state is None else dataclasses.replace(state, watermarks=())
-        sound(core, policy, total_steps, kept, lineage, **more)
+        sound(core, policy, total_steps, kept, lineage, *more)
 
     patch.setattr(SyncerCore, "__init__", careless)
 

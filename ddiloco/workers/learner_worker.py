@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import json
 import math
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -20,9 +21,11 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.storage.learner_state import LearnerState, StateHeader
 from ddiloco.storage.tape.recorder import LearnerTape
 from ddiloco.telemetry import records
 from ddiloco.training.step_meter import StepMeter
+from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.device_calls import DeviceCalls
 from ddiloco.workers.exchange import (
     BetweenSteps,
@@ -42,6 +45,13 @@ from ddiloco.workers.transfer import Offer
 
 HANGS = 10.0  # a step this many times as long as the longest before it sends no more heartbeats
 Result = TypeVar("Result")
+
+
+class Checkpoints(NamedTuple):
+    """How a learner's state is kept."""
+
+    keeper: Checkpointing
+    about: Mapping[str, Any]  # what a StateHeader says of the run
 
 
 class OfferLink(Protocol):
@@ -88,13 +98,14 @@ class LearnerWorker:
         stepped: Callable[[], None] = lambda: None,
         tape: LearnerTape | None = None,
         recording: LearnerRecording | None = None,
+        checkpoints: Checkpoints | None = None,
         resumed: ResumedLearner | None = None,
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
         """`inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
         `stepped` is called after each finished step.
-        `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the state of
-        the learner in the snapshot, if the run resumes from one.
+        `tape`, `recording` and `checkpoints` are None if no tape is kept, no snapshots are taken and its
+        state is not kept. `resumed`: the state of before with which the learner goes on; None: it joins.
         """
         self.core = core
         self.inbox = Inbox()
@@ -111,11 +122,11 @@ class LearnerWorker:
         self._inner_state, self._stepped = inner_state, stepped
         self._positions = OfferPositions(core.policy.num_fragments)
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
-        self._recording = recording
+        self._recording, self._checkpoints = recording, checkpoints
         self._resumed = resumed
         self._trained = 0  # steps that the inner state has taken in
         if resumed is not None:
-            self.tokens, self._trained = resumed.tokens, resumed.steps
+            self.tokens, self._trained = resumed.tokens, resumed.trained
         self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
@@ -160,6 +171,8 @@ class LearnerWorker:
             while not self._leaving:
                 self._step_or_wait()
             self._finish_steps(leave=0)
+            if self._checkpoints is not None:
+                self._checkpoints.keeper.last(self._state if self.core.recovered else None)
             self._enter(State.FINISHED)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
@@ -173,13 +186,13 @@ class LearnerWorker:
             self._tape.end()
 
     def _join(self) -> None:
-        """Asks the syncer to join, or resumes with the learner's state in the snapshot."""
+        """Asks the syncer to join, or goes on with a state of before."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self._tell(events.LearnerJoined(self.core.learner, self.core.incarnation))
             self.joining.set()
             return
-        actions = self.core.resume(resumed.begins_with.work)
+        actions = self.core.resume(resumed.begins_with.work, resumed.begins_with.began)
         resumed.load(self._arrays, self.core.policy.mixing)
         self._positions.keep(self.core.work.steps, self._arrays.position())
         for action in actions:
@@ -191,6 +204,9 @@ class LearnerWorker:
         self._take_deliveries(None)
         if self._leaving:
             return
+        if self._checkpoints is not None and self.core.recovered and self._checkpoints.keeper.due:
+            self._finish_steps(leave=0)  # what they skip must not be counted
+            self._checkpoints.keeper.take(self._state)
         if not self.core.recovered:
             self._wait()
         elif self.core.done or self.core.blocked:
@@ -302,6 +318,21 @@ class LearnerWorker:
             return
         state = {"time": time.time(), "tokens": self.tokens}
         self._recording.record(self.core, self._arrays.state, state)
+
+    def _state(self) -> LearnerState:
+        """The whole state, with no step under way."""
+        arrays, values = self._arrays.state()
+        origin = self._tape.gave() if self._tape.on else None
+        about = StateHeader(
+            **self._checkpoints.about,
+            work=self.core.work,
+            position=values["position"],
+            trained=self._trained,
+            tokens=self.tokens,
+            steps=values["steps"],
+            origin=None if origin is None else dataclasses.astuple(origin),
+        )
+        return LearnerState(about, arrays)
 
     def _donate(self) -> None:
         """Gives a copy of the inner state to everyone whose versions are applied; does not wait for steps."""

@@ -82,6 +82,8 @@ class ReplayClocks:
                 clock = VectorClock()
                 for key in work.needs:
                     clock = clock.joined(self._of.get(key, VectorClock()))
+            case plans.Return(origin=origin) if origin is not None:
+                clock = clock.joined(self._of.get(origin, VectorClock()))
             case plans.Step(clock=before, incarnation=incarnation):
                 clock = clock.stepped(header.learner, incarnation, before + 1)
             case plans.OfferWork(id=key, contribution=c):

@@ -70,11 +70,9 @@ class Run:
                     wanted = f"fragment {event.round.fragment} at step {event.clock}"
                     print(f"  asked ahead: {asked}, for {wanted}")
                 self.mail.extend((self.learners[m], action.to(m)) for m, _ in receivers)
-            case actions.AdoptAll(step, versions):
+            case actions.AdoptAll():
                 print(f"learner {core.learner} is welcomed, and begins with the global numbers")
                 self.own[core.learner] = self.theta
-                ready = events.LearnerReady(core.learner, core.incarnation, step, versions)
-                self.mail.append((self.syncer, ready))
             case actions.MakeOffer(c):
                 self.copies[c] = self.own[c.learner][HALVES[c.fragment]].copy()
             case actions.SendOffer(round, c):

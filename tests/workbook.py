@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.parts import fragments_of
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 from ddiloco.storage.tape.header import Header, Machine
 from ddiloco.storage.tape.recorder import (
@@ -24,7 +24,7 @@ from ddiloco.virtual.array_ports import Observer
 from ddiloco.virtual.availability import Change
 from ddiloco.virtual.links import LinkQuality
 from ddiloco.virtual.syncer_process import VirtualSyncer
-from experiments.studies.schedules.parted_syncer import PartedSyncer
+from tests.parted_syncer import PartedSyncer
 from tests.virtual.small_fleet import small_fleet
 
 MACHINE = Machine("cpu", ("cpu",), {}, 1, "", {})
@@ -57,7 +57,7 @@ class Taped(Observer):
         header = dataclasses.replace(header, state=state, sha256=sha256, lineage=self._processes - 1)
         self.syncer = SyncerTape(syncer_tape(self.folder, self._processes), header)
 
-    def syncer_handled(self, event, out, now):
+    def syncer_handled(self, event, out, now, shard=0):
         self.syncer.heard(event, out, now)
         for action in out:
             if isinstance(action, actions.Record) and action.name == "round":

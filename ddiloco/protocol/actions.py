@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.protocol import events
+from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 
 
@@ -36,13 +37,14 @@ class Merge:
     """Merge these contributions into `version` of the fragment; answered by MergeFinished.
 
     Of none, it is the version before under the next number. `watermarks` are those of the version before;
-    with those of what is merged they are committed with it.
+    with those of what is merged, and the learners' `delays`, they are committed with it.
     """
 
     round: RoundId
     version: int
     contributions: tuple[Contribution, ...]
     watermarks: Mapping[int, Watermark] = dataclasses.field(default_factory=dict, compare=False)
+    delays: Mapping[int, OfferDelay] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +78,10 @@ SyncerAction = Tell | Merge | Drop | Record | Finish
 
 @dataclasses.dataclass(frozen=True)
 class TellSyncer:
-    """Send an event to the syncer's core, without waiting for an answer."""
+    """Send an event to the core of a shard of the syncer, without waiting for an answer."""
 
-    event: events.LearnerJoined | events.StepReported
+    event: events.LearnerJoined | events.LearnerReady | events.StepReported
+    shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class AdoptAll:
-    """Load every fragment of the welcome, then tell the syncer `ready`; earlier offers no longer count.
+    """Load every fragment of the welcomes; earlier offers no longer count.
 
     `position`: where the learner's data go on; empty: at their start. None: from where they are.
     """
@@ -98,6 +101,13 @@ class AdoptAll:
     step: int
     versions: tuple[int, ...]
     position: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawFrom:
+    """Go on with the learner's data at this position; empty: at their start."""
+
+    position: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,4 +142,4 @@ class ApplyUpdate:
     rebase: bool = False  # only with `merged`
 
 
-LearnerAction = TellSyncer | Leave | AdoptAll | MakeOffer | SendOffer | ApplyUpdate | Drop
+LearnerAction = TellSyncer | Leave | AdoptAll | DrawFrom | MakeOffer | SendOffer | ApplyUpdate | Drop

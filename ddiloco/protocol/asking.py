@@ -31,9 +31,9 @@ class Front:
     at: float | None = None  # when it was reached
     pace: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds a step
 
-    def move(self, step: int, now: float) -> None:
-        """Notes where the front is now; it falls back when learners in it are lost."""
-        if step > self.step and self.at is not None:
+    def move(self, step: int, now: float, joined: bool) -> None:
+        """Sets where the front is now: it falls back as learners leave, and leaps as some have joined."""
+        if step > self.step and self.at is not None and not joined:
             self.pace.add((now - self.at) / (step - self.step))
         if step != self.step or self.at is None:
             self.step, self.at = step, now

@@ -10,10 +10,12 @@ from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import NOTHING_MERGED, Report, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.report_validator import ReportValidator
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 
 Said = list[actions.SyncerAction | news.News]
 
+TAKEN = "the number of a learner that still speaks"
 TOO_EARLY = "a step too far ahead of the other learners"
 DRAWN_AGAIN = "return with data to draw that are merged"
 
@@ -38,7 +40,11 @@ class Authority:
         state: SyncerState,
         members: Membership,
         parts: int = 1,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
+        self._shard, self._shards = shard, shards
+        self._fragments = fragments_of(shard, shards, policy.num_fragments)
         self.policy, self.total_steps = policy, total_steps
         self.members = members
         self.finished = False
@@ -50,15 +56,14 @@ class Authority:
         self._not_yet = {learner for learner, _ in state.incarnations}
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
         self._patience = 0.0  # until when to wait for those, once one learner is there
-        self._validator = ReportValidator(policy, total_steps, state, members)
+        self._validator = ReportValidator(policy, total_steps, state, members, self._fragments)
         self._kept_back: dict[int, Report] = {}  # by learner, what waits until others bear it out
         self._stuck, self._over = [False] * parts, [False] * parts
         self._idle_since: float | None = None  # when parts came to have nothing for who is done
-        self._called: set[tuple[int, int]] = set()  # (learner, incarnation) told to end with the others
+        self._called: set[tuple[int, int]] = set()  # (learner, incarnation) asked to end with the others
         self._strangers: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
         self._quiet: list[tuple[float, int, int]] = []  # heap: since when, learner, incarnation; may be old
-        for learner, incarnation in state.incarnations:
-            members.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+        members.restore(state.incarnations, state.delays)
 
     @property
     def merged(self) -> SyncerState:
@@ -97,7 +102,7 @@ class Authority:
         last = self.total_steps
         if last is None or not all(waiting):
             self._idle_since = None
-            return []
+            return self._call_back()
         since = self._idle_since = now if self._idle_since is None else self._idle_since
         return [*self._call_the_rest(last), *self._leave_behind(now - since), *self._finish(last)]
 
@@ -133,11 +138,15 @@ class Authority:
             return [actions.Drop(learner, "an incarnation beyond belief")]
         old = self.members.newest(learner)
         if old is not None and incarnation < old.incarnation:
-            return [_replaced(old, incarnation)]
+            begins = old.state is State.JOINING or self._is_at_some(old)
+            if event.versions is None and begins and self._speaks(old, now):
+                return [actions.Drop(learner, TAKEN)]  # else the two would replace each other for ever
+            return [self._replaced(old, incarnation)]
         if old is not None and self._speaks_for_itself(old, event, now):
-            return [actions.Drop(learner, "the number of a learner that still speaks")]
+            return [actions.Drop(learner, TAKEN)]
         if old is not None and incarnation == old.incarnation:
             if old.state is State.JOINING:
+                old.shards = event.shards
                 return self._welcome_again(old, now)
             if old.state is not State.GONE and event.versions is not None:
                 return [actions.Drop(learner, "joined twice")]
@@ -151,6 +160,7 @@ class Authority:
         behind = self._is_behind(event)
         possible = not behind and self._validator.can_rejoin(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
+        m.shards = event.shards
         m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
         if possible:  # a part that heard of the end first would go on without the learner
             return [*ended[:1], *self._begin(m, event.step or 0, event.versions or (), now)]
@@ -168,22 +178,32 @@ class Authority:
     def _welcome_again(self, m: Member, now: float) -> Said:
         """Sends a welcome again that may be lost; a large one may still be on its way."""
         m.heard_at = now
-        if now < m.welcomed_at + self.policy.resend_timeout:
+        if now < m.welcomed_at + self.policy.resend_timeout or self._shard in m.shards:
             return []
         m.welcomed_at = now
         return [news.Admitted(m.learner, m.incarnation)]
 
     def _speaks_for_itself(self, m: Member, event: events.LearnerJoined, now: float) -> bool:
-        """Whether a process is there that no other may replace; once dismissed, it may replace itself."""
+        """Whether a process is there that no other may replace; once dismissed, it may replace itself.
+
+        One that is a member of some shards only may be replaced: another may be one of the rest.
+        """
         itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
         another = m.state is State.JOINING and event.incarnation != m.incarnation
-        speaks = now < m.heard_at + 1.5 * self.policy.heartbeat
-        return (m.state is State.LIVE or another) and not itself and speaks
+        alone = not self._is_at_some(m)
+        return (m.state is State.LIVE or another) and not itself and alone and self._speaks(m, now)
+
+    def _is_at_some(self, m: Member) -> bool:
+        """Whether a learner that is there says that it is a member of some shards, but not of all."""
+        return m.state in (State.JOINING, State.LIVE) and 0 < len(m.shards) < self._shards
+
+    def _speaks(self, m: Member, now: float) -> bool:
+        return now < m.heard_at + 1.5 * self.policy.heartbeat
 
     def _ready(self, event: events.LearnerReady, now: float) -> Said:
         """Counts a welcomed learner from now on."""
         m = self.members.current(event.learner, event.incarnation)
-        if m is None or m.state is not State.JOINING or len(event.versions) != self.policy.num_fragments:
+        if m is None or m.state is not State.JOINING or len(event.versions) != len(self._fragments):
             return [actions.Drop(event.learner, "ready without a welcome")]
         if not self._validator.is_possible(event.learner, event.step, event.versions, now):
             return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
@@ -270,6 +290,7 @@ class Authority:
             return self._stranger(report, m)
         if self._kept_back.get(m.learner, report).step <= report.step:  # else this one is late
             self._kept_back.pop(m.learner, None)
+        m.shards = report.shards
         if m.state is State.JOINING and m.goes_on and not report.adopted:
             return self._welcome_again(m, now)
         if not self._validator.can_report(report, now):
@@ -326,7 +347,7 @@ class Authority:
         """Rejects one that was replaced; any other may rejoin as a new incarnation."""
         out: Said = [actions.Drop(report.learner, "report of a learner that is not taking part")]
         if newest is not None and report.incarnation < newest.incarnation:
-            return [*out, _replaced(newest, report.incarnation)]
+            return [*out, self._replaced(newest, report.incarnation)]
         return [*out, self._dismiss(report.learner, report.incarnation)]
 
     def _dismiss(self, learner: int, incarnation: int) -> actions.Tell:
@@ -336,7 +357,11 @@ class Authority:
             m.dismissed = True
         elif 0 <= learner < MOST_LEARNERS:
             self._strangers[learner] = incarnation
-        return actions.Tell(((learner, incarnation),), events.NotMember(incarnation))
+        return actions.Tell(((learner, incarnation),), events.NotMember(incarnation, self._shard))
+
+    def _replaced(self, newest: Member, incarnation: int) -> actions.Tell:
+        known = "a newer incarnation is known", newest.incarnation, self._shard
+        return actions.Tell(((newest.learner, incarnation),), events.Rejected(incarnation, *known))
 
     # The end.
 
@@ -345,14 +370,21 @@ class Authority:
         return self.total_steps is not None and m.step >= self.total_steps
 
     def _call_the_rest(self, last: int) -> Said:
-        """Makes slower learners give what they have once those that are done have nothing for any open round.
+        """Asks slower learners to give what they have once those that are done have nothing more to give.
 
         Updates have replaced the last work of those; they would wait while the slowest trains on alone.
         """
         behind = ((m.learner, m.incarnation) for m in self.members.live() if not self._done(m))
         rest = tuple(who for who in behind if any(self._stuck) and who not in self._called)
         self._called |= set(rest)
-        return [actions.Tell(rest, events.ClockSet(last))] if rest else []
+        return [actions.Tell(rest, events.ClockSet(last, self._shard))] if rest else []
+
+    def _call_back(self) -> Said:
+        """Takes it back from those that still step, as their further work is needed after all."""
+        known = ((m, m.incarnation) for m in self.members.live() if not self._done(m))
+        told = tuple((m.learner, n) for m, n in known if (m.learner, n) in self._called)
+        self._called.clear()
+        return [actions.Tell(told, events.ClockSet(0, self._shard))] if told else []
 
     def _leave_behind(self, idle: float) -> Said:
         """Lets go of who is not done after so many idle seconds: in that time all honest ones have come."""
@@ -372,8 +404,3 @@ class Authority:
             return []
         self.finished = True
         return [actions.Finish()]
-
-
-def _replaced(newest: Member, incarnation: int) -> actions.Tell:
-    rejected = events.Rejected(incarnation, "a newer incarnation is known", newest.incarnation)
-    return actions.Tell(((newest.learner, incarnation),), rejected)

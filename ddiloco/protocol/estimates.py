@@ -38,6 +38,15 @@ class Delay:
         return (self.value or 0.0) + DEVIATIONS * self.deviation
 
 
+@dataclasses.dataclass(frozen=True)
+class OfferDelay:
+    """How late a learner's offers were, in seconds; a restarted syncer goes on from it."""
+
+    lag: float  # from a round's quorum, moving average
+    deviation: float  # of that, mean
+    delivery: float  # from the step to the offer's arrival, moving average
+
+
 def slack(overlap: int, step_time: float, quorum_time: float, sync_time: float) -> float:
     """Seconds by which a round's result would come early: tau * xi_step - (xi_quorum + xi_sync)."""
     return overlap * step_time - (quorum_time + sync_time)

@@ -11,8 +11,9 @@ from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, Roun
 class LearnerJoined:
     """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
 
-    With `step`, `versions` and their lineages it rejoins with what it holds, and needs only what is newer.
-    `life` is then that of its state, and `began` says after which work of earlier lives its data go on.
+    With `step`, `versions` and their lineages it rejoins with what it holds of the shard's fragments, and
+    needs only what is newer. `life` is then that of its state, and `began` says after which work of earlier
+    lives its data go on. `shards` are those of which it knows that it is a member.
     """
 
     learner: int
@@ -22,6 +23,7 @@ class LearnerJoined:
     lineages: tuple[int, ...] = ()
     life: int = 0
     began: Watermark = NOTHING_MERGED
+    shards: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +101,8 @@ SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | Time
 class Welcomed:
     """The syncer lets the learner in: its clock, and each fragment's version and the step it was merged at.
 
-    The fragments come with it. If each part of a syncer welcomes with its own, the learner is ready once
-    it holds them all.
+    The fragments come with it. Each shard welcomes with its own: a learner begins once it holds them all, and
+    one that has begun replaces those of the shard.
     """
 
     incarnation: int
@@ -111,13 +113,15 @@ class Welcomed:
     lineages: tuple[int, ...] = ()  # which start of the syncer made each version; empty: the first
     watermarks: tuple[Watermark, ...] = ()  # the learner's own, by fragment; empty: nothing of it is merged
     data: Watermark = NOTHING_MERGED  # the furthest work of the learner that is merged, or may be yet
+    shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class NotMember:
-    """The syncer does not, or no longer, know this incarnation; the learner answers by joining."""
+    """The shard does not, or no longer, know this incarnation; the learner answers by joining."""
 
     incarnation: int
+    shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +131,25 @@ class Rejected:
     incarnation: int
     reason: str
     newest: int = 0  # the incarnation that is known
+    shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class ClockSet:
-    """The syncer ends the training of learners that lag: those that are done have nothing more to give."""
+    """The shard asks learners that lag to end: those that are done have nothing more to give to it.
 
-    step: int
+    A learner ends once each of its shards has asked, or has merged its last round.
+    """
+
+    step: int  # the last one; 0 takes it back
+    shard: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Disconnected:
+    """The learner has no connection to this shard, which may have lost it."""
+
+    shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,4 +205,4 @@ class Heartbeat:
     """The learner has said nothing for `LearnerCore.heartbeat` seconds: not welcomed, in a step, or done."""
 
 
-LearnerEvent = FromSyncer | StepStarted | StepFinished | Heartbeat
+LearnerEvent = FromSyncer | Disconnected | StepStarted | StepFinished | Heartbeat

@@ -6,12 +6,13 @@ import collections
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, FragmentCounters, Report, Watermark
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total
 
 JOIN_AGAIN = 1.0
@@ -47,13 +48,22 @@ class _Offer:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Standing:
+    """What a report says: the clock at a step's end, the fragments held then, and the work until then."""
+
+    clock: int
+    held: tuple[tuple[int, Total], ...]  # by fragment, the version and from where on its work counts
+    done: Total
+
+
+@dataclasses.dataclass(frozen=True)
 class _StartedStep:
     """A step that the devices still work on, with what becomes public once it is complete."""
 
     tokens: int
     done: Total  # after it
     clock: int | None  # None once the learner was welcomed again: the step is of its earlier state
-    held: tuple[tuple[int, Total], ...] = ()  # by fragment, the version and from where on its work counts
+    held: tuple[tuple[int, Total], ...] = ()
     offers: tuple[_Offer, ...] = ()
 
     @property
@@ -62,10 +72,36 @@ class _StartedStep:
         return _StartedStep(self.tokens, self.done, clock=None)
 
 
+_At = TypeVar("_At", _StartedStep, _Standing)
+
+
+@dataclasses.dataclass
+class _Session:
+    """The learner's membership of one shard of the syncer."""
+
+    shard: int
+    incarnation: int
+    fragments: tuple[int, ...]
+    member: bool = False  # as far as the learner knows
+    welcomed_as: int | None = None  # incarnation whose welcome is here
+    known_as: int | None = None  # incarnation under which it said what it has, or was welcomed
+    joined_step: int = 0
+    ends_at: int = 0  # the step to which the shard asks clocks to be set; 0: it does not
+    welcome: dict[int, HeldFragment] = dataclasses.field(default_factory=dict)  # what has come of one
+    welcome_step: int = 0
+    welcome_data: Watermark = NOTHING_MERGED
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether the welcome of the present incarnation is here."""
+        return self.welcomed_as == self.incarnation
+
+
 class LearnerCore:
     """Decides for one process of a learner; starts no thread, reads no clock, touches no array.
 
-    When the syncer has lost it, the process takes the next incarnation and rejoins with what it holds.
+    It has a session with each shard of the syncer, and begins once all have welcomed it. When a shard has
+    lost it, it takes the next incarnation there and rejoins with what it holds.
 
     The driver may give several steps to the devices before the first completes: counters change at
     `StepStarted`, and are reported at `StepFinished`, which also says whether the step was skipped: then it
@@ -73,35 +109,52 @@ class LearnerCore:
     """
 
     def __init__(
-        self, learner: int, incarnation: int, policy: SyncPolicy, total_steps: int | None = None
+        self,
+        learner: int,
+        incarnation: int,
+        policy: SyncPolicy,
+        total_steps: int | None = None,
+        shards: int = 1,
     ) -> None:
         self.learner = learner
-        self.incarnation = incarnation
         self.policy = policy
+        own = (fragments_of(shard, shards, policy.num_fragments) for shard in range(shards))
+        self._sessions = [_Session(shard, incarnation, fragments) for shard, fragments in enumerate(own)]
         self.schedule = Schedule(policy.num_fragments, policy.interval)
         self.total_steps = total_steps
         self.clock = 0
-        self._joined_step = 0
-        self._welcomed_as: int | None = None  # incarnation whose welcome was adopted
         self._reported_step = -1
-        self._known_as: int | None = None  # incarnation under which it said what it has, or was welcomed
-        self._welcome: dict[int, HeldFragment] = {}  # by fragment, what has come of a welcome
-        self._welcome_step, self._welcome_data = 0, NOTHING_MERGED
         self._life = self._steps = 0  # as of a Watermark; 0: it holds no state
         self._lives: dict[int, int] = {}  # those before, and after how many steps each was left
         self._began = NOTHING_MERGED  # the work of those after which its data go on
+        self._began_at = 0  # its own steps then
         self._fragments: list[HeldFragment] = []
         self._done = Total()  # after the last step that was started
         self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
-        self._last: Report | None = None  # repeated as a sign of life
+        self._last: _Standing | None = None  # reported again as a sign of life
         self._started: collections.deque[_StartedStep] = collections.deque()
         self._unsent = 0  # offers that waited for the link when the last step started, or were sent since
         self._waited = False  # whether some waited then
         self._room: float = math.inf  # offers that may be made before the next step starts
 
     @property
+    def incarnation(self) -> int:
+        """The incarnation that it has at the first shard."""
+        return self._sessions[0].incarnation
+
+    @property
+    def incarnations(self) -> tuple[int, ...]:
+        """The incarnation that it has at each shard."""
+        return tuple(session.incarnation for session in self._sessions)
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shards of which it knows that it is a member."""
+        return tuple(session.shard for session in self._sessions if session.member)
+
+    @property
     def recovered(self) -> bool:
-        """Whether a welcome has come, so that there are parameters to train."""
+        """Whether all welcomes have come, so that there are parameters to train."""
         return bool(self._fragments)
 
     @property
@@ -110,7 +163,7 @@ class LearnerCore:
 
         Sooner while it asks to be let in, and to say what it has where it rejoins: others may wait for that.
         """
-        known = self._known_as == self.incarnation
+        known = self.recovered and all(s.known_as == s.incarnation for s in self._sessions)
         return self.policy.heartbeat if known else min(JOIN_AGAIN, self.policy.heartbeat)
 
     @property
@@ -120,9 +173,12 @@ class LearnerCore:
 
     @property
     def blocked(self) -> bool:
-        """Whether the run-ahead bound forbids the next step until an update arrives (never if unbounded)."""
+        """Whether the run-ahead bound forbids the next step until an update arrives (never if unbounded).
+
+        Shards that have lost it do not bind it, as no update comes from there; unless all have.
+        """
         bound = self.policy.max_run_ahead
-        if bound is None:
+        if bound is None or not self.recovered:
             return False
         return any(self.clock - due >= bound for due in self._outstanding())
 
@@ -155,13 +211,21 @@ class LearnerCore:
         """
         if self.recovered or len(work.fragments) != self.policy.num_fragments:
             raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be taken up")
-        self.clock = self._joined_step = self._reported_step = work.clock
+        self.clock = self._reported_step = work.clock
+        for session in self._sessions:
+            session.joined_step = work.clock
         self._fragments = [fragment.held() for fragment in work.fragments]
-        self._life, self._steps = self.incarnation, work.steps
+        self._life, self._steps = max(self.incarnations), work.steps
         lives = [*work.lives.items(), (work.life, work.steps)]
         self._lives = dict(lives[-KEPT_LIVES:])
-        self._began = max(began.bare, work.reached)
-        return [self._join(), self._say(self._report())]
+        self._began, self._began_at = max(began.bare, work.reached), work.steps
+        self._last = self._standing()
+        joined = ((self._join(session), self._report(session, self._last)) for session in self._sessions)
+        return [said for both in joined for said in both]
+
+    def join(self) -> list[actions.LearnerAction]:
+        """Asks every shard to let it take part."""
+        return [self._join(session) for session in self._sessions]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
         """Takes one event, returns the actions that follow, in order.
@@ -186,91 +250,159 @@ class LearnerCore:
                 return self._offer_asked(event)
             case events.UpdateArrived():
                 return self._update_arrived(event)
+            case events.Disconnected():
+                self._sessions[event.shard].member = False
+                return self._end_with_others()
             case events.Heartbeat():
                 return self._heartbeat()
 
     def _welcomed(self, event: events.Welcomed) -> list[actions.LearnerAction]:
-        if event.incarnation != self.incarnation:
+        session = self._sessions[event.shard]
+        if event.incarnation != session.incarnation:
             return [actions.Drop(self.learner, "welcome of another incarnation")]
-        if self._welcomed_as == self.incarnation:
+        if session.welcomed:
             return [actions.Drop(self.learner, "welcomed twice")]
-        fragments = event.fragments or tuple(range(self.policy.num_fragments))
+        fragments = event.fragments or session.fragments
         lineages = event.lineages or (0,) * len(fragments)
         marks = event.watermarks or (NOTHING_MERGED,) * len(fragments)
         counts = {len(event.versions), len(event.merged_steps), len(lineages), len(marks)}
-        if counts != {len(fragments)} or not set(fragments) <= set(range(self.policy.num_fragments)):
+        if counts != {len(fragments)} or not set(fragments) <= set(session.fragments):
             return [actions.Drop(self.learner, "welcome with another number of fragments")]
         for p, version, step, lineage, mark in zip(
             fragments, event.versions, event.merged_steps, lineages, marks, strict=True
         ):
-            self._welcome[p] = HeldFragment(version, step, self._done, lineage, mark)
-        self._welcome_step = max(self._welcome_step, event.step)
-        self._welcome_data = max(self._welcome_data, event.data)
-        return self._adopt() if len(self._welcome) == self.policy.num_fragments else []
+            session.welcome[p] = HeldFragment(version, step, self._done, lineage, mark)
+        session.welcome_step = max(session.welcome_step, event.step)
+        session.welcome_data = max(session.welcome_data, event.data)
+        if len(session.welcome) < len(session.fragments):
+            return []
+        session.welcomed_as = session.known_as = session.incarnation
+        session.member = True
+        if self.recovered and len(session.fragments) < self.policy.num_fragments:
+            return self._adopt(session)
+        return self._begin() if all(session.welcomed for session in self._sessions) else []
 
-    def _adopt(self) -> list[actions.LearnerAction]:
-        """Begins with the welcome, now that all parts of it are here."""
-        self._welcomed_as = self._known_as = self.incarnation
-        self.clock = self._joined_step = self._welcome_step
+    def _begin(self) -> list[actions.LearnerAction]:
+        """Begins with the welcomes, now that all are here."""
+        self.clock = max(session.welcome_step for session in self._sessions)
         self._reported_step = -1
-        welcome = (self._welcome[p] for p in range(self.policy.num_fragments))
-        self._fragments = [dataclasses.replace(held, base=self._done) for held in welcome]
-        position = self._go_on_after(self._welcome_data)
-        self._welcome, self._welcome_step, self._welcome_data = {}, 0, NOTHING_MERGED
+        welcome = {p: held for session in self._sessions for p, held in session.welcome.items()}
+        self._fragments = [dataclasses.replace(welcome[p], base=self._done) for p in sorted(welcome)]
+        position = self._go_on_after(max(session.welcome_data for session in self._sessions))
+        for session in self._sessions:
+            session.joined_step = self.clock
+            session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         self._started = collections.deque(step.forgotten for step in self._started)
         self._asked.clear()
-        self._last = self._report()  # for the signs of life of its first step
-        return [actions.AdoptAll(self.clock, self.versions, position)]
+        self._last = self._standing()  # for the signs of life of its first step
+        adopt = actions.AdoptAll(self.clock, self.versions, position)
+        return [adopt, *map(self._ready, self._sessions)]
+
+    def _adopt(self, session: _Session) -> list[actions.LearnerAction]:
+        """Replaces the fragments of the shard that has welcomed it; work on those of others goes on."""
+        out: list[actions.LearnerAction] = []
+        self._end_work(session)
+        for p in session.fragments:
+            self._fragments[p] = dataclasses.replace(session.welcome[p], base=self._done)
+            out.append(actions.ApplyUpdate(p, self._fragments[p].version, mixing=0.0))
+        self._started = collections.deque(self._renewed(session, step) for step in self._started)
+        self._last = None if self._last is None else self._renewed(session, self._last)
+        if session.welcome_step - self.clock > self.policy.band:
+            self.clock = session.welcome_step
+        session.joined_step = self.clock
+        position = self._go_on_after(session.welcome_data)
+        session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
+        if position is not None:
+            out.append(actions.DrawFrom(position))
+        return [*out, self._ready(session), *self._say_last()]
 
     def _go_on_after(self, data: Watermark) -> str | None:
-        """Where the data go on of which the furthest that may be merged is `data`; None: where they are."""
+        """Where the data go on of which the furthest that may be merged is `data`; None: where they are.
+
+        A shard may know less of the learner's lives than others: where it names the one after which this one
+        began, the data go on there unless they have come as far since.
+        """
         begins = not self._life
         if begins:
-            self._life = self.incarnation
+            self._life = max(self.incarnations)
         if not begins and (data.life == self._life or data <= self._began):
             return None
-        self._began = data.bare
-        return data.position
+        as_far = (
+            data.life == self._began.life and self._steps - self._began_at >= data.steps - self._began.steps
+        )
+        elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life != self._began.life)
+        self._began, self._began_at = data.bare, self._steps
+        return None if elsewhere else data.position
+
+    def _renewed(self, session: _Session, at: _At) -> _At:
+        """A step's end with the fragments of a shard as they are now, without work on them."""
+        held = list(at.held)
+        for p in session.fragments if held else ():
+            held[p] = self._fragments[p].version, at.done
+        return dataclasses.replace(at, held=tuple(held))
+
+    def _ready(self, session: _Session) -> actions.TellSyncer:
+        versions = tuple(self._fragments[p].version for p in session.fragments)
+        ready = events.LearnerReady(self.learner, session.incarnation, self.clock, versions)
+        return actions.TellSyncer(ready, session.shard)
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
-        """Leaves if a newer process has taken its place; one that is only starting takes a higher number."""
-        if event.incarnation != self.incarnation:
+        """Leaves if a newer process has taken its place; one that is only starting takes a higher number.
+
+        A shard that was started again may know it by a number of its own that it has at another.
+        """
+        session = self._sessions[event.shard]
+        if event.incarnation != session.incarnation:
             return []
-        if self.recovered or event.newest <= self.incarnation:
+        if session.incarnation < event.newest <= max(self.incarnations):
+            return self._join_as(session, event.newest + 1)
+        if self.recovered or event.newest <= session.incarnation:
             return [actions.Leave(event.reason)]
-        leaps = (event.newest - self.incarnation) // BEYOND_REJOINING + 1
-        return self._join_as(self.incarnation + leaps * BEYOND_REJOINING)
+        # At all shards: of two processes the same one is to have the larger number everywhere.
+        leap = ((event.newest - session.incarnation) // BEYOND_REJOINING + 1) * BEYOND_REJOINING
+        return [said for one in self._sessions for said in self._join_as(one, one.incarnation + leap)]
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:
         """Rejoins under the next number, so that what is still on its way under this one does no harm."""
-        if event.incarnation != self.incarnation:
+        session = self._sessions[event.shard]
+        if event.incarnation != session.incarnation:
             return []
-        return self._join_as(self.incarnation + 1)
+        return [*self._join_as(session, session.incarnation + 1), *self._end_with_others()]
 
-    def _join_as(self, incarnation: int) -> list[actions.LearnerAction]:
+    def _join_as(self, session: _Session, incarnation: int) -> list[actions.LearnerAction]:
         """Asks to take part under this number; what came under an earlier one no longer counts."""
-        self.incarnation = incarnation
-        self._welcome, self._welcome_step, self._welcome_data = {}, 0, NOTHING_MERGED
-        # Without offers: nobody has asked for them under the new number.
-        self._started = collections.deque(dataclasses.replace(step, offers=()) for step in self._started)
-        self._asked.clear()
-        if self._last is not None:
-            self._last = dataclasses.replace(self._last, incarnation=self.incarnation, adopted=False)
-        return [self._join()]
+        session.incarnation, session.member, session.ends_at = incarnation, False, 0
+        session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
+        self._end_work(session)
+        return [self._join(session)]
+
+    def _end_work(self, session: _Session) -> None:
+        """Forgets what a shard has asked for: nobody waits for it under the new number."""
+        for p in session.fragments:
+            self._asked.pop(p, None)
+            self._started = collections.deque(_without(p, step) for step in self._started)
 
     def _heartbeat(self) -> list[actions.LearnerAction]:
         if not self.recovered:
-            return [self._join()]
+            return self.join()
         if self._started:
-            return [self._say(self._last)] if self._last is not None else []
-        return [self._say(self._report())]
+            return [] if self._last is None else self._reports(self._last)
+        return self._say(self._standing())
 
-    def _join(self) -> actions.TellSyncer:
-        if not self.recovered:
-            return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation))
-        finished = max(self._reported_step, self._joined_step)  # not the step that is under way
-        held = self.versions, self.lineages, self._life, self._began
-        return actions.TellSyncer(events.LearnerJoined(self.learner, self.incarnation, finished, *held))
+    def _join(self, session: _Session) -> actions.TellSyncer:
+        joined = events.LearnerJoined(self.learner, session.incarnation, shards=self.shards)
+        if self.recovered:
+            finished = max(self._reported_step, session.joined_step)  # not the step that is under way
+            held = [self._fragments[p] for p in session.fragments]
+            joined = dataclasses.replace(
+                joined,
+                step=finished,
+                versions=tuple(fragment.version for fragment in held),
+                lineages=tuple(fragment.lineage for fragment in held),
+                life=self._life,
+                began=self._began,
+            )
+        return actions.TellSyncer(joined, session.shard)
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -295,9 +427,9 @@ class LearnerCore:
         if step.clock is None:
             return self._say_last()
         self._reported_step = step.clock
-        told = self._say(self._report_at(step.clock, step.held, step.done))
+        told = self._say(_Standing(step.clock, step.held, step.done))
         held_back = self._offer_now() if self.done and not self._started else ()
-        return [told, *self._send(step.offers), *held_back, *self._say_last()]
+        return [*told, *self._send(step.offers), *held_back, *self._say_last()]
 
     def _send(self, offers: Sequence[_Offer]) -> list[actions.LearnerAction]:
         """Sends those with work in them; where all steps were skipped the next work is offered."""
@@ -310,17 +442,37 @@ class LearnerCore:
         return [*out, *(self._offer_now() if empty else ())]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
-        """Ends with the others, with what there is."""
-        if not self.recovered or event.step <= self.clock:
+        """Ends with the others once no shard of which it is a member needs its further work."""
+        if not self.recovered:
             return []
         if self.total_steps is not None and event.step > self.total_steps:
             return [actions.Drop(self.learner, "clock past the last step")]
-        self.clock = event.step
+        session = self._sessions[event.shard]
+        session.member, session.ends_at = True, event.step
+        return self._end_with_others()
+
+    def _end_with_others(self) -> list[actions.LearnerAction]:
+        """Sets the clock to the end, with what there is, if all shards ask for it or are over."""
+        members = [session for session in self._sessions if session.member]
+        last = max((session.ends_at for session in members), default=0)
+        if last <= self.clock or not all(session.ends_at or self._is_over(session) for session in members):
+            return []
+        self.clock = last
         if self._started:
             last = self._started.pop()
             self._started.append(dataclasses.replace(last, clock=self.clock, held=self._held()))
             return self._offer_now()
         return [*self._say_last(), *self._offer_now()]
+
+    def _is_over(self, session: _Session) -> bool:
+        """Whether the last rounds of all of a shard's fragments are merged."""
+        if self.total_steps is None:
+            return False
+        last = ((self._fragments[p], self.schedule.last_due(p, self.total_steps)) for p in session.fragments)
+        return all(fragment.merged_step >= due for fragment, due in last)
+
+    def _session_of(self, fragment: int) -> _Session:
+        return self._sessions[fragment % len(self._sessions)]
 
     def _offer_asked(self, event: events.OfferAsked) -> list[actions.LearnerAction]:
         """Offers the fragment at once if that is due: as the last started step leaves it."""
@@ -328,6 +480,7 @@ class LearnerCore:
             return [actions.Drop(self.learner, "asked before welcome")]
         if not 0 <= event.round.fragment < len(self._fragments):
             return [actions.Drop(self.learner, "asked for an unknown fragment")]
+        self._session_of(event.round.fragment).member = True
         if not any(offer.asked.round == event.round for step in self._started for offer in step.offers):
             self._asked[event.round.fragment] = event
         return self._offer_now()
@@ -347,6 +500,7 @@ class LearnerCore:
             return [actions.Drop(self.learner, "update before welcome")]
         if not 0 <= event.fragment < len(self._fragments):
             return [actions.Drop(self.learner, "update of an unknown fragment")]
+        self._session_of(event.fragment).member = True
         old = self._fragments[event.fragment]
         if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
@@ -360,7 +514,7 @@ class LearnerCore:
         if event.step - self.clock > self.policy.band:
             self.clock = event.step
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, merged, rebase)
-        return [apply, *self._say_last()]
+        return [apply, *self._say_last(), *self._end_with_others()]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the offer up to which this learner's work is in an update; None if none is known."""
@@ -372,33 +526,40 @@ class LearnerCore:
     def _held(self) -> tuple[tuple[int, Total], ...]:
         return tuple((f.version, f.base) for f in self._fragments)
 
-    def _report(self) -> Report:
-        return self._report_at(self.clock, self._held(), self._done)
+    def _standing(self) -> _Standing:
+        return _Standing(self.clock, self._held(), self._done)
 
-    def _report_at(self, clock: int, held: Sequence[tuple[int, Total]], done: Total) -> Report:
-        counters = tuple(FragmentCounters(version, *done.since(base)) for version, base in held)
-        adopted = self._welcomed_as == self.incarnation
-        return Report(self.learner, self.incarnation, clock, counters, adopted)
+    def _report(self, session: _Session, at: _Standing) -> actions.TellSyncer:
+        """A report to a shard, of its fragments."""
+        session.known_as = session.incarnation
+        held = (at.held[p] for p in session.fragments)
+        counters = tuple(FragmentCounters(version, *at.done.since(base)) for version, base in held)
+        report = Report(self.learner, session.incarnation, at.clock, counters, session.welcomed, self.shards)
+        return actions.TellSyncer(events.StepReported(report), session.shard)
+
+    def _reports(self, at: _Standing) -> list[actions.LearnerAction]:
+        return [self._report(session, at) for session in self._sessions]
 
     def _say_last(self) -> list[actions.LearnerAction]:
         """A report without a step: an update took the clock to the last step, so no step will follow."""
         if self._started or not self.done or self._reported_step >= self.clock:
             return []
         self._reported_step = self.clock
-        return [self._say(self._report())]
+        return self._say(self._standing())
 
-    def _say(self, report: Report) -> actions.TellSyncer:
-        self._last, self._known_as = report, report.incarnation
-        return actions.TellSyncer(events.StepReported(report))
+    def _say(self, at: _Standing) -> list[actions.LearnerAction]:
+        self._last = at
+        return self._reports(at)
 
     def _outstanding(self) -> list[int]:
         """The newest due step of each fragment with work to offer whose update has not been applied."""
-        due = (self.schedule.last_due(p, self.clock) for p in range(len(self._fragments)))
-        return [
-            step
-            for step, fragment in zip(due, self._fragments, strict=True)
-            if self._has_work(fragment) and step > max(fragment.merged_step, self._joined_step)
-        ]
+        out = []
+        for session in [s for s in self._sessions if s.member] or self._sessions:
+            for p in session.fragments:
+                fragment, step = self._fragments[p], self.schedule.last_due(p, self.clock)
+                if self._has_work(fragment) and step > max(fragment.merged_step, session.joined_step):
+                    out.append(step)
+        return out
 
     def _has_work(self, fragment: HeldFragment) -> bool:
         return self._done.steps > fragment.base.steps
@@ -447,7 +608,8 @@ class LearnerCore:
         f = self._fragments[p]
         work, upto = self._done.since(f.base), Watermark(self._life, self._steps)
         made_on = f.lineage, f.watermark
-        return Contribution(self.learner, self.incarnation, p, f.version, self.clock, *work, *made_on, upto)
+        incarnation = self._session_of(p).incarnation
+        return Contribution(self.learner, incarnation, p, f.version, self.clock, *work, *made_on, upto)
 
 
 def _without(

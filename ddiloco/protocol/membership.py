@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddiloco.protocol import news
-from ddiloco.protocol.estimates import Delay, MovingAverage
+from ddiloco.protocol.estimates import Delay, MovingAverage, OfferDelay
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
 SHORTEST_LEAD = 2.0
@@ -79,8 +79,9 @@ class Member:
     margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
     asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
     lead: float = SHORTEST_LEAD  # steps of the front before a due step at which it is asked
-    counters: tuple[FragmentCounters, ...] = ()  # as last reported
+    counters: dict[int, FragmentCounters] = dataclasses.field(default_factory=dict)  # as last reported
     began_with: tuple[int, ...] = ()  # versions that it held when it began
+    shards: tuple[int, ...] = ()  # of which it knows that it is a member
     sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
 
     def move(self, state: State) -> None:
@@ -94,7 +95,7 @@ class Member:
     @property
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment that the learner last said it holds."""
-        return tuple(c.version for c in self.counters) or self.began_with
+        return tuple(c.version for c in self.counters.values()) or self.began_with
 
     def version(self, fragment: int) -> int:
         """The fragment version that the learner last said it holds."""
@@ -115,24 +116,24 @@ class Member:
 
     def knows_better(self, report: Report) -> bool:
         """Whether the report is older than one of the same step that came before it."""
-        pairs = zip(report.counters, self.counters, strict=False)
+        pairs = zip(report.counters, self.counters.values(), strict=False)
         return any(theirs.version < known.version for theirs, known in pairs)
 
     def steps_to(self, report: Report) -> int:
         """Steps that the learner has taken since its last report, at least one; a clock may have jumped."""
-        pairs = [*zip(report.counters, self.counters, strict=False)]
+        pairs = [*zip(report.counters, self.counters.values(), strict=False)]
         taken = [new.steps - old.steps for new, old in pairs if new.version == old.version]
         if not taken:  # with rebase some may be of before
             taken = [min(report.step - self.step, new.steps) for new, _ in pairs]
         return max(1, *taken, 1)
 
-    def take(self, report: Report) -> None:
-        """Adopts what a newer report says."""
+    def take(self, report: Report, fragments: Sequence[int]) -> None:
+        """Adopts what a newer report says of these fragments."""
         self.reports += 1
         of_a_step = (2 * c.tokens / c.steps for c in report.counters if c.steps)
         self.most_tokens = max(self.most_tokens, *of_a_step, 0.0)
         self.step = report.step
-        self.counters = report.counters
+        self.counters = dict(zip(fragments, report.counters, strict=True))
 
     def has_work(self, fragment: int, version: int) -> bool:
         """Whether the learner said that it has taken steps on this version of a fragment."""
@@ -150,7 +151,9 @@ class Membership:
     What is asked at every event costs the same for any number of learners: it is counted as they move.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fragments: Sequence[int]) -> None:
+        """`fragments`: of which learners report."""
+        self.fragments = fragments
         self._members: dict[int, Member] = {}
         self._live: tuple[Member, ...] | None = None  # None: to be computed again
         self._at: collections.Counter[int] = collections.Counter()  # live members by step
@@ -180,7 +183,7 @@ class Membership:
         old = self._members.get(member.learner)
         if old is not None:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
-            member.lag, member.punctual = old.lag, old.punctual
+            member.lag, member.delivery, member.punctual = old.lag, old.delivery, old.punctual
             if old.state is State.LIVE:
                 self.move(old, State.GONE)
         self._members[member.learner] = member
@@ -219,7 +222,23 @@ class Membership:
     def take(self, member: Member, report: Report) -> None:
         """Adopts what a newer report of the member says."""
         self.advance(member, report.step)
-        member.take(report)
+        member.take(report, self.fragments)
+
+    def restore(self, incarnations: Sequence[tuple[int, int]], delays: Mapping[int, OfferDelay]) -> None:
+        """Knows again who took part before a restart: none is there yet, and how late each was is kept."""
+        for learner, incarnation in incarnations:
+            m = self.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+            if (known := delays.get(learner)) is not None:
+                m.lag = Delay(known.lag, known.deviation)
+                m.delivery = MovingAverage(known.delivery)
+
+    def delays(self) -> dict[int, OfferDelay]:
+        """By learner how late its offers are, where that was measured."""
+        return {
+            m.learner: OfferDelay(m.lag.value, m.lag.deviation, m.delivery.value or 0.0)
+            for m in self._members.values()
+            if m.lag.value is not None
+        }
 
     def incarnations(self) -> tuple[tuple[int, int], ...]:
         """(learner, newest incarnation) of every learner ever seen, by learner number."""
@@ -243,7 +262,7 @@ class Membership:
                 continue
             roll.append(news.Begun(m.learner, m.incarnation, m.step, m.versions))
             if m.counters:
-                report = Report(m.learner, m.incarnation, m.step, m.counters)
+                report = Report(m.learner, m.incarnation, m.step, tuple(m.counters.values()))
                 roll.append(news.Heard(report, m.step_time.value))
             if m.state is State.SILENT:
                 roll.append(news.Left(m.learner, m.incarnation, gone=False))

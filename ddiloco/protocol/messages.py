@@ -24,9 +24,10 @@ class FragmentCounters:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A learner's metadata after an inner step: its clock t_m and, by fragment, its counters.
+    """A learner's metadata after an inner step: its clock t_m and its counters of the shard's fragments.
 
     `adopted` says whether it holds the welcome of its present incarnation; one that rejoined has none.
+    `shards` are those of which it knows that it is a member.
     """
 
     learner: int
@@ -34,6 +35,7 @@ class Report:
     step: int
     counters: tuple[FragmentCounters, ...]
     adopted: bool = False
+    shards: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -24,11 +24,6 @@ from ddiloco.protocol.syncer import Knowing
 Said = list[actions.SyncerAction | news.Word]
 
 
-def fragments_of(part: int, parts: int, num_fragments: int) -> tuple[int, ...]:
-    """Fragment p belongs to part p mod S."""
-    return tuple(range(part, num_fragments, parts))
-
-
 @dataclasses.dataclass(frozen=True)
 class FromPart:
     """The word of a part, as it comes to the authority."""
@@ -97,7 +92,7 @@ class Part:
         """`state`: what is durable of its fragments; the rest of it is ignored."""
         self.policy = policy
         self.lineage = lineage
-        self._members = Membership()
+        self._members = Membership(range(policy.num_fragments))
         self._rounds = Rounds(policy, total_steps, state, self._members, fragments, lineage)
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from ddiloco.protocol import events, news
 from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
+
+T = TypeVar("T")
 
 MAX_SPEED = 16.0
 """How much faster than the median learner the furthest one may be, beyond an interval's lead."""
@@ -44,9 +47,18 @@ class ReportValidator:
     """
 
     def __init__(
-        self, policy: SyncPolicy, total_steps: int | None, state: SyncerState, members: Membership
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        state: SyncerState,
+        members: Membership,
+        fragments: Sequence[int],
     ) -> None:
-        """`state`: what the syncer begins with; if that is not the start of the run, it was away."""
+        """`state`: what the syncer begins with; if that is not the start of the run, it was away.
+
+        `fragments`: of which learners tell versions and work.
+        """
+        self._fragments = fragments
         self._policy, self._total_steps, self._members = policy, total_steps, members
         self.merged = state
         self._work_from = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
@@ -106,7 +118,7 @@ class ReportValidator:
         if not self.is_possible(report.learner, report.step, versions, now):
             return False
         # An interval more, since the clock may be behind the update with which the work begins.
-        known = zip(counters, self.merged.versions, self._work_from, strict=True)
+        known = ((c, self.merged.versions[p], self._work_from[p]) for p, c in self._own(counters))
         since = (step if c.version == version else 0 for c, version, step in known)
         most = report.step + self._policy.interval
         return all(c.steps <= most - first for c, first in zip(counters, since, strict=True))
@@ -118,15 +130,19 @@ class ReportValidator:
             return False
         if len(event.lineages) not in (0, len(versions)):
             return False
-        ours = zip(self.merged.versions, self.merged.lineages, strict=True)
-        theirs = zip(versions, event.lineages or self.merged.lineages, strict=True)
-        return all(a == b for a, b in zip(ours, theirs, strict=True) if a[0] == b[0])
+        merged, lineages = self.merged, dict(self._own(event.lineages)) if event.lineages else {}
+        newest = [p for p, version in self._own(versions) if version == merged.versions[p]]
+        return all(lineages.get(p, merged.lineages[p]) == merged.lineages[p] for p in newest)
+
+    def _own(self, rows: Sequence[T]) -> Iterable[tuple[int, T]]:
+        """With each row its fragment."""
+        return zip(self._fragments, rows, strict=True)
 
     def _exists(self, step: int, versions: Sequence[int]) -> bool:
         past_the_end = self._total_steps is not None and step > self._total_steps
-        if step < 0 or past_the_end or len(versions) != self._policy.num_fragments:
+        if step < 0 or past_the_end or len(versions) != len(self._fragments):
             return False
-        return all(0 <= theirs <= ours for theirs, ours in zip(versions, self.merged.versions, strict=True))
+        return all(0 <= version <= self.merged.versions[p] for p, version in self._own(versions))
 
     def _allows(self, learner: int, step: int, now: float) -> bool:
         """Whether the learner's clock can be there by now."""

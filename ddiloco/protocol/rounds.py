@@ -44,12 +44,13 @@ class Rounds:
         members: Membership,
         fragments: Iterable[int] | None = None,
         lineage: int = 0,
+        shard: int = 0,
     ) -> None:
         """`fragments`: those that it owns, None for all; `lineage`: of the versions that it makes."""
         self.policy = policy
         self.total_steps = total_steps
         self.members = members
-        self._updates = Updates(policy, state, fragments, lineage)
+        self._updates = Updates(policy, state, fragments, lineage, shard)
         self._prospects = Prospects(policy, total_steps, members)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
@@ -61,6 +62,7 @@ class Rounds:
         self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
         self._moved = self._ask_all = True  # whether any round may go on, and any learner may be asked
         self._heard: set[int] = set()  # learners that may be asked
+        self._joined = False  # a learner has, since the front was looked at
         self._stuck: bool | None = False  # as the authority has heard; None: it is to hear
         self._over = False
 
@@ -100,7 +102,8 @@ class Rounds:
                 m = self._comes(learner)
                 if m.admitted_at is not None:
                     m.welcome_seconds = now - m.admitted_at
-                return [*self._updates.bring_up_to_date(m, held, now)]
+                versions = dict(zip(self.members.fragments, held, strict=True))
+                return [*self._updates.bring_up_to_date(m, versions, now)]
             case news.Returned(learner):
                 self._comes(learner)
             case news.Left(learner):
@@ -187,7 +190,7 @@ class Rounds:
             if learner not in r.arrived:
                 r.unasked.add(learner)
         self._heard.add(learner)
-        self._moved = True
+        self._moved = self._joined = True
         self._prospects.somebody_came()
         return self._member(learner)
 
@@ -228,7 +231,8 @@ class Rounds:
         front = self.members.front(self.policy.quorum)
         if front != self._asking.front.step:
             self._ask_all = True
-        self._asking.front.move(front, now)
+        self._asking.front.move(front, now, self._joined)
+        self._joined = False
 
     def _open_rounds(self) -> Said:
         """Those that come due soon; none while as many wait for their merges as may be under way."""
@@ -295,12 +299,16 @@ class Rounds:
         r.grace_seconds = now - r.grace_began
         r.merging_since = now
         self._asking.merging(r, self.members, now)
-        return [actions.Merge(r.id, r.version + 1, r.given, self.merged.watermarks[r.id.fragment])]
+        return [self._merge_action(r, r.given)]
 
     def _repeat(self, r: Round) -> Said:
         """None of its offers was merged, and who waits has no other: the version before comes once more."""
         r.without_work = True
-        return [actions.Merge(r.id, r.version + 1, (), self.merged.watermarks[r.id.fragment])]
+        return [self._merge_action(r, ())]
+
+    def _merge_action(self, r: Round, given: tuple[Contribution, ...]) -> actions.Merge:
+        marks = self.merged.watermarks[r.id.fragment]
+        return actions.Merge(r.id, r.version + 1, given, marks, self.members.delays())
 
     def _start_over(self, r: Round) -> Said:
         """None of its offers was merged, so that there is no version: others are waited for."""

@@ -6,6 +6,11 @@ import dataclasses
 import functools
 
 
+def fragments_of(shard: int, shards: int, num_fragments: int) -> tuple[int, ...]:
+    """Fragment p belongs to shard p mod S of the syncer."""
+    return tuple(range(shard, num_fragments, shards))
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """Fragment p is due at the steps t >= 1 with t mod H = floor(p * H / P).

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 
 from ddiloco.protocol.errors import LocalProtocolError
+from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 
 Watermarks = Mapping[int, Watermark]
 """By learner of which something is merged: how far its work is in a version of a fragment."""
 
 NO_WATERMARKS: Watermarks = {}
+NO_DELAYS: Mapping[int, OfferDelay] = {}
 
 
 def after_merge(before: Watermarks, given: Iterable[Contribution]) -> Watermarks:
     """The watermarks of a version that was made of these contributions."""
     return {**before, **{c.learner: c.upto for c in given}}
+
+
+def newest_incarnations(*known: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """By learner the largest incarnation of those that several shards know."""
+    newest: dict[int, int] = {}
+    for learner, incarnation in itertools.chain(*known):
+        newest[learner] = max(incarnation, newest.get(learner, 0))
+    return tuple(sorted(newest.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +43,7 @@ class SyncerState:
     incarnations: tuple[tuple[int, int], ...] = ()  # (learner, its newest incarnation)
     lineages: tuple[int, ...] = ()  # by fragment: which start of the syncer made the version; see docs
     watermarks: tuple[dict[int, Watermark], ...] = ()  # by fragment and learner
+    delays: dict[int, OfferDelay] = dataclasses.field(default_factory=dict, compare=False)  # by learner
 
     def __post_init__(self) -> None:
         if not self.lineages:
@@ -49,20 +61,34 @@ class SyncerState:
         """The newest global step of which a round was merged."""
         return max(self.merged_steps)
 
-    def after(self, merged: RoundId, lineage: int = 0, given: Iterable[Contribution] = ()) -> SyncerState:
+    def after(
+        self,
+        merged: RoundId,
+        lineage: int = 0,
+        given: Iterable[Contribution] = (),
+        delays: Mapping[int, OfferDelay] = NO_DELAYS,
+    ) -> SyncerState:
         """The state with another round merged, of these offers, by a syncer whose start drew this lineage."""
         p = merged.fragment
         watermarks = after_merge(self.watermarks[p], given)
-        return self.with_version(merged, self.versions[p] + 1, lineage, watermarks)
+        return self.with_version(merged, self.versions[p] + 1, lineage, watermarks, delays)
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest of a learner's work that is in a version."""
         return max(known.get(learner, NOTHING_MERGED) for known in self.watermarks)
 
     def with_version(
-        self, merged: RoundId, version: int, lineage: int, watermarks: Watermarks | None = None
+        self,
+        merged: RoundId,
+        version: int,
+        lineage: int,
+        watermarks: Watermarks | None = None,
+        delays: Mapping[int, OfferDelay] = NO_DELAYS,
     ) -> SyncerState:
-        """The state with this version of a fragment, made in that round; `watermarks` None: as they are."""
+        """The state with this version of a fragment, made in that round; `watermarks` None: as they are.
+
+        Of the `delays` measured by then those of the newest round stay.
+        """
         p = merged.fragment
         known = dict(self.watermarks[p] if watermarks is None else watermarks)
         return dataclasses.replace(
@@ -71,6 +97,7 @@ class SyncerState:
             merged_steps=(*self.merged_steps[:p], merged.step, *self.merged_steps[p + 1 :]),
             lineages=(*self.lineages[:p], lineage, *self.lineages[p + 1 :]),
             watermarks=(*self.watermarks[:p], known, *self.watermarks[p + 1 :]),
+            delays={**self.delays, **delays} if merged.step >= self.step else {**delays, **self.delays},
         )
 
     def with_incarnations(self, incarnations: tuple[tuple[int, int], ...]) -> SyncerState:

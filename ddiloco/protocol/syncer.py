@@ -13,6 +13,7 @@ from ddiloco.protocol.news import News, Word
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
 from ddiloco.protocol.rounds import Rounds
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 
 Actions = list[actions.SyncerAction]
@@ -22,7 +23,13 @@ class Knowing:
     """What a syncer's core says of itself, whether it does all by itself or leaves the merging to parts."""
 
     def __init__(
-        self, policy: SyncPolicy, total_steps: int | None, state: SyncerState | None, parts: int = 1
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        state: SyncerState | None,
+        parts: int = 1,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
         """`state`: what is durable of all fragments, and who is known; None: the run begins.
 
@@ -33,8 +40,8 @@ class Knowing:
         self.total_steps = total_steps
         state = state or SyncerState.initial(policy.num_fragments)
         state.check(policy.num_fragments)
-        self._members = Membership()
-        self._authority = Authority(policy, total_steps, state, self._members, parts)
+        self._members = Membership(fragments_of(shard, shards, policy.num_fragments))
+        self._authority = Authority(policy, total_steps, state, self._members, parts, shard, shards)
 
     def state(self) -> SyncerState:
         """What must survive a crash, as of now; `state().after(round, lineage)` is what a merge leaves."""
@@ -98,10 +105,18 @@ class SyncerCore(Knowing):
         total_steps: int | None = None,
         state: SyncerState | None = None,
         lineage: int = 0,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
-        """`lineage`: a number that no other start of the syncer has, for the versions that it makes."""
-        super().__init__(policy, total_steps, state)
-        self._rounds = Rounds(policy, total_steps, self._authority.merged, self._members, lineage=lineage)
+        """`lineage`: a number that no other start of the syncer has, for the versions that it makes.
+
+        `shard`: of so many, each of which is a syncer of its own fragments; `state` is of these alone.
+        """
+        super().__init__(policy, total_steps, state, shard=shard, shards=shards)
+        self.shard = shard
+        own = fragments_of(shard, shards, policy.num_fragments)
+        merged = self._authority.merged
+        self._rounds = Rounds(policy, total_steps, merged, self._members, own, lineage, shard)
         self._authority.furthest = self._rounds.furthest
 
     def state(self) -> SyncerState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import Member
@@ -20,12 +20,18 @@ class Updates:
     """
 
     def __init__(
-        self, policy: SyncPolicy, state: SyncerState, fragments: Iterable[int] | None, lineage: int
+        self,
+        policy: SyncPolicy,
+        state: SyncerState,
+        fragments: Iterable[int] | None,
+        lineage: int,
+        shard: int = 0,
     ) -> None:
         """`fragments`: None for all; `lineage`: of the versions that are made from now on."""
         self.merged = state
         self.fragments = tuple(range(policy.num_fragments) if fragments is None else sorted(fragments))
         self.lineage = lineage
+        self._shard = shard
         self._are_all = len(self.fragments) == policy.num_fragments
         self._resend_timeout = policy.resend_timeout
 
@@ -50,10 +56,11 @@ class Updates:
             tuple(merged.lineages[p] for p in own) if any(merged.lineages) else (),
             marks if any(mark.life for mark in marks) else (),
             data,
+            self._shard,
         )
         return actions.Tell(((learner, incarnation),), welcome, {p: merged.watermarks[p] for p in own})
 
-    def bring_up_to_date(self, m: Member, held: Sequence[int], now: float) -> list[actions.Tell]:
+    def bring_up_to_date(self, m: Member, held: Mapping[int, int], now: float) -> list[actions.Tell]:
         """Sends what is newer than the versions that a learner holds."""
         behind = [p for p in self.fragments if held[p] < self.merged.versions[p]]
         return [tell for p in behind for tell in self.send(p, [m], now)]

@@ -16,7 +16,7 @@ from ddiloco.config import ConfigError
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
-from ddiloco.protocol.parts import fragments_of
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.remote.learner.donor import AT_ONCE
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig

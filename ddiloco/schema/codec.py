@@ -50,7 +50,12 @@ def message_of(told: Event | news.News | news.Word) -> Any:
 def _report_message(r: messages.Report) -> pb.Report:
     counters = [pb.FragmentCounters(version=c.version, steps=c.steps, tokens=c.tokens) for c in r.counters]
     return pb.Report(
-        learner=r.learner, incarnation=r.incarnation, step=r.step, counters=counters, adopted=r.adopted
+        learner=r.learner,
+        incarnation=r.incarnation,
+        step=r.step,
+        counters=counters,
+        adopted=r.adopted,
+        shards=r.shards,
     )
 
 
@@ -66,7 +71,7 @@ def read(message: Message) -> Any:
     """The event that a message of the schema stands for, or the part of one."""
     kind = _KINDS[message.DESCRIPTOR.name]
     if kind is events.LearnerJoined and not message.HasField("step"):
-        return events.LearnerJoined(message.learner, message.incarnation)
+        return events.LearnerJoined(message.learner, message.incarnation, shards=tuple(message.shards))
     if kind is news.Heard and not message.HasField("step_time"):
         return news.Heard(read(message.report), None)
     return kind(*(_value(getattr(message, field.name)) for field in dataclasses.fields(kind)))

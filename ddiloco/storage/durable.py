@@ -7,6 +7,7 @@ update is broadcast, so no learner ever has a version that a crash can undo.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import pathlib
 import secrets
@@ -20,8 +21,9 @@ import numpy as np
 from ddiloco.arrays.finite import NotFiniteError, check_finite
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import RoundId, Watermark
-from ddiloco.protocol.state import NO_WATERMARKS, SyncerState, Watermarks
+from ddiloco.protocol.state import NO_DELAYS, NO_WATERMARKS, SyncerState, Watermarks
 from ddiloco.storage import array_file, checksummed_json, fragment_history, run_mark
 from ddiloco.storage.run_mark import FRAGMENT, RunMark
 from ddiloco.telemetry import records
@@ -52,6 +54,7 @@ class _Made(NamedTuple):
     version: int
     lineage: int
     watermarks: Watermarks
+    delays: Mapping[int, OfferDelay] = NO_DELAYS
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> _Made:
@@ -61,11 +64,12 @@ class _Made(NamedTuple):
             int(m): Watermark(int(life), int(steps), str(at))
             for m, (life, steps, at) in header["watermarks"].items()
         }
-        return cls(merged, int(header["version"]), int(header["lineage"]), marks)
+        delays = {int(m): OfferDelay(*map(float, delay)) for m, delay in header["delays"].items()}
+        return cls(merged, int(header["version"]), int(header["lineage"]), marks, delays)
 
     def after(self, state: SyncerState) -> SyncerState:
         """The state with this version."""
-        return state.with_version(self.round, self.version, self.lineage, self.watermarks)
+        return state.with_version(self.round, self.version, self.lineage, self.watermarks, self.delays)
 
 
 class Start(NamedTuple):
@@ -112,7 +116,7 @@ class DurableState:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._found = self._which()
         for p in model.fragments:  # copies of one at a time
-            self._save(p, model.state(p), 0, 0, {})
+            self._save(model.state(p), _Made(RoundId(0, p), 0, 0, NO_WATERMARKS))
         self._save_incarnations(())
 
     def complete(self) -> None:
@@ -134,21 +138,30 @@ class DurableState:
         run_mark.begin(self.folder)
         for p, fragment in start.fragments.items():
             state = start.state
-            self._save(p, fragment, state.merged_steps[p], state.lineages[p], state.watermarks[p])
+            which = RoundId(state.merged_steps[p], p)
+            marks, delays = state.watermarks[p], state.delays
+            self._save(fragment, _Made(which, state.versions[p], state.lineages[p], marks, delays))
         self._save_incarnations(start.state.incarnations)
 
-    def commit(self, merged: RoundId, model: GlobalModel, watermarks: Watermarks = NO_WATERMARKS) -> bool:
+    def commit(
+        self,
+        merged: RoundId,
+        model: GlobalModel,
+        watermarks: Watermarks = NO_WATERMARKS,
+        delays: Mapping[int, OfferDelay] = NO_DELAYS,
+    ) -> bool:
         """Makes a merged fragment durable; if the disk refuses, raises an alarm and tries until it succeeds.
 
-        `watermarks` say by learner how much of its work is in it.
+        `watermarks` say by learner how much of its work is in it, `delays` how late its offers are.
 
         Returns:
           Whether it is durable; False only if the run is stopped first, or its folder is another start's.
         """
         state = model.state(merged.fragment)
+        made = _Made(merged, state.version, self.lineage, watermarks, delays)
         while True:
             try:
-                self._save(merged.fragment, state, merged.step, self.lineage, watermarks)
+                self._save(state, made)
                 return True
             except _Superseded as error:
                 self._alarm(error, f"version {state.version} of fragment {merged.fragment} is not written")
@@ -249,17 +262,17 @@ class DurableState:
         found = self._path(p).stat()
         return found.st_ino, found.st_mtime_ns
 
-    def _save(
-        self, p: int, state: FragmentState, merged_step: int, lineage: int, watermarks: Watermarks
-    ) -> None:
+    def _save(self, state: FragmentState, made: _Made) -> None:
+        p = made.round.fragment
         header = {
             "fragment": p,
             "run": self.run,
             "layout": self._layout.fingerprint,
-            "version": state.version,
-            "merged_step": merged_step,
-            "lineage": lineage,
-            "watermarks": {m: [mark.life, mark.steps, mark.position] for m, mark in watermarks.items()},
+            "version": made.version,
+            "merged_step": made.round.step,
+            "lineage": made.lineage,
+            "watermarks": {m: [mark.life, mark.steps, mark.position] for m, mark in made.watermarks.items()},
+            "delays": {m: dataclasses.astuple(delay) for m, delay in made.delays.items()},
             "pieces": len(state.pieces),
         }
         self._owner.check()
@@ -268,7 +281,7 @@ class DurableState:
         begun, arrays = time.monotonic(), [*state.pieces, *state.optimizer]
         array_file.save(self._path(p), FRAGMENT, header, arrays)
         self.pace.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
-        self._keep_version(p, state.version, merged_step)
+        self._keep_version(p, made.version, made.round.step)
 
     def _which(self) -> tuple[int, int]:
         """The folder that the path leads to; a run that is started again from a snapshot makes another."""

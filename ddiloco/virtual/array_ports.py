@@ -79,8 +79,8 @@ class SyncerArrays(Protocol):
 class Observer:
     """Hears what happens in a fleet; does nothing unless a method is overridden. Times are virtual."""
 
-    def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float) -> None:
-        """The syncer's core took an event and answered with these actions."""
+    def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float, shard: int = 0) -> None:
+        """The core of a shard of the syncer took an event and answered with these actions."""
 
     def learner_handled(self, learner: Any, event: events.LearnerEvent, out: list[Any], now: float) -> None:
         """The core of a `VirtualLearner` took an event and answered with these actions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddiloco.goodput.accounting import State
@@ -13,9 +14,11 @@ from ddiloco.virtual.array_ports import LearnerArrays, Observer, Payload, Syncer
 from ddiloco.virtual.availability import PAUSES, Change
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
+from ddiloco.virtual.links import Link
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
 INCARNATIONS_EACH = 1000  # between processes: more than one process ever rejoins
+NOTICED = 5.0  # seconds until a learner notices that it is cut off
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +51,12 @@ class Fleet:
         observer: Observer | None = None,
         make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
         checkpoint_every: int | None = None,
+        shards: int = 1,
     ) -> None:
         """`takes`: how long what is not simulated takes.
 
         `checkpoint_every`: steps after which learners leave checkpoints at their places; None: they do not.
+        `shards`: processes of the syncer, each with fragments of its own.
         """
         self._checkpoint_every = checkpoint_every
         self.calendar = Calendar()
@@ -62,22 +67,34 @@ class Fleet:
         self._learner_arrays = learner_arrays
         self._takes = takes
         self._observer = observer or Observer()
-        self._routes: dict[tuple[int, int], VirtualLearner] = {}
-        self.syncer = make_syncer(
-            policy,
-            total_steps,
-            syncer_arrays,
-            self.calendar,
-            self._observer,
-            takes.merge,
-            self._deliver,
-            {learner: place.down for learner, place in places.items()},
-        )
+        self._routes: dict[tuple[int, int, int], VirtualLearner] = {}  # by shard, learner and incarnation
+        self.syncers = [
+            make_syncer(
+                policy,
+                total_steps,
+                syncer_arrays,
+                self.calendar,
+                self._observer,
+                takes.merge,
+                functools.partial(self._deliver, shard),
+                {learner: place.down for learner, place in places.items()},
+                shard,
+                shards,
+            )
+            for shard in range(shards)
+        ]
+        for syncer in self.syncers:
+            syncer.known = lambda: [other.durable.incarnations for other in self.syncers]
+
+    @property
+    def syncer(self) -> VirtualSyncer:
+        """The first shard of the syncer, in most fleets the only one."""
+        return self.syncers[0]
 
     @property
     def over(self) -> bool:
-        """Whether the syncer has finished."""
-        return self.syncer.finished_at is not None
+        """Whether all shards of the syncer have finished; until then those that have go on answering."""
+        return all(syncer.finished_at is not None for syncer in self.syncers)
 
     def run(self, stop: Callable[[], bool] = lambda: False, max_events: int | None = None) -> None:
         """Lets time pass until the run is over, the calendar is empty, or `stop` returns True.
@@ -110,13 +127,14 @@ class Fleet:
         place = self.places[learner]
         incarnation = 1 + INCARNATIONS_EACH * place.starts
         place.starts += 1
-        core = LearnerCore(learner, incarnation, self.policy, self._total_steps)
+        core = LearnerCore(learner, incarnation, self.policy, self._total_steps, len(self.syncers))
         arrays = self._learner_arrays(learner)
         with_all = self.calendar, self._observer, self._send, self._checkpoint_every
         process = VirtualLearner(core, place, arrays, *with_all)
-        self.processes[learner] = self._routes[learner, incarnation] = process
+        self.processes[learner] = process
         if place.checkpoints:
-            process.start_from(place.checkpoints[-1], self.syncer.furthest(learner))
+            data = max(syncer.furthest(learner) for syncer in self.syncers)
+            process.start_from(place.checkpoints[-1], data)
         else:
             process.start()
         return process
@@ -126,11 +144,9 @@ class Fleet:
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         if process is not None and process.alive:
-            incarnation = process.core.incarnation
             process.die()
             wait = self._takes.notice_seconds if notice_seconds is None else notice_seconds
-            lost = events.LearnerLost(learner, incarnation, "died")
-            self.calendar.after(wait, self.syncer.take, lost)
+            self._lost(process, "died", wait)
         elif place.recovering:
             self._observer.entered(learner, State.FAILED, place.chips, self.calendar.now)
         place.recovering = False
@@ -154,14 +170,35 @@ class Fleet:
         place.recovering = False
         self._observer.entered(learner, State.FINISHED, place.chips, self.calendar.now)
         if process is not None and process.alive:
-            incarnation = process.core.incarnation
             process.die(State.FINISHED)
-            self.calendar.after(0.0, self.syncer.take, events.LearnerLost(learner, incarnation, events.LEFT))
+            self._lost(process, events.LEFT, 0.0)
 
-    def cut(self, learner: int, cut: bool = True) -> None:
-        """Partitions the learner from the syncer, or heals the partition."""
+    def _lost(self, process: VirtualLearner, reason: str, after: float) -> None:
+        for syncer, incarnation in zip(self.syncers, process.core.incarnations, strict=True):
+            lost = events.LearnerLost(process.number, incarnation, reason)
+            self.calendar.after(after, syncer.take, lost)
+
+    def cut(self, learner: int, cut: bool = True, shards: Sequence[int] | None = None) -> None:
+        """Partitions the learner from shards of the syncer, None: from all; or heals the partition."""
         place = self.places[learner]
-        place.up.cut = place.down.cut = cut
+        for link in (place.up, place.down):
+            self.cut_link(learner, link, cut, shards)
+
+    def cut_link(
+        self, learner: int, link: Link, cut: bool = True, shards: Sequence[int] | None = None
+    ) -> None:
+        """The same for one direction; the learner notices it after `NOTICED` seconds."""
+        for shard in range(len(self.syncers)) if shards is None else shards:
+            if cut:
+                link.cut.add(shard)
+                self.calendar.after(NOTICED, self._disconnect, learner, link, shard)
+            else:
+                link.cut.discard(shard)
+
+    def _disconnect(self, learner: int, link: Link, shard: int) -> None:
+        process = self.processes.get(learner)
+        if process is not None and shard in link.cut:
+            process.take(events.Disconnected(shard))
 
     def _befall(self, change: Change) -> None:
         process, place = self.processes.get(change.learner), self.places[change.learner]
@@ -188,21 +225,22 @@ class Fleet:
 
     # Messages.
 
-    def _send(self, process: VirtualLearner, event: events.SyncerEvent, payload: Payload) -> None:
+    def _send(self, process: VirtualLearner, event: events.SyncerEvent, payload: Payload, shard: int) -> None:
         size = 0
         if isinstance(event, events.LearnerJoined):
-            self._routes[event.learner, event.incarnation] = process
+            self._routes[shard, event.learner, event.incarnation] = process
         if isinstance(event, events.FragmentArrived):
             size = self.syncer.arrays.traffic.offer[event.round.fragment]
             self._observer.transferred(event.contribution.learner, size, 0)
-        times = process.place.up.arrivals(self.calendar.now, size)
+        times = process.place.up.arrivals(self.calendar.now, size, shard)
         for time in times:
-            self.calendar.at(time, self.syncer.take, event, payload)
+            self.calendar.at(time, self.syncers[shard].take, event, payload)
         if isinstance(event, events.FragmentArrived) and times:
             process.sees_off(max(times))
 
     def _deliver(
         self,
+        shard: int,
         learner: int,
         incarnation: int,
         event: events.FromSyncer,
@@ -210,12 +248,12 @@ class Fleet:
         size: int,
     ) -> bool:
         """Sends an event with its fragments; returns whether it is on its way and not lost."""
-        process = self._routes.get((learner, incarnation))
+        process = self._routes.get((shard, learner, incarnation))
         if process is None:
             return False
         down = process.place.down
         begins = max(self.calendar.now, down.free_at) + down.quality.latency
-        times = down.arrivals(self.calendar.now, size)
+        times = down.arrivals(self.calendar.now, size, shard)
         for time in times:
             self.calendar.at(time, process.take, event, fragments)
         if fragments and times:

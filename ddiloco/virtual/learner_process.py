@@ -16,7 +16,7 @@ from ddiloco.telemetry.scalars import was_skipped
 from ddiloco.virtual.array_ports import Checkpoint, LearnerArrays, Observer, Payload
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link, WaitingFragments
-from ddiloco.workers.exchange import OfferPositions
+from ddiloco.workers.exchange import OfferPositions, fragments_with
 
 
 @dataclasses.dataclass
@@ -64,10 +64,13 @@ class VirtualLearner:
         arrays: LearnerArrays,
         calendar: Calendar,
         observer: Observer,
-        send: Callable[[VirtualLearner, events.SyncerEvent, Payload], None],
+        send: Callable[[VirtualLearner, events.SyncerEvent, Payload, int], None],
         checkpoint_every: int | None = None,
     ) -> None:
-        """`checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none."""
+        """`send`: an event, with what travels beside it, to a shard of the syncer.
+
+        `checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none.
+        """
         self.core = core
         self._checkpoint_every = checkpoint_every
         self._positions = OfferPositions(core.policy.num_fragments)
@@ -83,7 +86,8 @@ class VirtualLearner:
         self._hung = 0  # hangs so far; only the end of the newest one counts
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
-        self._inbox: list[tuple[events.FromSyncer, Sequence[Payload]]] = []
+        self._inbox: list[tuple[events.FromSyncer | events.Disconnected, Sequence[Payload]]] = []
+        self._welcomes: dict[int, Payload] = {}  # by fragment, until all are here
         self._offers = WaitingFragments(place.up, calendar, functools.partial(send, self))
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
         self._beating = False
@@ -97,7 +101,8 @@ class VirtualLearner:
 
     def start(self) -> None:
         """Asks the syncer to let it take part."""
-        self._send(self, events.LearnerJoined(self.number, self.core.incarnation), None)
+        for action in self.core.join():
+            self._perform(action, {})
         self._go_on()
 
     def start_from(self, checkpoint: Checkpoint, data: Watermark) -> None:
@@ -109,11 +114,11 @@ class VirtualLearner:
         self._positions.keep(checkpoint.work.steps, self.arrays.position())
         self._observer.resumed(self, checkpoint, out, self._calendar.now)
         for action in out:
-            self._perform(action)
+            self._perform(action, {})
         self._go_on()
 
-    def take(self, event: events.FromSyncer, fragments: Sequence[Payload] = ()) -> None:
-        """Something from the syncer has arrived; a paused or hung process finds it later."""
+    def take(self, event: events.FromSyncer | events.Disconnected, fragments: Sequence[Payload] = ()) -> None:
+        """Something has arrived, or a connection broke; a paused or hung process finds it later."""
         if not self.alive:
             return
         self._inbox.append((event, fragments))
@@ -251,31 +256,36 @@ class VirtualLearner:
     def _handle(self, event: events.LearnerEvent, fragments: Sequence[Payload] = ()) -> None:
         out = self.core.handle(event, self._calendar.now)
         self._observer.learner_handled(self, event, out, self._calendar.now)
+        came = dict(zip(fragments_with(event), fragments, strict=True)) if fragments else {}
+        if isinstance(event, events.Welcomed) and not any(isinstance(one, actions.Drop) for one in out):
+            self._welcomes.update(came)
         for action in out:
-            self._perform(action, fragments)
+            self._perform(action, came)
 
-    def _perform(self, action: actions.LearnerAction, fragments: Sequence[Payload] = ()) -> None:
+    def _perform(self, action: actions.LearnerAction, came: Mapping[int, Payload]) -> None:
+        """`came`: by fragment, what has come with the event."""
         match action:
-            case actions.TellSyncer(event):
+            case actions.TellSyncer(event, shard):
                 self._said_at = self._calendar.now
-                self._send(self, event, None)
+                self._send(self, event, None, shard)
             case actions.Leave():
                 self.die(State.FINISHED)
-            case actions.AdoptAll(step, versions, position):
-                self.arrays.adopt(fragments)
+            case actions.AdoptAll(position=position):
+                self.arrays.adopt([self._welcomes[p] for p in sorted(self._welcomes)])
+                self._welcomes.clear()
                 if position is not None:
                     self._draw_from(position)
-                ready = events.LearnerReady(self.number, self.core.incarnation, step, versions)
-                self._send(self, ready, None)
+            case actions.DrawFrom(position):
+                self._draw_from(position)
             case actions.MakeOffer(contribution=c):
                 self.arrays.offer(c.fragment, c.upto.steps)
                 self._positions.keep(c.upto.steps, self.arrays.position())
             case actions.SendOffer(round_id, c):
                 offer = self.arrays.offered(c.fragment, c.upto.steps)
                 arrived = events.FragmentArrived(round_id, self._positions.sent(c))
-                self._offers.put(c.fragment, arrived, offer)
+                self._offers.put(c.fragment, arrived, offer, c.fragment % len(self.core.incarnations))
             case actions.ApplyUpdate():
-                [payload] = fragments
+                payload = came.get(action.fragment)
                 self.arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
             case actions.Drop():
                 self._observer.dropped(action, self._calendar.now)

@@ -22,18 +22,18 @@ class LinkQuality:
 
 
 class Link:
-    """One direction between a learner and the syncer."""
+    """One direction between a learner and all shards of the syncer."""
 
     def __init__(self, quality: LinkQuality, rng: random.Random) -> None:
         self.quality = quality
-        self.cut = False  # a partition: everything sent meanwhile vanishes
+        self.cut: set[int] = set()  # shards of the syncer behind a partition: what is sent there vanishes
         self._rng = rng
         self.free_at = 0.0  # when all that was sent so far is on its way
 
-    def arrivals(self, now: float, size: int) -> list[float]:
+    def arrivals(self, now: float, size: int, shard: int = 0) -> list[float]:
         """When a message of `size` bytes, sent now, arrives: once, not at all, or twice."""
         quality = self.quality
-        if self.cut or (quality.loss and self._rng.random() < quality.loss):
+        if shard in self.cut or (quality.loss and self._rng.random() < quality.loss):
             return []
         copies = 2 if quality.duplicates and self._rng.random() < quality.duplicates else 1
         return [self._sent(now, size) + quality.latency + self._delay() for _ in range(copies)]

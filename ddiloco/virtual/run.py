@@ -141,7 +141,7 @@ class TapingObserver(RecordingObserver):
         self._learners: dict[int, tuple[int, LearnerTape]] = {}  # by number: newest process and its tape
 
     def syncer_handled(
-        self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float
+        self, event: events.SyncerEvent, out: Sequence[actions.SyncerAction], now: float, shard: int = 0
     ) -> None:
         self._syncer.heard(event, out, now)
         if isinstance(event, events.MergeFinished) and self._syncer.on:

@@ -1,4 +1,4 @@
-"""The syncer in virtual time: merges that take their time, crashes (drives a SyncerCore)."""
+"""A shard of the syncer in virtual time: merges that take their time, crashes (drives a SyncerCore)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Watermark
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import Observer, Payload, SyncerArrays
 from ddiloco.virtual.calendar import Calendar, Timer
@@ -19,11 +19,12 @@ from ddiloco.workers.exchange import Arrivals, fragments_with
 from ddiloco.workers.snapshots.messages import sender_of
 
 # Whom, ..., bytes; returns whether the link has taken it.
+Incarnations = Sequence[tuple[int, int]]
 Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], bool]
 
 
 class VirtualSyncer:
-    """The syncer's process; what it has committed survives its crashes."""
+    """A shard's process; what it has committed survives its crashes."""
 
     def __init__(
         self,
@@ -35,8 +36,12 @@ class VirtualSyncer:
         merge_time: Callable[[], float],
         deliver: Deliver,
         downlinks: Mapping[int, Link],
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
-        """`downlinks`: by learner."""
+        """`downlinks`: by learner. `shard`: of so many, whose fragments it has."""
+        self.shard, self._shards = shard, shards
+        self.known: Callable[[], Sequence[Incarnations]] = lambda: ()  # on the disks of all shards
         self.finished_at: float | None = None
         self.durable = SyncerState.initial(policy.num_fragments)
         self._policy, self._total_steps = policy, total_steps
@@ -52,7 +57,7 @@ class VirtualSyncer:
         self._arrivals: Arrivals[Payload] = Arrivals()
         self._early: dict[tuple[int, int], tuple[events.FragmentArrived, Payload]] = {}
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
-        self.core: SyncerCore | None = SyncerCore(policy, total_steps)
+        self.core: SyncerCore | None = SyncerCore(policy, total_steps, shard=shard, shards=shards)
 
     @property
     def lineage(self) -> int:
@@ -82,7 +87,10 @@ class VirtualSyncer:
         if self.core is None:
             self._arrivals = Arrivals()
             self._early.clear()
-            self.core = SyncerCore(self._policy, self._total_steps, self.durable, self.lineage)
+            known = newest_incarnations(self.durable.incarnations, *self.known())
+            self.durable = self.durable.with_incarnations(known)
+            more = self.lineage, self.shard, self._shards
+            self.core = SyncerCore(self._policy, self._total_steps, self.durable, *more)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
         """Handles an event; while the process is down, the event is lost."""
@@ -100,7 +108,7 @@ class VirtualSyncer:
             self.durable = self.core.state()
         if isinstance(event, events.FragmentArrived):
             self._arrivals.keep(event, out, payload)
-        self._observer.syncer_handled(event, out, self._calendar.now)
+        self._observer.syncer_handled(event, out, self._calendar.now, self.shard)
         for action in out:
             self._perform(action, payload)
         self._alarm.set(self.core.next_deadline())
@@ -177,7 +185,7 @@ class VirtualSyncer:
         made = self.arrays.merge(action.round.fragment, given)
         if not made.empty:
             merged = [c for c in action.contributions if c.learner not in made.left_out]
-            self.durable = self.durable.after(action.round, self.lineage, merged)
+            self.durable = self.durable.after(action.round, self.lineage, merged, action.delays)
             self._observer.merged(action, made.left_out, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
         self.take(events.MergeFinished(action.round, made.left_out), made.metrics)

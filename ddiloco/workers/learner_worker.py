@@ -370,7 +370,7 @@ class LearnerWorker:
                 self._tell(event)
             case actions.Leave(reason=reason):
                 raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
-            case actions.AdoptAll(step, versions, position):
+            case actions.AdoptAll(versions=versions, position=position):
                 if self._timeline is State.STEPPING:  # whoever waits for an inner state takes no step
                     self._enter(State.RECONFIGURING)
                 inner = self._inner_state(versions)
@@ -379,7 +379,8 @@ class LearnerWorker:
                 self._trained = inner.trained if inner is not None else 0
                 if position is not None:
                     self._draw_from(position)
-                self._tell(events.LearnerReady(core.learner, core.incarnation, step, versions))
+            case actions.DrawFrom(position):
+                self._draw_from(position)
             case actions.MakeOffer(contribution=c):
                 self._arrays.offer(c.fragment, c.upto.steps)
                 self._positions.keep(c.upto.steps, self._arrays.position())

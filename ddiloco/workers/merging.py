@@ -207,7 +207,7 @@ class Merging:
             needless = made.empty or self._durable is None
             merged = [c for c in action.contributions if c.learner not in made.left_out]
             watermarks = after_merge(action.watermarks, merged)
-            committed = needless or self._durable.commit(which, self._model, watermarks)
+            committed = needless or self._durable.commit(which, self._model, watermarks, action.delays)
         except Exception as error:
             self._send(error)
             return

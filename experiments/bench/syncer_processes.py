@@ -369,10 +369,6 @@ class _Learner:
             self._times.received[event.step, event.fragment] = time.time()
         for action in core.handle(event, time.monotonic()):
             match action:
-                case actions.AdoptAll(step, versions):
-                    self.client.outbox.send(
-                        events.LearnerReady(core.learner, core.incarnation, step, versions)
-                    )
                 case actions.TellSyncer(told):
                     self.client.outbox.send(told)
                 case actions.SendOffer(which, contribution):

@@ -3,7 +3,9 @@
 A file is, in this order: its story in lines that start with `#`; `policy name=value ...`, the settings that
 differ from the defaults; `total_steps N` where the run has an end; then events, each at a time in seconds,
 one a line, with the actions that follow below it, indented. A learner is written `0`, its second
-incarnation `0#2`; a round is written step/fragment, as in `3/0`.
+incarnation `0#2`; a round is written step/fragment, as in `3/0`. `shards N` makes the syncer one of so many:
+versions and steps are then of a shard's own fragments, an event of shard 1 is written `at T shard 1 ...`, one
+of a learner's core ends with `shard=1`, and `shards=0,1` in a join or a report says where it is a member.
 
 Events of the syncer (several learners may stand for one, as in `report 0,1 step=3`, in that order):
 
@@ -17,7 +19,7 @@ Events of the syncer (several learners may stand for one, as in `report 0,1 step
     at T lost 0 because the reason
     at T timeout
     at T show                                                 who is live, and the next deadline
-    at T restart [committed=3/0]                              crashes, and starts from its durable state
+    at T restart [committed=3/0] [older]     crashes, and starts from its durable state, or that of the start
 
 Every step has 10 tokens. Where a reported version rises, its steps are those since the report before.
 Events of learner N's own core; the line that starts with `=` is its state afterwards, `!` an error:
@@ -28,6 +30,7 @@ Events of learner N's own core; the line that starts with `=` is its state after
     at T learner 0 start [tokens=N]
     at T learner 0 finish
     at T learner 0 heartbeat
+    at T learner 0 disconnected
     at T learner 0 clock step=N
     at T learner 0 asked 3/0 [version=N] [clock=N]                unless told, version 0 and the round's step
     at T learner 0 update fragment=N version=N step=N [offer=N]   with its own offer, made after N steps
@@ -49,6 +52,8 @@ from ddiloco.protocol.messages import (
     Watermark,
 )
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.schedule import fragments_of
+from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 
 TOKENS_PER_STEP = 10
@@ -70,16 +75,26 @@ class Scenario:
     def __init__(self) -> None:
         self.policy: dict[str, int | float | None] = {}
         self.total_steps: int | None = None
-        self._syncer: SyncerCore | None = None
+        self.shards, self._shard = 1, 0  # how many, and of which the present line is
+        self._syncers: dict[int, SyncerCore] = {}
         self._learners: dict[int, LearnerCore] = {}
-        self._welcomes: dict[tuple[int, int], events.Welcomed] = {}
-        self._accounts: dict[tuple[int, int], _Account] = {}
+        self._welcomes: dict[tuple[int, ...], events.Welcomed] = {}  # by shard, learner and incarnation
+        self._accounts: dict[tuple[int, ...], _Account] = {}
 
     @property
     def syncer(self) -> SyncerCore:
-        if self._syncer is None:
-            self._syncer = SyncerCore(SyncPolicy(**self.policy), self.total_steps)
-        return self._syncer
+        if self._shard not in self._syncers:
+            self._syncers[self._shard] = self._started(None)
+        return self._syncers[self._shard]
+
+    @property
+    def _own(self) -> tuple[int, ...]:
+        """The fragments of the present shard."""
+        return fragments_of(self._shard, self.shards, SyncPolicy(**self.policy).num_fragments)
+
+    def _started(self, state: SyncerState | None) -> SyncerCore:
+        policy = SyncPolicy(**self.policy)
+        return SyncerCore(policy, self.total_steps, state, shard=self._shard, shards=self.shards)
 
     def run(self, line: str) -> list[str]:
         """Does what an unindented line says; returns the lines that belong below it."""
@@ -90,12 +105,22 @@ class Scenario:
             case ["total_steps", steps]:
                 self.total_steps = int(steps)
                 return []
+            case ["shards", shards]:
+                self.shards = int(shards)
+                return []
+            case ["at", time, "shard", shard, *words]:
+                self._shard = int(shard)
+                found = self.run(" ".join(["at", time, *words]))
+                self._shard = 0
+                return found
             case ["at", time, "learner", number, *words]:
                 return self._learner_event(int(number), words, float(time))
             case ["at", time, "show"]:
                 return self._answer(float(time))
+            case ["at", _, "restart", "older"]:
+                return self._restart({}, SyncerState.initial(self.syncer.policy.num_fragments))
             case ["at", _, "restart", *words]:
-                return self._restart(_pairs(words))
+                return self._restart(_pairs(words), self.syncer.state())
             case ["at", time, verb, *words]:
                 found: list[str] = []
                 for event in self._syncer_events(verb, words):
@@ -111,7 +136,7 @@ class Scenario:
         for action in out:
             if isinstance(action, actions.Tell) and isinstance(action.event, events.Welcomed):
                 [receiver] = action.receivers
-                self._welcomes[receiver] = action.event
+                self._welcomes[self._shard, *receiver] = action.event
         return [_say(action) for action in out]
 
     def _answer(self, now: float) -> list[str]:
@@ -120,11 +145,11 @@ class Scenario:
         live = ", ".join(map(str, self.syncer.live)) or "nobody"
         return [f"live: {live}; next deadline: {'none' if deadline is None else f'{deadline:g}'}"]
 
-    def _restart(self, told: dict[str, str]) -> list[str]:
-        state = self.syncer.state()
+    def _restart(self, told: dict[str, str], state: SyncerState) -> list[str]:
+        state = state.with_incarnations(self.syncer.state().incarnations)
         if "committed" in told:
             state = state.after(_round(told["committed"]))
-        self._syncer = SyncerCore(self.syncer.policy, self.total_steps, state)
+        self._syncers[self._shard] = self._started(state)
         known = ", ".join(_name(*key) for key in state.incarnations) or "nobody"
         merged = f"versions {_row(state.versions)}, merged at {_row(state.merged_steps)}"
         return [f"starts from {merged}, knowing {known}"]
@@ -151,22 +176,23 @@ class Scenario:
         raise ValueError(f"cannot read the event {verb} {' '.join(words)!r}")
 
     def _joined(self, key: tuple[int, int], told: dict[str, str]) -> events.LearnerJoined:
-        if not told:
-            return events.LearnerJoined(*key)
+        shards = _shards(told)
+        if "step" not in told:
+            return events.LearnerJoined(*key, shards=shards)
         step, versions = int(told["step"]), _list(told["versions"])
-        self._accounts[key] = _Account(step, versions, [0] * len(versions))
-        return events.LearnerJoined(*key, step, tuple(versions))
+        self._accounts[self._shard, *key] = _Account(step, versions, [0] * len(versions))
+        return events.LearnerJoined(*key, step, tuple(versions), shards=shards)
 
     def _ready(self, key: tuple[int, int], told: dict[str, str]) -> events.LearnerReady:
-        welcome = self._welcomes.get(key)
+        welcome = self._welcomes.get((self._shard, *key))
         step = int(told["step"]) if "step" in told else welcome.step
         versions = _list(told["versions"]) if "versions" in told else list(welcome.versions)
-        self._accounts[key] = _Account(step, versions, [0] * len(versions))
+        self._accounts[self._shard, *key] = _Account(step, versions, [0] * len(versions))
         return events.LearnerReady(*key, step, tuple(versions))
 
     def _report(self, key: tuple[int, int], told: dict[str, str], remember: bool) -> events.StepReported:
-        nothing = [0] * self.syncer.policy.num_fragments
-        account = self._accounts.get(key, _Account(0, nothing, nothing))
+        nothing = [0] * len(self._own)
+        account = self._accounts.get((self._shard, *key), _Account(0, nothing, nothing))
         step = int(told["step"])
         versions = _list(told["versions"]) if "versions" in told else account.versions
         taken = step - account.step
@@ -179,18 +205,19 @@ class Scenario:
             for version, count in zip(versions, steps, strict=False)
         ]
         if remember:
-            self._accounts[key] = _Account(step, versions, steps)
-        return events.StepReported(Report(*key, step, tuple(counters)))
+            self._accounts[self._shard, *key] = _Account(step, versions, steps)
+        return events.StepReported(Report(*key, step, tuple(counters), shards=_shards(told)))
 
     def _arrived(self, which: RoundId, key: tuple[int, int], told: dict[str, str]) -> events.FragmentArrived:
-        account = self._accounts[key]
+        account = self._accounts[self._shard, *key]
         fragment = int(told.get("fragment", which.fragment))
+        at = self._own.index(fragment) if fragment in self._own else 0
         step = int(told.get("step", account.step))
-        steps = int(told.get("steps", account.steps[fragment] + step - account.step))
+        steps = int(told.get("steps", account.steps[at] + step - account.step))
         contribution = Contribution(
             *key,
             fragment=fragment,
-            version=int(told.get("version", account.versions[fragment])),
+            version=int(told.get("version", account.versions[at])),
             step=step,
             steps=steps,
             tokens=int(told.get("tokens", steps * TOKENS_PER_STEP)),
@@ -201,24 +228,32 @@ class Scenario:
 
     def _learner_event(self, number: int, words: list[str], now: float) -> list[str]:
         policy = SyncPolicy(**self.policy)
-        core = self._learners.setdefault(number, LearnerCore(number, 1, policy, self.total_steps))
+        core = self._learners.setdefault(
+            number, LearnerCore(number, 1, policy, self.total_steps, self.shards)
+        )
         told = _pairs([word for word in words[1:] if "=" in word])
-        zeros = ",".join(["0"] * policy.num_fragments)
+        shard = self._shard = int(told.get("shard", 0))
+        own, self._shard = self._own, 0
+        zeros = ",".join(["0"] * len(own))
         match words[0]:
             case "welcome":
                 versions, merged = (tuple(_list(told.get(name, zeros))) for name in ("versions", "merged"))
-                incarnation = int(told.get("incarnation", core.incarnation))
-                event = events.Welcomed(incarnation, int(told.get("step", 0)), versions, merged)
+                incarnation = int(told.get("incarnation", core.incarnations[shard]))
+                step = int(told.get("step", 0))
+                event = events.Welcomed(incarnation, step, versions, merged, own, shard=shard)
             case "not-member":
-                event = events.NotMember(int(told["incarnation"]))
+                event = events.NotMember(int(told["incarnation"]), shard)
             case "rejected":
-                event = events.Rejected(int(told["incarnation"]), _reason(words), int(told.get("newest", 0)))
+                newest = int(told.get("newest", 0))
+                event = events.Rejected(int(told["incarnation"]), _reason(words), newest, shard)
+            case "disconnected":
+                event = events.Disconnected(shard)
             case "start":
                 event = events.StepStarted(int(told.get("tokens", TOKENS_PER_STEP)))
             case "finish":
                 event = events.StepFinished()
             case "clock":
-                event = events.ClockSet(int(told["step"]))
+                event = events.ClockSet(int(told["step"]), shard)
             case "asked":
                 which = _round(words[1])
                 clock = int(told.get("clock", which.step))
@@ -232,12 +267,20 @@ class Scenario:
             case verb:
                 raise ValueError(f"cannot read the learner's event {verb!r}")
         try:
-            found = [_say(action) for action in core.handle(event, now)]
+            found = [self._say_of_learner(action) for action in core.handle(event, now)]
         except LocalProtocolError as error:
             found = [f"! {error}"]
         state = "".join([", blocked" if core.blocked else "", ", done" if core.done else ""])
-        who = f", incarnation {core.incarnation}" if core.incarnation > 1 else ""
-        return [*found, f"= clock {core.clock}{state}{who}"]
+        numbers = _row(core.incarnations)
+        who = f", incarnation {numbers}" if max(core.incarnations) > 1 else ""
+        of = f", member of {_row(core.shards) or 'none'}" if self.shards > 1 else ""
+        return [*found, f"= clock {core.clock}{state}{who}{of}"]
+
+    def _say_of_learner(self, action: actions.LearnerAction) -> str:
+        to = (
+            f"to shard {action.shard}: " if self.shards > 1 and isinstance(action, actions.TellSyncer) else ""
+        )
+        return to + _say(action)
 
 
 def rewritten(text: str) -> str:
@@ -267,9 +310,13 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
         case actions.TellSyncer(events.LearnerJoined(learner, incarnation, step, versions)):
             held = "" if step is None else f": step {step}, versions {_row(versions)}"
             return f"ask to join as {_name(learner, incarnation)}{held}"
+        case actions.TellSyncer(events.LearnerReady(step=step, versions=versions)):
+            return f"ready: step {step}, versions {_row(versions)}"
         case actions.TellSyncer(events.StepReported(report)):
             counters = "; ".join(f"version {c.version}, {_work(c)}" for c in report.counters)
             return f"report step {report.step}: {counters}"
+        case actions.DrawFrom(position):
+            return f"draw from {position or 'the start'}"
         case actions.Leave(reason):
             return f"leave: {reason}"
         case actions.Merge(which, version, contributions):
@@ -306,6 +353,8 @@ def _say_told(who: str, event: events.FromSyncer) -> str:
             return f"reject {who}: {reason}"
         case events.NotMember():
             return f"tell {who} that it is no member"
+        case events.ClockSet(0):
+            return f"take back the clock of {who}"
         case events.ClockSet(step):
             return f"set the clock to {step} for {who}"
         case events.OfferAsked(which, version, clock):
@@ -357,6 +406,10 @@ def _reason(words: list[str]) -> str:
 
 def _pairs(words: list[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
+
+
+def _shards(told: dict[str, str]) -> tuple[int, ...]:
+    return tuple(_list(told["shards"])) if "shards" in told else ()
 
 
 def _list(text: str) -> list[int]:

@@ -26,7 +26,7 @@ def member(learner=0, *, step, at, step_time=1.0, delivery=None, steps=None, **k
 
 def of(*members):
     """A membership of live learners."""
-    membership = Membership()
+    membership = Membership((0,))
     for m in members:
         step, m.state = m.step, State.JOINING
         membership.begin(membership.admit(m), step, ())
@@ -37,8 +37,8 @@ def asking_at(front, now, *, pace=1.0, **policy):
     """Questions where the quorum has come to step `front` now, at a step every `pace` seconds."""
     settings = {"num_learners": 8, "num_fragments": 1, "interval": 24} | policy
     asking = Asking(SyncPolicy(**settings))
-    asking.front.move(0, now - front * pace)
-    asking.front.move(front, now)
+    asking.front.move(0, now - front * pace, joined=False)
+    asking.front.move(front, now, joined=False)
     return asking
 
 
@@ -53,9 +53,9 @@ def ask(asking, live, due=24, now=22.0):
 def test_the_front_measures_seconds_a_step_and_foresees_when_it_comes_to_one():
     front = Front()
     assert front.reaches(5, 1.0) is None
-    front.move(1, 1.0)
+    front.move(1, 1.0, joined=True)
     assert front.reaches(5, 1.0) is None, "one step has no pace"
-    front.move(3, 5.0)
+    front.move(3, 5.0, joined=False)
     assert front.pace.value == 2.0
     assert front.reaches(5, 6.0) == 9.0
     assert front.reaches(4, 30.0) == 30.0, "what is late comes now at the earliest"
@@ -64,8 +64,17 @@ def test_the_front_measures_seconds_a_step_and_foresees_when_it_comes_to_one():
 def test_a_front_that_falls_back_is_no_pace():
     front = Front()
     for step, at in ((0, 0.0), (4, 4.0), (1, 5.0), (2, 6.0)):
-        front.move(step, at)
+        front.move(step, at, joined=False)
     assert (front.step, front.pace.value) == (2, 1.0)
+
+
+def test_learners_that_join_move_the_front_but_measure_nothing():
+    front = Front()
+    front.move(0, 0.0, joined=False)
+    front.move(500, 1.0, joined=True)
+    assert front.pace.value is None, "they have not taken 500 steps in a second"
+    front.move(502, 5.0, joined=False)
+    assert (front.step, front.pace.value) == (502, 2.0)
 
 
 # When.

@@ -158,7 +158,7 @@ def test_who_rejoins_in_mid_step_goes_on_with_signs_of_life():
     start(core)
     core.handle(events.NotMember(core.incarnation), 0.0)
     (again,) = core.handle(events.Heartbeat(), 0.0)
-    known = dataclasses.replace(said.event.report, incarnation=core.incarnation, adopted=False)
+    known = dataclasses.replace(said.event.report, incarnation=core.incarnation, adopted=False, shards=())
     assert again.event.report == known
 
 

@@ -31,14 +31,14 @@ def test_a_member_makes_allowed_moves_only(old, new):
 
 
 def test_members_come_in_the_order_of_their_numbers_whoever_joined_first():
-    members = Membership()
+    members = Membership(range(1))
     for learner in (2, 0, 1):
         members.admit(Member(learner, 1, heard_at=0.0, state=State.LIVE))
     assert [m.learner for m in members.present()] == [m.learner for m in members.live()] == [0, 1, 2]
 
 
 def test_only_live_members_count_and_only_the_gone_are_absent():
-    members = Membership()
+    members = Membership(range(1))
     for learner, state in enumerate(State):
         members.admit(Member(learner, 1, heard_at=0.0, state=state))
     assert [m.state for m in members.live()] == [State.LIVE]
@@ -46,14 +46,14 @@ def test_only_live_members_count_and_only_the_gone_are_absent():
 
 
 def test_a_departed_incarnation_is_remembered_but_is_no_longer_current():
-    members = Membership()
+    members = Membership(range(1))
     members.admit(Member(0, 4, heard_at=0.0, state=State.GONE))
     assert members.newest(0).incarnation == 4
     assert members.current(0, 4) is None
 
 
 def test_only_the_newest_incarnation_is_current():
-    members = Membership()
+    members = Membership(range(1))
     members.admit(Member(0, 1, heard_at=0.0))
     members.admit(Member(0, 2, heard_at=0.0))
     assert members.current(0, 1) is None
@@ -67,7 +67,7 @@ def test_of_two_reports_of_one_step_the_one_with_older_versions_is_the_older():
 
     member = Member(0, 1, heard_at=0.0)
     assert not member.knows_better(report(0, 0))
-    member.take(report(1, 2))
+    member.take(report(1, 2), range(2))
     assert (member.step, member.reports, member.version(1)) == (5, 1, 2)
     assert member.knows_better(report(1, 1))
     assert not member.knows_better(report(1, 2))

@@ -6,8 +6,9 @@ from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
-from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
+from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 
 POLICY = SyncPolicy(num_learners=1, num_fragments=3, interval=3, gamma=0.0)
@@ -31,7 +32,7 @@ def test_a_new_authority_hears_what_was_committed_and_that_a_part_has_no_round_l
 
 
 def test_an_authority_takes_what_it_did_not_know_and_answers_each():
-    authority = Authority(POLICY, 4, SyncerState.initial(3), Membership(), parts=2)
+    authority = Authority(POLICY, 4, SyncerState.initial(3), Membership(range(3)), parts=2)
     committed = news.Committed(RoundId(4, 1), 2, 7)
     for _ in range(2):
         assert authority.hear(committed, 1) == [news.Noted(RoundId(4, 1))]

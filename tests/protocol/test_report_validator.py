@@ -155,11 +155,11 @@ def test_the_first_that_is_back_after_all_fell_silent_cannot_leap():
 
 def test_the_pace_of_a_learner_is_known_where_every_report_is_of_many_steps_and_other_versions():
     """Where a fragment has a new version in each: the 20 steps would count as one."""
-    member = Membership().admit(Member(0, 1, 0.0))
+    member = Membership(range(1)).admit(Member(0, 1, 0.0))
     for n in range(1, 5):
         report = Report(0, 1, 20 * n, (FragmentCounters(2 * n, 6, 60), FragmentCounters(n, 18, 180)))
         assert member.steps_to(report) == (18 if n > 1 else 1)
-        member.take(report)
+        member.take(report, range(2))
     jumped = Report(0, 1, 500, (FragmentCounters(99, 1, 10), FragmentCounters(9, 3, 30)))
     assert member.steps_to(jumped) == 3
 
@@ -198,7 +198,7 @@ class Counted(tuple):
 
 def fleet(size):
     """So many learners that take a second for a step."""
-    members = Membership()
+    members = Membership(range(1))
     for m in range(size):
         member = members.admit(Member(m, 1, 0.0))
         members.begin(member, 0, (0,))
@@ -210,7 +210,7 @@ def test_what_a_report_costs_does_not_grow_with_the_learners(monkeypatch):
     members = fleet(1600)
     live = Counted(members.live())
     monkeypatch.setattr(members, "live", lambda: live)
-    validator = ReportValidator(POLICY, None, SyncerState.initial(1), members)
+    validator = ReportValidator(POLICY, None, SyncerState.initial(1), members, (0,))
     monkeypatch.setattr(Counted, "looks", 0)
     for n in range(1000):
         assert validator.is_possible(n, 1, (0,), 0.001 * n)
@@ -221,7 +221,7 @@ def test_what_a_report_costs_does_not_grow_with_the_learners(monkeypatch):
 def test_it_soon_follows_learners_that_become_faster(size):
     members = fleet(size)
     policy = dataclasses.replace(POLICY, num_learners=size)
-    validator = ReportValidator(policy, None, SyncerState.initial(1), members)
+    validator = ReportValidator(policy, None, SyncerState.initial(1), members, (0,))
     assert all(validator.is_possible(0, 0, (0,), float(now)) for now in range(10))
     too_far = POLICY.interval + 200  # in ten seconds: 160 steps of a second are allowed
     assert not validator.is_possible(0, too_far, (0,), 10.0)

@@ -21,10 +21,10 @@ def waited_for(
     here: int = 1,
     next_quorum: float = 24.0,
     late: tuple[int, ...] = (),
-    delivery: float = 0.0,
+    delivery: float | None = None,
 ):
     """Whom a round waits for, and how long: `here` offers have come, and those with lags are owed."""
-    members, r = Membership(), Round(RoundId(24, 0), 1)
+    members, r = Membership((0,)), Round(RoundId(24, 0), 1)
     for learner in range(here + len(lags)):
         m = members.admit(Member(learner, 1, heard_at=0.0))
         members.move(m, State.LIVE)
@@ -34,7 +34,8 @@ def waited_for(
             continue
         r.owed[learner] = Asked(1, 1, 24, 24, 24)
         m.punctual = learner not in late
-        m.delivery.add(delivery)
+        if delivery is not None:
+            m.delivery.add(delivery)
         if (lag := lags[learner]) is not None:
             m.lag.add(lag)
             m.lag.deviation = 0.0
@@ -74,8 +75,12 @@ def test_nobody_is_waited_for_beyond_the_fragments_next_quorum():
     assert waited_for(dict.fromkeys(range(1, 8), 20.0), next_quorum=19.0) == (set(), 0.0)
 
 
-def test_who_was_late_or_never_measured_is_not_waited_for():
+def test_who_was_late_or_has_never_offered_is_not_waited_for():
     assert waited_for({1: 1.0, 2: 1.0, 3: None}, late=(2,)) == ({1}, 1.0)
+
+
+def test_who_never_offered_after_a_quorum_is_expected_as_late_as_its_offers_take():
+    assert waited_for({1: None, 2: None}, delivery=2.0) == ({1, 2}, 4.0)
 
 
 def round_of(desk: Desk, step: int, lag: float) -> tuple[list, float]:
@@ -114,3 +119,20 @@ def test_links_that_are_just_full_leave_nobody_out(thin, share):
     merged = sum(values["tokens"] for _, values in told.of("round"))
     trained = sum(tokens for *_, tokens in told.of("step"))
     assert merged / (6 * trained) > 0.85
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_restarted_syncer_waits_for_those_that_were_late_before(known, monkeypatch):
+    """From its first round on by the delays that are durable; without these, as of an older disk, soon."""
+    if not known:
+        monkeypatch.setattr(Membership, "delays", lambda members: {})
+    policy = SyncPolicy(num_learners=8, num_fragments=6, interval=12, quorum=1, rebase=True)
+    fleet, told = small_fleet(policy, 240, sizes=(100,) * 6)
+    for learner in range(8):
+        for link in (fleet.places[learner].up, fleet.places[learner].down):
+            link.quality = LinkQuality(latency=0.01 * learner, bandwidth=50.0)
+    fleet.calendar.at(120.0, fleet.syncer.crash)
+    fleet.calendar.at(121.0, fleet.syncer.restart)
+    fleet.run(max_events=100_000)
+    after = [values["quorum"] for at, values in told.of("round") if at > 121.0]
+    assert after[0 if known else policy.num_fragments :] == [8] * len(after[0 if known else 6 :])

@@ -10,6 +10,7 @@ import pytest
 from ddiloco.outer.fragments import fragment, zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
+from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
 from ddiloco.storage import array_file
@@ -70,6 +71,15 @@ def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk)
     merge(trained, 0, 7.0)
     merge(again, 0, 7.0)
     assert again.sha256() == trained.sha256(), "momentum went on where it was"
+
+
+def test_how_late_offers_are_is_durable_as_of_the_newest_round(disk):
+    trained, old, new = model(), OfferDelay(1.0, 0.5, 2.0), OfferDelay(3.0, 0.25, 4.0)
+    disk.state.begin(trained)
+    for step, (p, delays) in enumerate([(1, {0: old, 1: old}), (0, {0: new})], start=1):
+        merge(trained, p, 1.0)
+        disk.state.commit(RoundId(step, p), trained, delays=delays)
+    assert disk.state.state().delays == disk.state.restore(model()).delays == {0: new, 1: old}
 
 
 def test_a_run_that_has_merged_nothing_goes_on_from_its_beginning(disk):

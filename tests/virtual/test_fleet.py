@@ -187,8 +187,8 @@ def test_what_is_lost_is_sent_again_over_a_thin_link():
     policy = dataclasses.replace(ONE, resend_timeout=2.0)
     fleet, told = small_fleet(policy, 8, quality=LinkQuality(bandwidth=1000.0), sizes=(100,))
     down = fleet.places[0].down
-    fleet.calendar.at(4.05, lambda: setattr(down, "cut", True))
-    fleet.calendar.at(5.0, lambda: setattr(down, "cut", False))
+    fleet.calendar.at(4.05, down.cut.add, 0)
+    fleet.calendar.at(5.0, down.cut.clear)
     run(fleet)
     assert next(version for *_, version in told.of("update")) == 1
 
@@ -264,7 +264,7 @@ def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_pace():
 
 def test_bytes_that_vanish_are_not_received():
     fleet, told = small_fleet(TWO, 8, sizes=(100,))
-    fleet.calendar.at(4.5, lambda: setattr(fleet.places[1].down, "cut", True))
+    fleet.calendar.at(4.5, fleet.places[1].down.cut.add, 0)
     run(fleet)
     received = [(learner, count) for learner, _, count in told.of("bytes") if count]
     assert received == [(0, 100), (1, 100), (0, 100), (1, 100), (0, 100)]  # welcomes, version 1, version 2

@@ -11,7 +11,8 @@ import grpc
 
 from ddiloco.config import ConfigError
 from ddiloco.outer.fragments import zeros
-from ddiloco.protocol.parts import Part, fragments_of
+from ddiloco.protocol.parts import Part
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls
 from ddiloco.remote.syncer.listening import Listening

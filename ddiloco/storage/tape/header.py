@@ -9,7 +9,7 @@ from typing import Any
 
 from ddiloco.config import build
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
-from ddiloco.protocol.parts import fragments_of
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.work import LearnerWork
 from ddiloco.storage.tape.entries import InnerOrigin

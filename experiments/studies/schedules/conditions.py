@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Sequence
 
@@ -15,8 +14,6 @@ from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observe
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
-from ddiloco.virtual.syncer_process import VirtualSyncer
-from experiments.studies.schedules.parted_syncer import PartedSyncer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +70,10 @@ class WeatheredFleet(Fleet):
         *,
         learners: int | None = None,
         observer: Observer | None = None,
-        parts: int = 1,
+        shards: int = 1,
         checkpoint_every: int | None = None,
     ) -> None:
-        """`learners`: how many places there are; None: the policy's M. `parts`: processes that merge."""
+        """`learners`: how many places there are; None: the policy's M. `shards`: of the syncer."""
         self.weather = weather = weather or Weather()
         self._doubtful = _Doubtful(rng, weather, policy.num_fragments)
         self._rng = rng
@@ -91,7 +88,7 @@ class WeatheredFleet(Fleet):
             takes=Durations(lambda: rng.expovariate(1 / weather.merge_time)),
             observer=observer,
             checkpoint_every=checkpoint_every,
-            make_syncer=functools.partial(PartedSyncer, parts=parts, rng=rng) if parts > 1 else VirtualSyncer,
+            shards=shards,
         )
 
     def retire(self, learner: int) -> None:
@@ -109,19 +106,12 @@ class WeatheredFleet(Fleet):
             self.leave(learner)
         return process
 
-    def crash_syncer(self) -> None:
-        """All of its processes die."""
-        if isinstance(self.syncer, PartedSyncer):
-            self.syncer.crash(whole=True)
-        else:
-            self.syncer.crash()
-
     def calm(self) -> None:
         """From now on messages are only delayed: none is lost, doubled or unsound, no learner cut off."""
         self._doubtful.unsound = self._doubtful.refused = 0.0
         for place in self.places.values():
             for link in (place.up, place.down):
-                link.cut = False
+                link.cut.clear()
                 link.quality = dataclasses.replace(link.quality, loss=0.0, duplicates=0.0)
 
     def _skips(self) -> bool:

@@ -7,11 +7,28 @@ from collections.abc import Callable
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import FragmentCounters, Report
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.virtual.fleet import Fleet
 
 Fault = Callable[[Fleet, int, random.Random], None]
 
 LONGEST = 40.0  # seconds that a hang or a partition lasts at most
+
+
+def any_shard(fleet: Fleet, rng: random.Random) -> int:
+    """A shard of the syncer."""
+    return rng.randrange(len(fleet.syncers)) if len(fleet.syncers) > 1 else 0
+
+
+def some_shards(fleet: Fleet, rng: random.Random) -> list[int]:
+    """One shard of the syncer, or all."""
+    every = [*range(len(fleet.syncers))]
+    return rng.choice([every, *([shard] for shard in every)]) if len(every) > 1 else every
+
+
+def num_fragments(fleet: Fleet, shard: int) -> int:
+    """Of a shard."""
+    return len(fragments_of(shard, len(fleet.syncers), fleet.policy.num_fragments))
 
 
 def crash(fleet: Fleet, learner: int, rng: random.Random) -> None:
@@ -33,10 +50,11 @@ def hang(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def false_alarm(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """The syncer takes a living learner for lost; the learner rejoins with what it holds."""
+    """A shard takes a living learner for lost; the learner rejoins with what it holds."""
     if (process := fleet.processes.get(learner)) is not None:
-        lost = events.LearnerLost(learner, process.core.incarnation, "connection broken")
-        fleet.calendar.after(rng.uniform(0.0, 2.0), fleet.syncer.take, lost)
+        shard = any_shard(fleet, rng)
+        lost = events.LearnerLost(learner, process.core.incarnations[shard], "connection broken")
+        fleet.calendar.after(rng.uniform(0.0, 2.0), fleet.syncers[shard].take, lost)
 
 
 def second_process(fleet: Fleet, learner: int, rng: random.Random) -> None:
@@ -45,44 +63,49 @@ def second_process(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def partition(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """One or several learners are cut off in one direction or both, until the partition heals."""
+    """One or several learners are cut off in one direction or both, until the partition heals.
+
+    From a shard of the syncer, or from all.
+    """
+    shards = some_shards(fleet, rng)
     several = [m for m in fleet.places if m == learner or rng.random() < 0.3]
     for m in several:
         place = fleet.places[m]
         for link in rng.choice([(place.up,), (place.down,), (place.up, place.down)]):
-            link.cut = True
-        fleet.calendar.after(rng.uniform(1.0, LONGEST), fleet.cut, m, False)
+            fleet.cut_link(m, link, True, shards)
+        fleet.calendar.after(rng.uniform(1.0, LONGEST), fleet.cut, m, False, shards)
 
 
 def syncer_crash(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """The syncer's process dies and is restarted from its durable state."""
-    fleet.syncer.crash()
-    fleet.calendar.after(rng.choice([0.0, 1.0, 20.0]), fleet.syncer.restart)
+    """One or all of the syncer's processes die, and are restarted from their durable state."""
+    for shard in some_shards(fleet, rng):
+        fleet.syncers[shard].crash()
+        fleet.calendar.after(rng.choice([0.0, 1.0, 20.0]), fleet.syncers[shard].restart)
 
 
 def nonsense(fleet: Fleet, learner: int, rng: random.Random) -> None:
     """A report that cannot be true arrives in a learner's name."""
-    incarnation = 1
+    incarnation, shard = 1, any_shard(fleet, rng)
     if (process := fleet.processes.get(learner)) is not None:
-        incarnation = process.core.incarnation
-    fragments = fleet.policy.num_fragments + rng.choice([0, 0, 1])
+        incarnation = process.core.incarnations[shard]
+    fragments = num_fragments(fleet, shard) + rng.choice([0, 0, 1])
     counters = FragmentCounters(rng.choice([0, 10**6]), rng.choice([-1, 1]), rng.choice([-5, 5]))
     step = rng.choice([-1, 10**9])
     report = Report(learner, incarnation, step, (counters,) * fragments)
-    fleet.syncer.take(events.StepReported(report))
+    fleet.syncers[shard].take(events.StepReported(report))
 
 
 def stray(fleet: Fleet, learner: int, rng: random.Random) -> None:
     """An old message arrives late, in the name of an incarnation that the learner had, or never had."""
-    incarnation = rng.randint(1, 3)
+    incarnation, shard = rng.randint(1, 3), any_shard(fleet, rng)
     event = rng.choice(
         [
             events.LearnerLost(learner, incarnation, "late news"),
-            events.LearnerReady(learner, incarnation, 0, (0,) * fleet.policy.num_fragments),
+            events.LearnerReady(learner, incarnation, 0, (0,) * num_fragments(fleet, shard)),
             events.Timeout(),
         ]
     )
-    fleet.syncer.take(event)
+    fleet.syncers[shard].take(event)
 
 
 FAULTS: dict[str, Fault] = {

@@ -12,7 +12,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.protocol.schedule import Schedule
+from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import Checkpoint
@@ -38,6 +38,7 @@ class _Process:
         self.heard: dict[Member, float] = {}  # when it last reported
         self.counted: dict[Member, Report] = {}  # its last report that was taken in
         self.known: dict[Contribution, int] = {}  # steps known of when the offer came
+        self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
         self.dismissed: set[Member] = set()  # told that they are no members
         self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
         self.answers: dict[Contribution, int] = {}  # how often its learner had been asked when the offer came
@@ -46,31 +47,21 @@ class _Process:
         self.refused: set[RoundId] = set()  # rounds with a merge whose offers were all left out
 
 
-class Invariants:
-    """Holds a syncer and its learners to the rules of docs/protocol.md."""
+class LearnerInvariants:
+    """Holds learners to the rules of docs/protocol.md."""
 
-    def __init__(self, policy: SyncPolicy, total_steps: int | None, parts: int = 1) -> None:
-        """`parts`: processes that merge. If several, a part may speak to one that has just left."""
-        self.policy, self.total_steps = policy, total_steps
-        self.parts = parts
-        self.committed = SyncerState.initial(policy.num_fragments)
-        self.merged: set[RoundId] = set()
-        self.passed: set[RoundId] = set()  # skipped or abandoned
-        self._made = {(p, 0, 0) for p in range(policy.num_fragments)}  # fragment, version, step
+    def __init__(self, total_steps: int | None) -> None:
+        self.total_steps = total_steps
         self.checks = 0  # events after which every rule held
-        self.longest_welcome = 0.0  # seconds from the first word of a learner to its taking part
-        self._admitted: dict[Member, float] = {}
-        self._schedule = Schedule(policy.num_fragments, policy.interval)
-        self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
-        self._largest: dict[int, int] = {}  # likewise, and over all histories
-        self._syncer: _Process | None = None
+        self.largest: dict[tuple[int, int], int] = {}
+        """By shard and learner, the largest incarnation that the shard has heard of, over all histories."""
         self._ledgers: dict[object, ProcessLedger] = {}
-        self._ledger_of: dict[Member, ProcessLedger] = {}
+        self._ledger_of: dict[tuple[int, int, int], ProcessLedger] = {}  # by shard, learner and incarnation
         self._saved: dict[Checkpoint, ProcessLedger] = {}
-        self._merged_steps: set[tuple[int, int]] = set()  # fragment, and number of the step in the ledgers
-        self._merged_batches: dict[tuple[int, int], int] = {}  # by learner and batch, the step it was for
 
-    # Learners.
+    def ledger(self, shard: int, c: Contribution) -> ProcessLedger:
+        """Of the process that a contribution to a shard is of."""
+        return self._ledger_of[shard, c.learner, c.incarnation]
 
     def checkpointed(self, process: object, checkpoint: Checkpoint) -> None:
         """A learner's process has left a checkpoint."""
@@ -82,9 +73,10 @@ class Invariants:
         """A process goes on from a checkpoint; raises Violation if what followed breaks a rule."""
         self._ledgers[process] = ledger = self._saved[checkpoint].copy()
         ledger.handled(core, None, out)
-        self._ledger_of[core.learner, core.incarnation] = ledger
+        for shard, incarnation in enumerate(core.incarnations):
+            self._ledger_of[shard, core.learner, incarnation] = ledger
 
-    def learner_handled(
+    def handled(
         self,
         process: object,
         core: LearnerCore,
@@ -99,16 +91,44 @@ class Invariants:
         ledger = self._ledgers.setdefault(process, ProcessLedger())
         ledger.handled(core, event, out, batch)
         if core.recovered:
-            owner = self._ledger_of.setdefault((core.learner, core.incarnation), ledger)
-            require(owner is ledger, "two processes never go by one incarnation", owner, core.incarnation)
+            for shard, incarnation in enumerate(core.incarnations):
+                owner = self._ledger_of.setdefault((shard, core.learner, incarnation), ledger)
+                require(owner is ledger, "two processes never go by one incarnation", owner, incarnation)
         if any(isinstance(action, actions.Leave) for action in out):
-            newest = self._largest.get(core.learner, -1)
-            require(newest > core.incarnation, "only a process that was replaced leaves", core.learner)
+            newest = self.largest.get((event.shard, core.learner), -1)
+            replaced = newest > core.incarnations[event.shard]
+            require(replaced, "only a process that was replaced leaves", core.learner)
         if self.total_steps is not None:
             require(core.clock <= self.total_steps, "no clock passes the last step", core.learner, core.clock)
         self.checks += 1
 
-    # The syncer.
+
+class Invariants:
+    """Holds a shard of the syncer to the rules of docs/protocol.md."""
+
+    def __init__(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        learners: LearnerInvariants,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
+        self.policy, self.total_steps = policy, total_steps
+        self.shard, self._shards = shard, shards
+        self._own = fragments_of(shard, shards, policy.num_fragments)
+        self._learners = learners
+        self.committed = SyncerState.initial(policy.num_fragments)
+        self.merged: set[RoundId] = set()
+        self.passed: set[RoundId] = set()  # skipped or abandoned
+        self.checks = 0  # events after which every rule held
+        self.longest_welcome = 0.0  # seconds from the first word of a learner to its taking part
+        self._admitted: dict[Member, float] = {}
+        self._schedule = Schedule(policy.num_fragments, policy.interval)
+        self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
+        self._syncer: _Process | None = None
+        self._merged_steps: set[tuple[int, int]] = set()  # fragment, and number of the step in the ledgers
+        self._merged_batches: dict[tuple[int, int], int] = {}  # by learner and batch, the step it was for
 
     def syncer_handled(
         self, core: SyncerCore, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float
@@ -116,6 +136,8 @@ class Invariants:
         """The syncer's core took an event; raises Violation if what followed breaks a rule."""
         if self._syncer is None or self._syncer.core is not core:
             self._syncer = _Process(core)
+            if len(self._own) < self.policy.num_fragments:
+                self._read_disks(core, event)
         if not any(isinstance(action, actions.Drop) and action.reason == TAKEN for action in out):
             self._book(event)
         if isinstance(event, events.StepReported) and not any(isinstance(a, actions.Drop) for a in out):
@@ -147,14 +169,13 @@ class Invariants:
         some = bool(merged) or not merge.contributions
         require(some, "no version comes of a merge whose offers are all left out", merge.round)
         for c in merged:
-            ledger = self._ledger_of[c.learner, c.incarnation]
+            ledger = self._learners.ledger(self.shard, c)
             self._check_steps(ledger, c)
             self._count_steps(ledger, c)
             history = (ledger.lineage(c), self.committed.lineages[c.fragment])
             require(history[0] == history[1], "work is merged into the history that it is of", c, history)
         self.committed = self.committed.after(merge.round, lineage, merged)
         self.merged.add(merge.round)
-        self._made.add((merge.round.fragment, merge.version, merge.round.step))
 
     def _check_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
         """None of a contribution's steps, nor any batch of an earlier life, may be merged already."""
@@ -162,7 +183,7 @@ class Invariants:
         for number, batch in ledger.history[first + 1 : last + 1]:
             require((c.fragment, number) not in self._merged_steps, "no step is merged twice", c, number)
             step = self._merged_batches.get((c.learner, batch), number)
-            once = step == number or not batch or self.parts > 1
+            once = step == number or not batch
             require(once, "no batch is drawn twice of those merged", c, batch)
 
     def _count_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
@@ -170,14 +191,6 @@ class Invariants:
         for number, batch in ledger.history[first + 1 : last + 1]:
             self._merged_steps.add((c.fragment, number))
             self._merged_batches[c.learner, batch] = number
-
-    def part_died(self, part: int) -> None:
-        """What a part's process had under way is lost."""
-        if self._syncer is not None:
-            mine = [r for r in self._syncer.merging if r.fragment % self.parts == part]
-            for which in mine:
-                del self._syncer.merging[which]
-            self._syncer.refused = {r for r in self._syncer.refused if r.fragment % self.parts != part}
 
     def image(self) -> tuple[Any, ...]:
         """What a copy of the disk holds; for `rolled_back`."""
@@ -192,21 +205,34 @@ class Invariants:
             self._syncer.merging.clear()
         self._merged_batches, self._newest = dict(batches), dict(newest)
 
+    def _read_disks(self, core: SyncerCore, event: events.SyncerEvent) -> None:
+        """A process that starts knows what is on the disks of other shards, too; and the event by now."""
+        joins = (event.learner, event.incarnation) if isinstance(event, events.LearnerJoined) else None
+        for member in core.state().incarnations:
+            if member != joins:
+                self._hear(*member)
+
+    def _hear(self, learner: int, incarnation: int) -> None:
+        self._newest[learner] = max(incarnation, self._newest.get(learner, -1))
+        key = self.shard, learner
+        self._learners.largest[key] = max(incarnation, self._learners.largest.get(key, -1))
+
     def _book(self, event: events.SyncerEvent) -> None:
         """Notes where each member stands by the syncer's event, before the syncer answers."""
         process = self._syncer
         match event:
             case events.LearnerJoined(learner=learner, incarnation=incarnation):
+                process.shards[learner, incarnation] = event.shards
                 newest = self._newest.get(learner, -1)
                 if incarnation > newest:
                     process.standing[learner, newest] = _Standing.GONE
                     process.standing[learner, incarnation] = _Standing.JOINING
-                    self._newest[learner] = incarnation
-                    self._largest[learner] = max(incarnation, self._largest.get(learner, -1))
+                    self._hear(learner, incarnation)
             case events.LearnerLost(learner=learner, incarnation=incarnation):
                 process.standing[learner, incarnation] = _Standing.GONE
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
                 member = (report.learner, report.incarnation)
+                process.shards[member] = report.shards
                 known = process.reports.get(member)
                 if known is None or report.step >= known.step:
                     process.reports[member] = report
@@ -230,21 +256,19 @@ class Invariants:
 
     def _stands(self, member: Member, where: _Standing) -> bool:
         """Whether the member stands there; the syncer's present process must have met it."""
-        if self.parts > 1 and where is not _Standing.GONE:
-            return member in self._syncer.standing  # the part may have yet to hear that it has moved on
         return self._syncer.standing.get(member, _Standing.GONE) is where
 
     def _was_made(self, fragment: int, version: int, step: int) -> bool:
-        """Whether this is the newest version; another part's process may have yet to hear of that."""
-        newest = (self.committed.versions[fragment], self.committed.merged_steps[fragment])
-        return (version, step) == newest or (self.parts > 1 and (fragment, version, step) in self._made)
+        """Whether this is the newest version."""
+        return (version, step) == (self.committed.versions[fragment], self.committed.merged_steps[fragment])
 
     def _check(self, action: actions.SyncerAction, event: events.SyncerEvent, now: float) -> None:
         match action:
             case actions.Record(name="learner_lost", values={"reason": "replaced", **values}):
                 member = (values["learner"], values["incarnation"])
                 quiet = now - self._syncer.heard.get(member, -math.inf) >= 1.5 * self.policy.heartbeat
-                may = quiet or member in self._syncer.dismissed
+                at_some = 0 < len(self._syncer.shards.get(member, ())) < self._shards
+                may = quiet or at_some or member in self._syncer.dismissed
                 require(may, "whoever speaks is not replaced", action)
             case actions.Record(name="learner_ready", values=values):
                 member = (values["learner"], values["incarnation"])
@@ -320,7 +344,7 @@ class Invariants:
         self._check_due(which)
         require(self._stands(member, _Standing.PRESENT), "members alone are asked", member)
         newest = self.committed.versions[which.fragment]
-        require(newest - (self.parts > 1) <= asked.version <= newest, "the newest is asked for", asked)
+        require(asked.version == newest, "the newest is asked for", asked)
         require(asked.clock <= which.step, "nobody is to wait for a later step than the round's", asked)
         if self.policy.quorum is None:
             require(asked.clock == which.step, "where all are needed, all give the round's step", asked)
@@ -332,10 +356,7 @@ class Invariants:
         reports = {m: self._syncer.reports.get((m, self._newest[m])) for m in live}
         # One that rejoined at that step has reached it, though it has not reported since.
         come = {m for m, report in reports.items() if report is None or report.step >= which.step}
-        if self.parts > 1:  # each has its own view of who is live
-            ever = {m for (m, _), report in self._syncer.reports.items() if report.step >= which.step}
-            require(len(ever | given) >= self.policy.fewest, "a quorum has come to the step", which)
-        elif self.policy.quorum is None:
+        if self.policy.quorum is None:
             require(come == live, "the quorum of all is of all that are live", which, live - come)
         else:
             require(len(come | given - live) >= self.policy.quorum, "a quorum has come to the step", which)
@@ -358,7 +379,7 @@ class Invariants:
             require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
             arrived = self._syncer.arrived.get(which, ())
             require(c in arrived, "what is merged arrived while its learner took part", c)
-            self._check_steps(self._ledger_of[c.learner, c.incarnation], c)
+            self._check_steps(self._learners.ledger(self.shard, c), c)
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )
@@ -366,14 +387,13 @@ class Invariants:
             self._check_come(which, learners)
         self._syncer.merging[which] = merge
         most = max(1, self.policy.overlap)
-        same_part = [other for other in self._syncer.merging if (other.fragment - p) % self.parts == 0]
-        require(len(same_part) <= most, f"at most {most} rounds of a part are in flight", merge)
+        require(len(self._syncer.merging) <= most, f"at most {most} rounds are in flight", merge)
 
     def _check_freshness(self, which: RoundId, c: Contribution) -> None:
         if self._stands((c.learner, c.incarnation), _Standing.GONE):
             return  # it can be asked for nothing
         since = self._steps_on(c) - self._syncer.known[c]
-        fresh = self.parts > 1 or since <= max(1, self.policy.interval // 2, c.steps // 2)
+        fresh = since <= max(1, self.policy.interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
         again = asked > self._syncer.answers[c]
         require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
@@ -386,20 +406,20 @@ class Invariants:
 
     def _count(self, core: SyncerCore) -> None:
         """Counts reports that the syncer believes, which may be only since others bear them out."""
-        believed = {} if self.parts > 1 else core.vector_clock.learners
+        believed = core.vector_clock.learners
         for (learner, incarnation), report in self._syncer.reports.items():
-            if self.parts > 1 or believed.get(learner) == (incarnation, report.step):
+            if believed.get(learner) == (incarnation, report.step):
                 self._syncer.counted[learner, incarnation] = report
 
     def _steps_on(self, c: Contribution) -> int:
         """How many steps its learner has reported on the version that a contribution is of."""
         report = self._syncer.counted.get((c.learner, c.incarnation))
-        counters = None if report is None else report.counters[c.fragment]
+        counters = None if report is None else report.counters[self._own.index(c.fragment)]
         return 0 if counters is None or counters.version != c.version else counters.steps
 
     def _check_finish(self) -> None:
         require(self.total_steps is not None, "a run without an end does not finish")
-        for p in range(self.policy.num_fragments):
+        for p in self._own:
             first = self._schedule.offset(p) or self.policy.interval
             for step in range(first, self.total_steps + 1, self.policy.interval):
                 which = RoundId(step, p)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import math
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.schedule import fragments_of
 
 
 class Violation(AssertionError):
@@ -43,7 +45,9 @@ class ProcessLedger:
         self._finished = 0
         self._reported = -1
         self._clock = 0
-        self._incarnation = 0
+        self._incarnations: tuple[int, ...] = ()
+        self._merged_at: list[int] = []  # by fragment, the step of the round that made the version held
+        self._ends: dict[int, int] = {}  # by shard, the step to which it asks the clock to be set
         self._lineages: list[int] = []  # by fragment, of the version held
         self._made: dict[tuple[int, ...], tuple[int, int, int]] = {}
         """As `_spans`, with clock and tokens, of all offers, and with their lineage."""
@@ -53,7 +57,8 @@ class ProcessLedger:
         assert not self._in_flight, "checkpoints are made between two steps"
         copied = copy.deepcopy(self)
         copied._made.clear()
-        copied._reported, copied._incarnation = -1, 0
+        copied._reported, copied._incarnations = -1, ()
+        copied._ends.clear()
         return copied
 
     def handled(
@@ -82,31 +87,37 @@ class ProcessLedger:
                 self._finished = max(self._finished, done)
             case events.Heartbeat() if self._in_flight:  # the last report once more
                 done = self._finished
+        self._check_incarnations(core)
+        if isinstance(event, events.ClockSet) and core.recovered:
+            self._ends[event.shard] = event.step
         for action in out:
             match action:
                 case actions.AdoptAll(versions=versions):
+                    self._merged_at = [fragment.merged_step for fragment in core.work.fragments]
                     self._held = list(versions)
                     self._applied = [{version: self.steps} for version in versions]
                     self._finished = self.steps
                     self._reported = -1
                     self._lineages = [fragment.lineage for fragment in core.work.fragments]
+                case actions.ApplyUpdate(fragment=p, version=version) if isinstance(event, events.Welcomed):
+                    held = core.work.fragments[p]
+                    self._held[p], self._applied[p] = version, {version: self.steps}
+                    self._lineages[p], self._merged_at[p] = held.lineage, held.merged_step
                 case actions.ApplyUpdate(fragment=p, version=version):
                     require(version > self._held[p], "a learner's versions only rise", action)
                     first = self.steps
                     if action.rebase:
                         _, first = self._spans[p, self._held[p], action.merged]
                     self._held[p] = version
-                    self._lineages[p] = event.lineage
+                    self._lineages[p], self._merged_at[p] = event.lineage, event.step
                     self._applied[p][version] = first
                 case actions.MakeOffer(contribution=c):
                     self._offered(core, c)
                 case actions.SendOffer(contribution=c):
                     self._sent(c)
-                case actions.TellSyncer(events.StepReported(report)):
-                    self._check_report(core, report, done)
+                case actions.TellSyncer(events.StepReported(report), shard):
+                    self._check_report(core, report, done, shard)
         self._check_clock(core, event)
-        require(core.incarnation >= self._incarnation, "a process's incarnation only rises", core.incarnation)
-        self._incarnation = core.incarnation
         require(core.versions == tuple(self._held), "a learner holds what it applied", core.versions)
         if core.policy.max_run_ahead is None:
             require(not core.blocked, "a learner without a bound never waits", core.learner)
@@ -156,24 +167,46 @@ class ProcessLedger:
         match event:
             case events.StepStarted():
                 require(rose == 1, "a step is one on the clock", before, core.clock)
-            case events.UpdateArrived(step=step) if rose:
+            case events.Welcomed():
+                told = not rose or core.clock == event.step or len(core.incarnations) > 1
+                require(told, "a clock is set to the step that is told", event, core.clock)
+            case events.UpdateArrived(step=step) if rose and not self._ends_now(core):
                 far = rose > core.policy.band and core.clock == step
                 require(far, "an update sets a clock only if that is far behind", before, core.clock)
-            case events.ClockSet(step=step) | events.Welcomed(step=step) if rose:
-                newest = core.clock == step or isinstance(event, events.Welcomed)  # of several parts
-                require(newest, "a clock is set to the step that is told", step, core.clock)
-            case _:
-                require(not rose, "nothing else moves a clock", event, before, core.clock)
+            case _ if rose:
+                require(self._ends_now(core), "nothing else moves a clock", event, before, core.clock)
 
-    def _check_report(self, core: LearnerCore, report: Report, done: int) -> None:
-        require(report.incarnation == core.incarnation, "a report bears the current incarnation", report)
+    def _ends_now(self, core: LearnerCore) -> bool:
+        """Whether its clock is where shards asked it to be set, and no shard that it is of needs it yet."""
+        return core.clock in self._ends.values() and all(
+            self._ends.get(shard) or self._is_over(core, shard) for shard in core.shards
+        )
+
+    def _is_over(self, core: LearnerCore, shard: int) -> bool:
+        own = fragments_of(shard, len(core.incarnations), core.policy.num_fragments)
+        last = core.total_steps or math.inf
+        return all(self._merged_at[p] >= core.schedule.last_due(p, last) for p in own)
+
+    def _check_incarnations(self, core: LearnerCore) -> None:
+        known = self._incarnations or core.incarnations
+        for shard, (new, old) in enumerate(zip(core.incarnations, known, strict=True)):
+            require(new >= old, "a process's incarnation only rises", core.incarnations)
+            if new > old:
+                self._ends.pop(shard, None)
+        self._incarnations = core.incarnations
+
+    def _check_report(self, core: LearnerCore, report: Report, done: int, shard: int) -> None:
+        current = report.incarnation == core.incarnations[shard]
+        require(current, "a report bears the current incarnation", report)
         require(report.step >= self._reported, "a learner's reported clock never falls", report)
         self._reported = report.step
-        for p, counters in enumerate(report.counters):
+        own = fragments_of(shard, len(core.incarnations), core.policy.num_fragments)
+        for p, counters in zip(own, report.counters, strict=True):
             applied = self._applied[p].get(counters.version)
             require(applied is not None, "a report names versions that were applied", report)
             claim = "a report counts the steps since each fragment's version"
-            self._check_work(applied, done, counters, report, claim)
+            # A welcome in mid-step leaves no work of that step on the shard's fragments.
+            self._check_work(min(applied, done), done, counters, report, claim)
 
     def _check_work(
         self, first: int, last: int, counted: Contribution | FragmentCounters, where: object, claim: str

@@ -16,7 +16,7 @@ class SchedulePlan:
 
     seed: int
     policy: SyncPolicy
-    parts: int  # processes that merge, beside one that has authority over learners; 1: all in one
+    shards: int  # processes of the syncer
     total_steps: int
     weather: Weather
     storm: float  # seconds until everything works again
@@ -52,6 +52,11 @@ def draw_policy(rng: random.Random) -> SyncPolicy:
     )
 
 
+def draw_shards(seed: int | str, policy: SyncPolicy) -> int:
+    """How many processes the syncer is of, each with a fragment at least."""
+    return random.Random(f"shards {seed}").choice([n for n in (1, 1, 2, 3, 4) if n <= policy.num_fragments])
+
+
 def draw_weather(rng: random.Random) -> Weather:
     """From fair to foul."""
     return Weather(
@@ -78,7 +83,7 @@ def draw_plan(seed: int) -> SchedulePlan:
     plan = SchedulePlan(
         seed=seed,
         policy=policy,
-        parts=rng.choice([1, 1, 2, 3]) if policy.num_fragments > 2 else 1,
+        shards=draw_shards(seed, policy),
         total_steps=total,
         weather=draw_weather(rng),
         storm=storm,
@@ -134,8 +139,8 @@ def draw_fair(seed: int) -> SchedulePlan:
         rebase=True,
     )
     joins = tuple(rng.uniform(0.0, 3.0) for _ in range(learners))
-    parts = rng.choice([1, 1, 2, 3]) if fragments > 2 else 1
+    shards = draw_shards(f"fair {seed}", policy)
     steps = min(16 * interval, 576)
     return SchedulePlan(
-        seed, policy, parts, steps, weather, storm=0.0, joins=joins, faults=(), window=4 * interval
+        seed, policy, shards, steps, weather, storm=0.0, joins=joins, faults=(), window=4 * interval
     )

@@ -14,13 +14,13 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import Checkpoint, Observer
 from ddiloco.virtual.learner_process import VirtualLearner
 from experiments.studies.schedules.conditions import WeatheredFleet
-from experiments.studies.schedules.faults import FAULTS, LONGEST, syncer_crash
-from experiments.studies.schedules.invariants import Invariants
+from experiments.studies.schedules.faults import FAULTS, LONGEST, some_shards, syncer_crash
+from experiments.studies.schedules.invariants import Invariants, LearnerInvariants
 from experiments.studies.schedules.ledger import Violation, require
 from experiments.studies.schedules.plans import SchedulePlan, draw_fair, draw_plan
 from experiments.studies.schedules.shares import Shares
 
-MAX_EVENTS = 100_000
+MAX_EVENTS = 100_000  # times the shards of the syncer
 SLOWEST = 10.0  # seconds of a step, at most
 RETURN = 5.0  # seconds within which the dead are back after the storm
 LEAST_SHARE = 0.5  # of a learner's work in any window of a plan that has such
@@ -37,7 +37,9 @@ class RandomSchedule(Observer):
         self.plan = plan
         self.checked = checked
         self._last: collections.deque[tuple[float, Any, Any, list[Any]]] = collections.deque(maxlen=KEPT)
-        self.invariants = Invariants(plan.policy, plan.total_steps, plan.parts)
+        self.learners = LearnerInvariants(plan.total_steps)
+        about = plan.policy, plan.total_steps, self.learners
+        self.invariants = [Invariants(*about, shard, plan.shards) for shard in range(plan.shards)]
         self.commit_times: list[float] = []
         self.shares = Shares(plan.policy.num_fragments)
         self.states: set[int] = set()  # that the syncer was in, told apart by `_state_of`
@@ -50,11 +52,9 @@ class RandomSchedule(Observer):
             plan.weather,
             learners=len(plan.joins),
             observer=self,
-            parts=plan.parts,
+            shards=plan.shards,
             checkpoint_every=plan.checkpoint_every,
         )
-        if plan.parts > 1:
-            self.fleet.syncer.on_death = self.invariants.part_died
 
     @property
     def events(self) -> int:
@@ -74,9 +74,9 @@ class RandomSchedule(Observer):
             calendar.at(image_at, self._copy_disk, lost_at)
         calendar.at(self.plan.storm, self._calm)
         try:
-            self.fleet.run(max_events=MAX_EVENTS)
+            self.fleet.run(max_events=MAX_EVENTS * self.plan.shards)
         except TimeoutError:
-            raise Violation(f"the run has not ended after {MAX_EVENTS} events") from None
+            raise Violation(f"the run has not ended after {MAX_EVENTS * self.plan.shards} events") from None
         except Violation:
             raise
         except Exception as error:
@@ -98,13 +98,15 @@ class RandomSchedule(Observer):
 
     # As an Observer.
 
-    def syncer_handled(self, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float) -> None:
+    def syncer_handled(
+        self, event: events.SyncerEvent, out: list[actions.SyncerAction], now: float, shard: int = 0
+    ) -> None:
         """Checks, and now and then kills the syncer in a merge."""
         if self.checked:
-            self._last.append((now, "syncer", event, out))
-            self.invariants.syncer_handled(self.fleet.syncer.core, event, out, now)
-            if isinstance(core := self.fleet.syncer.core, SyncerCore):
-                self.states.add(_state_of(core))
+            core = self.fleet.syncers[shard].core
+            self._last.append((now, f"shard {shard}", event, out))
+            self.invariants[shard].syncer_handled(core, event, out, now)
+            self.states.add(_state_of(core))
         if self._strikes(self.plan.crash_in_merge) and any(isinstance(a, actions.Merge) for a in out):
             self.fleet.calendar.after(0.0, syncer_crash, self.fleet, 0, self._rng)
 
@@ -120,14 +122,15 @@ class RandomSchedule(Observer):
             return
         self._last.append((now, f"learner {learner.number}", event, out))
         drawn = learner.arrays.drawn  # type: ignore[attr-defined]
-        self.invariants.learner_handled(learner, learner.core, event, out, drawn)
+        self.learners.handled(learner, learner.core, event, out, drawn)
         self.shares.learner_handled(learner, event, out, now)
 
     def merged(self, merge: actions.Merge, left_out: Sequence[int], now: float) -> None:
         """Checks, and now and then kills the syncer after the commit, before its core hears of it."""
         if self.checked:
-            self._last.append((now, "commit", merge, []))
-            self.invariants.commit(merge, self.fleet.syncer.lineage, left_out)
+            shard = merge.round.fragment % self.plan.shards
+            self._last.append((now, f"commit of shard {shard}", merge, []))
+            self.invariants[shard].commit(merge, self.fleet.syncers[shard].lineage, left_out)
             self.commit_times.append(now)
             self.shares.merged(merge, left_out, now)
             self._check_pace(now)
@@ -137,7 +140,7 @@ class RandomSchedule(Observer):
     def checkpointed(self, learner: VirtualLearner, checkpoint: Checkpoint, now: float) -> None:
         """Remembers what it holds."""
         if self.checked:
-            self.invariants.checkpointed(learner, checkpoint)
+            self.learners.checkpointed(learner, checkpoint)
 
     def resumed(
         self,
@@ -150,19 +153,24 @@ class RandomSchedule(Observer):
         if not self.checked:
             return
         self._last.append((now, f"learner {learner.number}", "goes on from a checkpoint", out))
-        self.invariants.resumed(learner, learner.core, checkpoint, out)
+        self.learners.resumed(learner, learner.core, checkpoint, out)
 
     # The storm.
 
     def _copy_disk(self, lost_at: float) -> None:
-        """The syncer's disk is lost later, and it is started from the copy that is made now."""
-        durable, image = self.fleet.syncer.durable, self.invariants.image()
+        """The disk of a shard, or of all, is lost later, and it is started from the copy that is made now."""
+        lost = [
+            (shard, self.fleet.syncers[shard].durable, self.invariants[shard].image())
+            for shard in some_shards(self.fleet, self._rng)
+        ]
 
         def restore() -> None:
-            self.fleet.crash_syncer()
-            self.fleet.syncer.durable = durable
-            self.invariants.rolled_back(image)
-            self.fleet.syncer.restart()
+            for shard, durable, image in lost:
+                self.fleet.syncers[shard].crash()
+                self.fleet.syncers[shard].durable = durable
+                self.invariants[shard].rolled_back(image)
+            for shard, *_ in lost:
+                self.fleet.syncers[shard].restart()
 
         self.fleet.calendar.at(lost_at, restore)
 
@@ -173,7 +181,8 @@ class RandomSchedule(Observer):
         """Everything works again: the dead are restarted within a while, and there are no more faults."""
         self._calm_at = self.fleet.calendar.now
         self.fleet.calm()
-        self.fleet.syncer.restart()
+        for syncer in self.fleet.syncers:
+            syncer.restart()
         for learner in self.fleet.places:
             self.fleet.calendar.after(self._rng.uniform(0.0, RETURN), self.fleet.recover, learner)
 
@@ -193,7 +202,8 @@ class RandomSchedule(Observer):
         weather = self.plan.weather
         aftermath = LONGEST + RETURN  # a fault may begin just before the calm
         timeouts = policy.silence_timeout + 2 * (policy.offer_timeout + policy.resend_timeout)
-        timeouts += ALLOWANCE * self.invariants.longest_welcome  # by which offers are waited for, too
+        slowest = max(rules.longest_welcome for rules in self.invariants)
+        timeouts += ALLOWANCE * slowest  # by which offers are waited for, too
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
         bound = aftermath + timeouts + turn
         require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")

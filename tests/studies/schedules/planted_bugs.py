@@ -51,9 +51,9 @@ def quorum_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """The syncer is content with K - 1 learners, where K is more than 1."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, *rest):
+    def careless(core, policy, *rest, **more):
         fewer = max(1, policy.quorum - 1) if policy.quorum is not None else None
-        sound(core, dataclasses.replace(policy, quorum=fewer), *rest)
+        sound(core, dataclasses.replace(policy, quorum=fewer), *rest, **more)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
@@ -62,9 +62,9 @@ def departed_returns(patch: pytest.MonkeyPatch) -> None:
     """After a crash the syncer has forgotten who had departed."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, total_steps, state=None, lineage=0):
+    def careless(core, policy, total_steps, state=None, lineage=0, **more):
         kept = None if state is None else dataclasses.replace(state, incarnations=())
-        sound(core, policy, total_steps, kept, lineage)
+        sound(core, policy, total_steps, kept, lineage, **more)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
@@ -147,9 +147,9 @@ def lost_history(patch: pytest.MonkeyPatch) -> None:
     """A version is known by its number alone: after a rollback others bore the same."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, total_steps=None, state=None, lineage=0):
+    def careless(core, policy, total_steps=None, state=None, lineage=0, **more):
         kept = None if state is None else dataclasses.replace(state, lineages=())
-        sound(core, policy, total_steps, kept)
+        sound(core, policy, total_steps, kept, **more)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
@@ -158,9 +158,9 @@ def lost_watermarks(patch: pytest.MonkeyPatch) -> None:
     """After a crash the syncer has forgotten how much of each learner's work is in its versions."""
     sound = SyncerCore.__init__
 
-    def careless(core, policy, total_steps=None, state=None, lineage=0):
+    def careless(core, policy, total_steps=None, state=None, lineage=0, **more):
         kept = None if state is None else dataclasses.replace(state, watermarks=())
-        sound(core, policy, total_steps, kept, lineage)
+        sound(core, policy, total_steps, kept, lineage, **more)
 
     patch.setattr(SyncerCore, "__init__", careless)
 
@@ -190,14 +190,29 @@ def pushed_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_speaks_for_itself", lambda authority, m, event, now: False)
 
 
-def no_roll_call(patch: pytest.MonkeyPatch) -> None:
-    """A part that was restarted does not hear who is there."""
-    patch.setattr(Authority, "connected", lambda authority, part: [])
+def hasty_end(patch: pytest.MonkeyPatch) -> None:
+    """A learner ends as soon as one shard asks for it, though another needs its work."""
+    sound = LearnerCore._end_with_others
+
+    def careless(core):
+        asked = [session for session in core._sessions if session.ends_at]
+        kept, core._sessions = core._sessions, asked or core._sessions
+        try:
+            return sound(core)
+        finally:
+            core._sessions = kept
+
+    patch.setattr(LearnerCore, "_end_with_others", careless)
 
 
-def forgotten_commit(patch: pytest.MonkeyPatch) -> None:
-    """A new authority does not hear of a commit that the one before did not note."""
-    patch.setattr(Rounds, "committed", lambda rounds: [])
+def deaf_to_a_welcome(patch: pytest.MonkeyPatch) -> None:
+    """A learner that has begun waits for the welcomes of all shards once one welcomes it afresh."""
+    patch.setattr(LearnerCore, "_adopt", lambda core, session: [])
+
+
+def never_gives_way(patch: pytest.MonkeyPatch) -> None:
+    """A process that one shard alone has let in keeps its place there as any other."""
+    patch.setattr(Authority, "_is_at_some", lambda authority, m: False)
 
 
 def empty_version(patch: pytest.MonkeyPatch) -> None:
@@ -269,7 +284,8 @@ QUICKLY = (
     lost_watermarks,
     counted_again,
     pushed_out,
-    no_roll_call,
+    hasty_end,
+    deaf_to_a_welcome,
     hasty_merge,
 )
 """Those that the first schedules find within a second."""
@@ -279,7 +295,7 @@ SLOWLY = (
     lost_ready,
     endless_window,
     asked_once,
-    forgotten_commit,
+    never_gives_way,
     empty_version,
     drawn_again,
     asked_for_ever,

@@ -11,7 +11,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
-from experiments.studies.schedules.invariants import Invariants
+from experiments.studies.schedules.invariants import Invariants, LearnerInvariants
 from experiments.studies.schedules.ledger import Violation
 
 POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=2, overlap=1, quorum=2)
@@ -22,7 +22,8 @@ class Run:
     """Two real learners, and a syncer whose every word is made up."""
 
     def __init__(self, policy=POLICY):
-        self.invariants = Invariants(policy, TOTAL)
+        self.together = LearnerInvariants(TOTAL)
+        self.invariants = Invariants(policy, TOTAL, self.together)
         self.learners = [LearnerCore(number, 1, policy, TOTAL) for number in range(2)]
         self.contributions = {}
         self.restart()
@@ -51,7 +52,7 @@ class Run:
     def learner(self, number, event):
         core = self.learners[number]
         out = core.handle(event, 0.0)
-        self.invariants.learner_handled(core, core, event, out)
+        self.together.handled(core, core, event, out)
         for action in out:
             if isinstance(action, actions.SendOffer):
                 self.contributions[number, action.contribution.fragment] = action.contribution
@@ -349,4 +350,4 @@ def test_two_processes_of_one_incarnation_are_noticed(run):
     double = LearnerCore(0, 1, POLICY, TOTAL)
     event = events.Welcomed(1, 0, (0, 0), (0, 0))
     with broken("two processes never go by one incarnation"):
-        run.invariants.learner_handled(double, double, event, double.handle(event, 0.0))
+        run.together.handled(double, double, event, double.handle(event, 0.0))

@@ -83,7 +83,7 @@ def test_an_update_that_was_applied_and_not_said_is_noticed(booked):
 def test_an_unbounded_learner_that_waits_is_noticed(booked):
     _, ledger = booked
     waiting = types.SimpleNamespace(
-        policy=POLICY, blocked=True, versions=(0, 0), incarnation=1, learner=0, clock=1
+        policy=POLICY, blocked=True, versions=(0, 0), incarnations=(1,), learner=0, clock=1, recovered=True
     )
     with broken("a learner without a bound never waits"):
         ledger.handled(waiting, events.Heartbeat(), [])

@@ -140,13 +140,13 @@ def test_fast_learners_whose_offers_age_keep_no_round_from_having_them_all():
 
 
 @pytest.mark.parametrize("bound", [0, 2])
-@pytest.mark.parametrize(("crashes", "parts"), [(False, 1), (True, 1), (True, 2)])
-def test_where_all_are_waited_for_who_is_first_back_does_not_merge_alone(crashes, parts, bound):
+@pytest.mark.parametrize(("crashes", "shards"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_where_all_are_waited_for_who_is_first_back_does_not_merge_alone(crashes, shards, bound):
     """After all connections broke at once, or the syncer crashed; the others' work would be overwritten."""
     policy = SyncPolicy(num_fragments=2, interval=6, quorum=None, max_run_ahead=bound)
     for seed in range(4):
         rng = random.Random(seed)
-        fleet, witness = fleet_of(policy, 60, seed, Weather(delay=0.05), parts=parts)
+        fleet, witness = fleet_of(policy, 60, seed, Weather(delay=0.05), shards=shards)
         join_all(fleet, [0.0] * 4)
         for at in (rng.uniform(5, 20), rng.uniform(40, 60)):
             fleet.calendar.at(at, break_all, fleet, rng, crashes)
@@ -158,13 +158,16 @@ def test_where_all_are_waited_for_who_is_first_back_does_not_merge_alone(crashes
 def break_all(fleet, rng, crashes):
     """Every learner is cut off for a while, and the syncer hears so at once, unless it is what failed."""
     if crashes:
-        fleet.crash_syncer()
-        fleet.syncer.restart()
+        for syncer in fleet.syncers:
+            syncer.crash()
+            syncer.restart()
     # Who has given is lost first: a round that still waited would be merged by who is left.
-    given = set() if crashes else {m for r in fleet.syncer.core.rounds for m in r.arrived}
+    given = set() if crashes else {m for one in fleet.syncers for r in one.core.rounds for m in r.arrived}
     for learner in sorted(fleet.processes, key=lambda m: m not in given):
         fleet.cut(learner)
         if not crashes:
-            lost = events.LearnerLost(learner, fleet.processes[learner].core.incarnation, "connection lost")
-            fleet.syncer.take(lost)
+            for syncer, incarnation in zip(
+                fleet.syncers, fleet.processes[learner].core.incarnations, strict=True
+            ):
+                syncer.take(events.LearnerLost(learner, incarnation, "connection lost"))
         fleet.calendar.after(rng.uniform(0.0, 15.0), fleet.cut, learner, False)

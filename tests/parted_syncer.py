@@ -10,8 +10,9 @@ from typing import Any
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import Watermark
-from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart, fragments_of
+from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.round import Round
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.virtual.calendar import Timer
 from ddiloco.virtual.syncer_process import VirtualSyncer
 
@@ -184,7 +185,7 @@ class PartedSyncer(VirtualSyncer):
         if not made.empty:
             self._committing = part.core.lineage
             merged = [c for c in merge.contributions if c.learner not in made.left_out]
-            self.durable = self.durable.after(merge.round, self._committing, merged)
+            self.durable = self.durable.after(merge.round, self._committing, merged, merge.delays)
             self._observer.merged(merge, made.left_out, self._calendar.now)
         if part.starts == starts:
             self._handle(part, events.MergeFinished(merge.round, made.left_out))

@@ -9,13 +9,13 @@ import pytest
 from ddiloco.outer.fragments import take
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.protocol.work import FragmentWork, LearnerWork
+from ddiloco.remote.learner.host_arrays import needs_of
 from ddiloco.run.recipes import assembly_of
 from ddiloco.storage.learner_state import LearnerState, LearnerStates, StateHeader
 from ddiloco.storage.tape.entries import InnerOrigin
 from ddiloco.workers.learner_arrays import TrainingArrays
 from ddiloco.workers.resuming import about_states, from_checkpoint, inner_of
 from tests import workbench
-from tests.learner_states import needs_all
 
 WORK = LearnerWork(7, 9, 8, tuple(FragmentWork(version, 5) for version in (2, 3, 4)))
 POSITION = {"batches": 8}
@@ -50,9 +50,10 @@ def test_what_follows_on_a_checkpoint_is_what_followed_on_the_state(
         learner.offer(p, 2)
 
     arrays, values = learner.state()
-    states = LearnerStates(tmp_path, needs_all)  # as one of several hosts: in blocks
+    states = LearnerStates(tmp_path, needs_of(assembly.own_equipment(0)))  # as one of several hosts
     header = StateHeader("run", "", (codec, feedback, rebase), WORK, values["position"], 2, 2, 0, 2)
     states.save(5, arrays, dataclasses.asdict(header))
+    assert states.numbers() == [5]
     found = LearnerStates(tmp_path).newest("run")
     again = TrainingArrays(assembly.own_equipment(0))
     again.restore(found.arrays, {"position": found.header.position, "steps": found.header.steps})

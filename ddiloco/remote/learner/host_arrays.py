@@ -43,7 +43,7 @@ def inner_of(equipment: Equipment) -> InnerFormat:
 
 
 def needs_of(equipment: Equipment) -> Needs:
-    """Which blocks of a learner's arrays in a snapshot this host needs, by the names that `state` gives."""
+    """Which blocks of a learner's arrays this host needs, by the names that `TrainingArrays.state` gives."""
     program: TrainProgram = equipment.program
     inner = program.inner_needs()
 
@@ -55,7 +55,7 @@ def needs_of(equipment: Equipment) -> Needs:
             case "inner":
                 return inner[int(rest)]
             case _:
-                fragment, _, piece = rest.partition("/")
+                fragment, *_, piece = rest.split("/")
                 return equipment.transfer.needs(int(fragment))[int(piece)]
 
     return needs

@@ -33,6 +33,7 @@ setup(
         "numpy>=2.0",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
+        "pandas>=2.2",
         "pillow>=11",
         "prometheus_client>=0.21",
         "protobuf>=7.35.1",  # that wire_pb2.py was generated for

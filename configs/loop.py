@@ -1,4 +1,4 @@
-"""A training loop of your own (docs/your_own_loop.md), by default that of experiments/examples/plain_loop.py.
+"""A training loop of your own (docs/your_own.md), by default that of experiments/examples/plain_loop.py.
 
   python -m experiments.train --config=configs/loop.py[:ALGORITHM] --config.model.factory=module:function
 

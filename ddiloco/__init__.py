@@ -1,6 +1,6 @@
 """Decoupled DiLoCo: many independent learners and one syncer pre-train one model.
 
-`ddiloco.train` trains a `ddiloco.Loop` of your own (docs/your_own_loop.md); importing the package imports
+`ddiloco.train` trains a `ddiloco.Loop` of your own (docs/your_own.md); importing the package imports
 neither JAX nor anything of its own.
 """
 

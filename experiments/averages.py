@@ -25,15 +25,15 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.studies import averages, runs
 
-    output = program.given(_OUTPUT)
+    output = program.required(_OUTPUT)
     if _CONFIG.value.eval.every is None:
         raise program.UsageError("config.eval.every: is None, but runs whose averages are wanted are scored")
-    if _SEEDS.value and program.gives("seed"):
+    if _SEEDS.value and program.has_override("seed"):
         raise program.UsageError("config.seed: has no use with --seeds, which says which there are")
     seeds = runs.parse_seeds(_SEEDS.value) if _SEEDS.value else [_CONFIG.value.seed]
     planned = [_CONFIG.experiment(driver="virtual", seed=seed) for seed in seeds]
     platform.prepare()
-    folder = program.made_folder("output", output)
+    folder = program.ensure_folder("output", output)
     stop, received = exit_handling.stop_on_signals(saving=f"saving the scores so far in {folder}")
     points = []
     for experiment in planned:

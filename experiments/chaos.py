@@ -26,21 +26,22 @@ _MADE = ("job", "undisturbed", "faults.jsonl", "undisturbed.jsonl", "chaos.json"
 def main(_) -> int:
     from ddiloco.config import REFUSED, build
     from ddiloco.run.job import set_aside
-    from experiments.studies.chaos import checks_after, lanes_figure, storm
+    from experiments.studies import figures as drawn
+    from experiments.studies.chaos import checks_after, storm
     from experiments.studies.chaos.processes import ProcessChaos, draw_plan
 
     experiment = _CONFIG.experiment()
     if experiment.driver != "remote":
         raise program.UsageError(f"config.driver: is {experiment.driver}, but must be remote")
-    chaos = dict(program.call(program.chosen_config(), "get_chaos", "config"))
-    chaos |= {name: program.literal(text) for name, text in _GIVEN}
+    chaos = dict(program.load_and_call(program.chosen_config(), "get_chaos", "config"))
+    chaos |= {name: program.parse_literal(text) for name, text in _GIVEN}
     settings = build(ProcessChaos, chaos, "chaos")
     honest = experiment.sync.num_learners - settings.hostile
     if not honest:
         raise program.UsageError("chaos.hostile: takes a learner's place, but config.sync.num_learners is 1")
     plan = draw_plan(settings, honest)
-    workdir = program.made_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
-    with program.reaching("workdir", workdir):
+    workdir = program.ensure_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
+    with program.os_errors_as_usage("workdir", workdir):
         set_aside(workdir, _MADE)
     stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
     journal = workdir / "faults.jsonl"
@@ -54,7 +55,7 @@ def main(_) -> int:
         figures, code = checks_after.compared(figures, alone.figures), alone.code
     (workdir / "chaos.json").write_text(json.dumps(figures, indent=2) + "\n")
     (workdir / "chaos.md").write_text(checks_after.table(figures) + "\n")
-    lanes_figure.draw(workdir / "chaos.png", trace)
+    drawn.draw_lanes(workdir / "chaos.png", trace)
     print(checks_after.table(figures))
     print(f"{workdir}/chaos.json  {workdir}/chaos.png")
     if received or code:

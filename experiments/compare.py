@@ -33,13 +33,13 @@ _GIVEN = program.take_overrides()
 
 
 def main(_) -> int:
-    config = program.given(_CONFIG)
+    config = program.required(_CONFIG)
     output = pathlib.Path(_OUTPUT.value or runs.default_output("compare", config))
-    entries = program.call(config, "get_comparison", "config")
+    entries = program.load_and_call(config, "get_comparison", "config")
     columns = comparison.columns_of(config)
     rows = comparison.make_rows(config, entries, runs.parse_seeds(_SEEDS.value), _GIVEN, output)
     runs.refuse_idle(dict(_GIVEN), [run for row in rows for run in row.runs.values()])
-    program.made_folder("output", output)
+    program.ensure_folder("output", output)
     return comparison.carry_out(rows, _JOBS.value, output, "compare", columns)
 
 

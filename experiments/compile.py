@@ -28,15 +28,19 @@ def main(_) -> int:
     from experiments.studies.compiling.topology import slice_of
 
     if _TABLE.value:
-        program.refuse(
+        program.refuse_flags(
             ["config", "topology", "output", "save"], "has no use with --table, which says all itself"
         )
         for argument in program.config_arguments()[1:]:
             raise program.UsageError(f"{argument.strip('-')}: has no use with --table, which says all itself")
         return _make_table(pathlib.Path(_TABLE.value))
-    experiment, output, save = _CONFIG.experiment(), program.made_file(_OUTPUT), program.made_file(_SAVE)
+    experiment, output, save = (
+        _CONFIG.experiment(),
+        program.writable_file(_OUTPUT),
+        program.writable_file(_SAVE),
+    )
     compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
-    programs = list(compilation.programs(program.tell))
+    programs = list(compilation.programs(program.print_err))
     found = report.report(program.chosen_config(), _TOPOLOGY.value, compilation, programs)
     print(report.text(found))
     if save:
@@ -50,9 +54,9 @@ def _make_table(path: pathlib.Path) -> int:
     """Writes the table; the figures of each row are kept in build/compile, and not compiled again."""
     from experiments.studies.compiling import table
 
-    program.made_file(_TABLE)
-    found = table.compile_all(program.made_folder("table", "build/compile"), program.tell)
-    with program.reaching("table", path):
+    program.writable_file(_TABLE)
+    found = table.compile_all(program.ensure_folder("table", "build/compile"), program.print_err)
+    with program.os_errors_as_usage("table", path):
         text = path.read_text() if path.exists() else ""
         head, _, _ = text.partition("| preset |")
         path.write_text(head + table.table(found) + "\n")

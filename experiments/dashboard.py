@@ -24,11 +24,11 @@ def main(_) -> int:
 
     security = roles.security()
     visitors = Visitors(security.admits_token if security.asks else None, security.tls)
-    workdirs = runs_in(map(pathlib.Path, program.given(_WORKDIRS)))
-    server = PageServer(program.given(_LISTEN), workdirs, visitors, share=0.1, setting="listen")
+    workdirs = runs_in(map(pathlib.Path, program.required(_WORKDIRS)))
+    server = PageServer(program.required(_LISTEN), workdirs, visitors, share=0.1, setting="listen")
     stop, _ = exit_handling.stop_on_signals()
     server.start()
-    program.tell(f"{server.url} (Ctrl-C ends it)")
+    program.print_err(f"{server.url} (Ctrl-C ends it)")
     stop.wait()
     server.stop()
     return 0

@@ -23,7 +23,7 @@ def main(_) -> int:
     from ddiloco.telemetry.scalars import as_json
     from ddiloco.training import platform
 
-    path = pathlib.Path(program.given(_CHECKPOINT))
+    path = pathlib.Path(program.required(_CHECKPOINT))
     platform.prepare()
     try:
         checkpoint = restore(path)
@@ -31,7 +31,7 @@ def main(_) -> int:
         raise program.UsageError(f"checkpoint: {error}") from error
     e = checkpoint.experiment
     e = dataclasses.replace(e, eval=dataclasses.replace(e.eval, every=0))  # which a run may have off
-    output = program.made_file(_OUTPUT)
+    output = program.writable_file(_OUTPUT)
     assembly = assembly_of(e)
     found = assembly.scorer(assembly.mesh_on(jax.devices()))(checkpoint.params)
     if found is None:

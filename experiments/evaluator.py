@@ -23,7 +23,7 @@ def main(_) -> int:
     from ddiloco.remote.wire.security import Security
     from experiments.cli.role_main import role_main
 
-    workdir = pathlib.Path(program.given(_WORKDIR))
+    workdir = pathlib.Path(program.required(_WORKDIR))
     experiment = _CONFIG.experiment(driver="remote")
     assignment = roles.assignment("evaluator", workdir=workdir)
     stop, received = exit_handling.stop_on_signals(assignment.grace)

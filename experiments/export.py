@@ -23,11 +23,14 @@ def main(_) -> int:
     from ddiloco.run.saved_model import saved_model
     from ddiloco.weights.export import export
 
-    workdir, folder = pathlib.Path(program.given(_WORKDIR)), program.checked_folder("to", program.given(_TO))
-    with program.reaching("workdir", workdir):
+    workdir, folder = (
+        pathlib.Path(program.required(_WORKDIR)),
+        program.writable_folder("to", program.required(_TO)),
+    )
+    with program.os_errors_as_usage("workdir", workdir):
         found = saved_model(workdir)
     experiment = dataclasses.replace(found.experiment, model=_changed(found.experiment.model))
-    with program.reaching("to", folder):
+    with program.os_errors_as_usage("to", folder):
         if folder.exists() and any(folder.iterdir()):
             raise program.UsageError(f"to: {folder}: is not empty")
         lines = export(experiment, found.params, folder)
@@ -41,7 +44,7 @@ def _changed(model):
     """The model's settings with those of the command line, which may not change its parameters."""
     from ddiloco.training.parameters import parameter_shapes
 
-    changed = program.changed(model, _OVERRIDES, "model")
+    changed = program.with_overrides(model, _OVERRIDES, "model")
     if _OVERRIDES and parameter_shapes(changed) != parameter_shapes(model):
         raise program.UsageError(f"config.{_OVERRIDES[0][0]}: the parameters would be others than the run's")
     return changed

@@ -28,7 +28,7 @@ def main(_) -> int:
     from ddiloco.training import platform
     from experiments.studies import byzantine
 
-    output = program.made_file(_OUTPUT)
+    output = program.writable_file(_OUTPUT)
     ways = _LIES.value or list(byzantine.KINDS)
     for flag, names, known in (("lies", ways, byzantine.KINDS), ("rules", _RULES.value or [], MERGE_RULES)):
         for name in names:
@@ -37,7 +37,7 @@ def main(_) -> int:
     experiment = _CONFIG.experiment({"sync.num_learners": _LEARNERS}, driver="virtual")
     if experiment.eval.every is None:
         raise program.UsageError("config.eval.every: is None, but what lies do is a score")
-    if _RULES.value and program.gives("outer.merge"):
+    if _RULES.value and program.has_override("outer.merge"):
         raise program.UsageError("config.outer.merge: has no use with --rules, which says which there are")
     byzantine.without_the_last(experiment)  # refuses what cannot be so before anything runs
     platform.prepare()
@@ -51,12 +51,12 @@ def main(_) -> int:
     for label, settings in guarded.items():
         alone = byzantine.run(byzantine.without_the_last(settings), {})
         for way in [None, *ways]:
-            got = byzantine.run(settings, {} if way is None else {m: byzantine.Lies(way) for m in liars})
+            got = byzantine.run(settings, {} if way is None else dict.fromkeys(liars, way))
             found[f"{label}: {way or 'all honest'}"] = dataclasses.asdict(got)
             worse = f"{100 * (got.loss / alone.loss - 1):+.2f}%"
             left_out = ", ".join(f"{n} of learner {m}" for m, n in sorted(got.left_out.items())) or "-"
             rows.append([label, way or "all honest", f"{got.loss:.4f}", worse, f"{got.offers}", left_out])
-            program.tell(f"{label}, {rows[-1][1]}: {rows[-1][2]} ({worse})")
+            program.print_err(f"{label}, {rows[-1][1]}: {rows[-1][2]} ({worse})")
         found[f"{label}: without it"] = dataclasses.asdict(alone)
         rows.append([label, "without it", f"{alone.loss:.4f}", "", f"{alone.offers}", "-"])
     print(markdown(["merged by", "the eighth learner", "loss", "", "offers", "left out"], rows, align=True))

@@ -118,16 +118,16 @@ def main(_) -> int:
     )
     if _LAUNCHER.value == "ray":
         return _ray(experiment)
-    folder = program.checked_folder("output", _OUTPUT.value or f"runs/{fleet.name}")
+    folder = program.writable_folder("output", _OUTPUT.value or f"runs/{fleet.name}")
     plan = {"gke": _gke, "slurm": _slurm, "cloud_tpu": _cloud_tpu}[_LAUNCHER.value](fleet, experiment)
-    with program.reaching("output", folder):
+    with program.os_errors_as_usage("output", folder):
         plan.write(folder)
     for name in plan.files:
-        program.tell(f"{folder / name}")
+        program.print_err(f"{folder / name}")
     if _DRY_RUN.value:
         print(plan.shown())
         return 0
-    with program.reaching("launcher", pathlib.Path(plan.commands[0][0])):
+    with program.os_errors_as_usage("launcher", pathlib.Path(plan.commands[0][0])):
         return plan.carry_out(folder)
 
 
@@ -139,15 +139,15 @@ def _refuse_idle() -> None:
         of = engines.split(", ")
         if colon and set(of) <= set(_ENGINES) and engine not in of:
             instead = _INSTEAD.get((name, engine), f"it is for {', '.join(of)}")
-            program.refuse([name], f"has no use with --launcher={engine}; {instead}")
+            program.refuse_flags([name], f"has no use with --launcher={engine}; {instead}")
     if engine == "ray" and not _VERSION.value:
-        program.refuse(["topology", "chips"], "has no use without --version, which has Ray place TPUs")
+        program.refuse_flags(["topology", "chips"], "has no use without --version, which has Ray place TPUs")
     elif engine == "ray" and _TOPOLOGY.value:
-        program.refuse(
+        program.refuse_flags(
             ["hosts", "chips", "cpus", "gpus"], "has no use with --version; --topology says what there is"
         )
     for path, (engines, instead) in _SETTINGS.items():
-        if engine in engines and program.gives(path):
+        if engine in engines and program.has_override(path):
             raise program.UsageError(f"config.{path}: has no use with --launcher={engine}; {instead}")
 
 
@@ -159,7 +159,7 @@ def _ray(experiment) -> int:
     from ddiloco.launch.on_ray import RayRun, Resources
     from experiments.cli.role_main import exit_code
 
-    workdir = program.made_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
+    workdir = program.ensure_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
     stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
     with (
         exit_handling.shielded()
@@ -176,7 +176,7 @@ def _ray(experiment) -> int:
     )
     kept = pathlib.Path(_KEPT.value) if _KEPT.value else None
     own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    code = RayRun(experiment, workdir, resources, exit_code, program.tell, own, kept).run(stop)
+    code = RayRun(experiment, workdir, resources, exit_code, program.print_err, own, kept).run(stop)
     ray.shutdown()
     return 128 + received[0] if received else code
 
@@ -243,7 +243,7 @@ def _cloud_tpu(fleet, experiment):
 def _syncer_pod(experiment) -> dict[str, int]:
     """Memory and disk of the syncer's pod, in bytes, by the names of `Gke`.
 
-    Memory: what `--dry_run` says, which is about what a process takes (docs/operations.md), 15% to spare, and
+    Memory: what `--dry_run` says, which is about what a process takes (docs/running.md), 15% to spare, and
     4 GiB of programs. Disk: the versions kept, with the optimizer's state, and as much again for tapes and
     records.
     """

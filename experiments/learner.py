@@ -38,7 +38,7 @@ def main(_) -> int:
     if (_LEARNER_ID.value is None) is not _SPARE.value:
         raise program.UsageError("learner_id: give --learner_id=N, or --spare in its place")
     if flags.FLAGS.processes == 1:
-        program.refuse(["coordinator"], "has no use without --processes, how many the learner has")
+        program.refuse_flags(["coordinator"], "has no use without --processes, how many the learner has")
     assignment = roles.assignment(
         "learner",
         learner=_LEARNER_ID.value or 0,

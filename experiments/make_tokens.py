@@ -20,9 +20,12 @@ _OUTPUT = flags.DEFINE_string("output", None, "Folder for the files; it must not
 
 
 def main(_) -> int:
-    folder, learners = program.checked_folder("output", program.given(_OUTPUT)), program.given(_LEARNERS)
+    folder, learners = (
+        program.writable_folder("output", program.required(_OUTPUT)),
+        program.required(_LEARNERS),
+    )
     tokens = {m: secrets.token_hex(24) for m in range(learners)}
-    with program.reaching("output", folder):
+    with program.os_errors_as_usage("output", folder):
         folder.mkdir(mode=0o700, parents=True)
         operator = secrets.token_hex(24)
         lines = [f"{m} {token}\n" for m, token in tokens.items()]

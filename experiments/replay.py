@@ -29,7 +29,7 @@ def main(_) -> int:
         )
     if _WHAT_IF.value and _UNTIL.value:
         raise program.UsageError("until: cannot be joined with --what_if")
-    with recorded(program.given(_WORKDIR)) as run:
+    with recorded(program.required(_WORKDIR)) as run:
         if _WHAT_IF.value:
             what_if.compare(run, _OVERRIDES)
             return 0

@@ -19,9 +19,9 @@ def main(_) -> int:
     from ddiloco.dashboard.view import read_views
     from ddiloco.telemetry.files import replacing
 
-    workdirs = runs_in(map(pathlib.Path, [*program.given(_WORKDIRS), *_COMPARE.value]))
+    workdirs = runs_in(map(pathlib.Path, [*program.required(_WORKDIRS), *_COMPARE.value]))
     output = pathlib.Path(_OUTPUT.value or workdirs[0] / "report.html")
-    with program.reaching("output", output), replacing(output) as new:
+    with program.os_errors_as_usage("output", output), replacing(output) as new:
         new.write_text(document(read_views(workdirs), inline=True))
     print(output)
     return 0

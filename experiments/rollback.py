@@ -20,8 +20,8 @@ _TO = flags.DEFINE_integer("to", None, "Global step to go back to.", lower_bound
 def main(_) -> int:
     from ddiloco.run.rollback import roll_back
 
-    workdir, step = pathlib.Path(program.given(_WORKDIR)), program.given(_TO)
-    with program.reaching("workdir", workdir):
+    workdir, step = pathlib.Path(program.required(_WORKDIR)), program.required(_TO)
+    with program.os_errors_as_usage("workdir", workdir):
         done = roll_back(workdir, step)
     print(f"back at step {done.step}, versions {', '.join(map(str, done.versions))}")
     print(f"what came later is in {done.previous}")

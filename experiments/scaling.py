@@ -24,23 +24,20 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of these samples.", lower_bound=0)
 
 
 def main(_) -> int:
-    from experiments.studies.scaling import figure, study
+    from experiments.studies import figures, results
+    from experiments.studies.scaling import study
     from experiments.studies.scaling.measurements import ScalingError
-    from experiments.studies.scaling.tables import report
 
-    folders, output = program.given(_SWEEP), program.given(_OUTPUT)
+    folders, output = program.required(_SWEEP), program.required(_OUTPUT)
     losses, *others = [read_sweep(pathlib.Path(folder)) for folder in folders]
     swept = [row for rows in others for row in rows]
     try:
         found = study.study(losses, swept, _SEED.value, _DRAWS.value)
     except ScalingError as error:
         raise program.UsageError(f"sweep: {error}") from None
-    output = program.made_folder("output", output)
-    (output / "scaling.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
-    (output / "scaling.md").write_text(report(found) + "\n")
-    figure.draw(output / "scaling.png", found)
-    print(report(found))
-    print(f"{output}/scaling.json  {output}/scaling.md  {output}/scaling.png")
+    stem = program.ensure_folder("output", output) / "scaling"
+    results.write(stem, (found, study.report(found), lambda path: figures.draw_scaling(path, found)))
+    results.show(stem)
     return 0
 
 
@@ -48,7 +45,7 @@ def read_sweep(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The rows of a sweep; raises UsageError if the folder has no readable sweep.json."""
     path = folder / "sweep.json"
     try:
-        with program.reaching("sweep", path):
+        with program.os_errors_as_usage("sweep", path):
             rows = json.loads(path.read_text())
     except ValueError:
         raise program.UsageError(f"sweep: {path}: is no JSON") from None

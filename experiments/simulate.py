@@ -27,11 +27,11 @@ _OUTPUT = flags.DEFINE_string("output", None, "Write the figures to this JSON fi
 
 def main(_) -> int:
     from ddiloco.config import build, to_dict
-    from experiments.studies.goodput import figures
+    from experiments.studies import figures
     from experiments.studies.goodput.simulator import Simulation, simulate
 
     simulation = build(Simulation, _CONFIG.value)
-    output = program.made_file(_OUTPUT)
+    output = program.writable_file(_OUTPUT)
     live = sys.stdout.isatty()
     progress = lambda share: print(f"\rsimulated {share:4.0%}", end="", flush=True)  # noqa: E731
     cells = simulate(simulation, progress if live else lambda share: None)
@@ -41,7 +41,7 @@ def main(_) -> int:
     if output is not None:
         result = {"cells": list(map(dataclasses.asdict, cells)), "settings": to_dict(simulation)}
         output.write_text(json.dumps(result, indent=2) + "\n")
-        paths = figures.draw_all(output.with_suffix(""), cells)
+        paths = figures.draw_goodput(output.with_suffix(""), cells)
         print("  ".join(map(str, [output, *paths])))
     return 0
 

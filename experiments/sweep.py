@@ -16,14 +16,12 @@ first setting that is a number is the axis of the figure, and the other settings
 
 from __future__ import annotations
 
-import json
 import pathlib
-from typing import Any
 
 from absl import flags
 
 from experiments.cli import program
-from experiments.studies import grid, runs, sweep_figure, sweep_report
+from experiments.studies import figures, results, runs, sweeps
 
 _CONFIG = flags.DEFINE_string(
     "config", "configs/dense.py", "Config file of every point, and its preset after a colon."
@@ -38,35 +36,29 @@ _GIVEN = program.take_overrides()
 
 
 def main(_) -> int:
-    folder = pathlib.Path(program.given(_OUTPUT))
-    sweep = grid.with_settings(grid.load(program.given(_SWEEP), _BASELINE.value), _GIVEN)
+    folder = pathlib.Path(program.required(_OUTPUT))
+    sweep = sweeps.with_settings(sweeps.load(program.required(_SWEEP), _BASELINE.value), _GIVEN)
     planned = []
     for given in sweep.points:
-        name = grid.point_name(given)
+        name = sweeps.point_name(given)
         own = [(field, value) for field, value in given.items() if field != "config"]
         planned.append(runs.plan(name, given.get("config", _CONFIG.value), [*own, *_GIVEN], folder / name))
     if _CONFIG.present and all("config" in point for point in sweep.points):
         raise program.UsageError("config: each point of the sweep names its own; leave --config out")
     runs.refuse_idle(dict(_GIVEN), planned)
-    if grid.is_product(_SWEEP.value):
+    if sweeps.is_product(_SWEEP.value):
         runs.refuse_idle(sweep.points[0], planned, "sweep: ")
-    output = program.made_folder("output", folder)
+    output = program.ensure_folder("output", folder)
 
-    def gather(_: runs.PlannedRun | None = None) -> None:
-        rows: list[dict[str, Any]] = []
-        for given, run in zip(sweep.points, planned, strict=True):
+    def collect() -> results.Report:
+        rows = []
+        for point, run in zip(sweep.points, planned, strict=True):
             if run.lacks() is None:
-                summary = runs.read_summary(run.workdir)
-                rows.append({**given, **{name: summary.get(name) for name in sweep_report.COLUMNS}})
-        (output / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
-        (output / "sweep.md").write_text(sweep_report.report(rows, sweep) + "\n")
-        sweep_figure.draw(output / "sweep.png", rows, sweep)
+                summary = results.read_summary(run.workdir)
+                rows.append({**point, **{name: summary.get(name) for name in sweeps.FIGURES}})
+        return rows, sweeps.report(rows, sweep), lambda path: figures.draw_sweep(path, rows, sweep)
 
-    failed = runs.train(planned, _JOBS.value, gather)
-    gather()
-    print((output / "sweep.md").read_text(), end="")
-    print(f"{output}/sweep.json  {output}/sweep.md  {output}/sweep.png")
-    return runs.tell_failed(failed)
+    return runs.carry_out(planned, _JOBS.value, output / "sweep", collect)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ def main(_) -> int:
     from experiments.cli.role_main import role_main
 
     if _PART.value is None:
-        program.refuse(["authority"], "has no use without --part")
+        program.refuse_flags(["authority"], "has no use without --part")
     else:
-        program.refuse(["finish", "resume"], "has no use with --part; it is for the authority")
+        program.refuse_flags(["finish", "resume"], "has no use with --part; it is for the authority")
     workdir = pathlib.Path(_WORKDIR.value or exit_handling.new_workdir())
     if _PART.value is None:
         assignment = roles.assignment(SYNCER, syncer=_LISTEN.value, workdir=workdir)

@@ -17,8 +17,8 @@ def main(_) -> int:
     from experiments.studies.replay.recorded import recorded
 
     if _AROUND.value is None:
-        program.refuse(["steps"], "has no use without --around")
-    with recorded(program.given(_WORKDIR)) as run:
+        program.refuse_flags(["steps"], "has no use without --around")
+    with recorded(program.required(_WORKDIR)) as run:
         lines = timeline.timeline(run.plan)
     for line in timeline.chosen(lines, _LEARNER.value, _AROUND.value, _STEPS.value):
         print(timeline.shown(line, run.experiment.driver == "virtual"))

@@ -21,15 +21,15 @@ def main(_) -> None:
     from ddiloco.data.tokenized import write
     from ddiloco.data.tokenizers import make_tokenizer, without_end
 
-    folder = program.checked_folder("output", program.given(_OUTPUT))
+    folder = program.writable_folder("output", program.required(_OUTPUT))
     data = _CONFIG.experiment().data
     if not isinstance(data, DataConfig):
         raise program.UsageError("config: trains on no text")
-    with program.reaching("output", folder):
+    with program.os_errors_as_usage("output", folder):
         tokenizer = make_tokenizer(data)
         for sentence in without_end(data, tokenizer):
-            program.tell(f"warning: {sentence}")
-        write(data, tokenizer, folder, _THREADS.value, program.tell)
+            program.print_err(f"warning: {sentence}")
+        write(data, tokenizer, folder, _THREADS.value, program.print_err)
     print(f"{folder}: to train on it, --config.data.tokenized={folder}")
 
 

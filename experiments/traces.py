@@ -30,15 +30,15 @@ def main(_) -> int:
     from experiments.studies.goodput import traces
     from experiments.studies.goodput.systems import system_of
 
-    path = pathlib.Path(program.given(_TRACE))
+    path = pathlib.Path(program.required(_TRACE))
     if not _SPARES.value:
-        program.refuse(["replacement_seconds"], "has no use without --spares")
+        program.refuse_flags(["replacement_seconds"], "has no use without --spares")
     try:
-        systems = [system_of(label) for label in program.given(_SYSTEMS)]
+        systems = [system_of(label) for label in program.required(_SYSTEMS)]
     except ValueError as error:
         raise program.UsageError(f"systems: {error}") from None
     try:
-        with program.reaching("trace", path):
+        with program.os_errors_as_usage("trace", path):
             trace = traces.read_outages(path, _SERVERS.value)
     except ValueError as error:
         raise program.UsageError(f"trace: {error}") from None

@@ -29,7 +29,9 @@ def main(_) -> int:
     experiment = _CONFIG.experiment()
     only = "settings" if _SETTINGS.value else "dry_run" if _DRY_RUN.value else None
     if only is not None:  # with --workdir they are a run's command line, and one word more
-        program.refuse({"settings", "dry_run", "profile", "resume"} - {only}, f"has no use with --{only}")
+        program.refuse_flags(
+            {"settings", "dry_run", "profile", "resume"} - {only}, f"has no use with --{only}"
+        )
     if _SETTINGS.value:
         from experiments.cli.listing import listing
 
@@ -42,12 +44,12 @@ def main(_) -> int:
         return 0
     if experiment.driver != "remote":
         platform.prepare()
-    workdir = program.checked_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
+    workdir = program.writable_folder("workdir", _WORKDIR.value or exit_handling.new_workdir())
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
     profile, resume = roles.profile(_PROFILE.value, workdir), roles.resumes()
     if resume is None and is_over(workdir, with_steps_of_tokens(experiment).train.steps):
-        program.tell(f"the run in {workdir} is over")
+        program.print_err(f"the run in {workdir} is over")
         return 0
     stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
     if experiment.driver == "remote":
@@ -56,14 +58,14 @@ def main(_) -> int:
         steps = None if profile is None else _PROFILE.value
         going_on = resume or (resume is None and run_mark.begun(workdir / FOLDER) is not None)
         settings = program.config_arguments()
-        code = run_all(experiment, settings, workdir, stop, program.tell, profile=steps, resume=going_on)
+        code = run_all(experiment, settings, workdir, stop, program.print_err, profile=steps, resume=going_on)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
     try:
         result = run_job(experiment, workdir, stop, resume=resume, profile=profile)
     except (DurableStateError, run_mark.RunMarkError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return exit_handling.tell(result, workdir, received)
+    return exit_handling.print_result(result, workdir, received)
 
 
 if __name__ == "__main__":

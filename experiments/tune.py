@@ -28,7 +28,7 @@ from typing import Any
 from absl import flags
 
 from experiments.cli import program
-from experiments.studies import comparison, grid, runs, tuning
+from experiments.studies import comparison, results, runs, sweeps, tuning
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_tuning(), and its argument after a colon.")
 _OUTPUT = flags.DEFINE_string("output", None, "Its folder. Default: runs/tune-FILE-ARGUMENT.")
@@ -39,7 +39,7 @@ _GIVEN = program.take_overrides()
 
 
 def main(_) -> int:
-    plan = tuning.plan_of(program.given(_CONFIG))
+    plan = tuning.plan_of(program.required(_CONFIG))
     choosing = runs.parse_seeds(_TUNING_SEEDS.value, "tuning_seeds")
     reporting = runs.parse_seeds(_SEEDS.value)
     if set(choosing) & set(reporting):
@@ -51,7 +51,7 @@ def main(_) -> int:
         for point in tuning.each_value(row):
             planned += _planned(row, point, plan.choosing, choosing, output).values()
     runs.refuse_idle(dict(_GIVEN), planned)
-    program.made_folder("output", output)
+    program.ensure_folder("output", output)
     tuned, failed = _climbed(plan, choosing, output)
     print(tuning.choices(tuned))
     (output / "chosen.md").write_text(tuning.choices(tuned) + "\n")
@@ -61,7 +61,7 @@ def main(_) -> int:
         by_seed = _planned(one.row, one.best, {}, reporting, output / "reported")
         rows.append(comparison.ComparisonRow(one.row.label, {}, by_seed, one.row.against))
     status = comparison.carry_out(rows, _JOBS.value, output, "tune")
-    return runs.tell_failed(failed) or status
+    return runs.report_failed(failed) or status
 
 
 Climb = Iterator[list[runs.PlannedRun]]
@@ -105,7 +105,7 @@ def _climb(
     while row.label not in tuned:
         planned = list(_planned(row, point, plan.choosing, seeds, output).values())
         yield planned
-        done = [runs.read_summary(run.workdir) for run in planned if run.lacks() is None]
+        done = [results.read_summary(run.workdir) for run in planned if run.lacks() is None]
         losses = [summary["eval_loss"] for summary in done]
         whole = len(done) == len(seeds) and all(loss is not None for loss in losses)
         loss = statistics.mean(losses) if whole else math.inf
@@ -125,7 +125,7 @@ def _planned(
 ) -> dict[int, runs.PlannedRun]:
     """The runs of a row at a point, one for each seed."""
     path, at = _CONFIG.value.partition(":")[0], dict(zip(row.axes, point, strict=True))
-    place = grid.point_name(at)
+    place = sweeps.point_name(at)
     settings = {**row.settings, **changes, **at}
     folder = output / runs.folder_name(row.label) / place
     config, overrides = f"{path}:{row.preset}", [*settings.items(), *_GIVEN]

@@ -15,6 +15,7 @@ from ddiloco.protocol.round import Round
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.virtual.calendar import Timer
 from ddiloco.virtual.syncer_process import VirtualSyncer
+from ddiloco.workers.syncer_actor import SyncerActor, Version
 
 DELAY = 0.05  # mean seconds of a message between authority and part
 
@@ -37,13 +38,16 @@ class PartedSyncer(VirtualSyncer):
 
     def __init__(self, *of_fleet: Any, parts: int, rng: random.Random) -> None:
         """`of_fleet`: what a `VirtualSyncer` is given; `parts`: how many."""
-        super().__init__(*of_fleet)
-        self.on_death: Callable[[int], None] = lambda part: None
-        self.core = self  # what the invariants ask of a core: versions and merged steps
-        self._rng = rng
-        self._starts = 0
         self._parts = [_Process(s) for s in range(parts)]
         self._authority = _Process(-1)
+        self._rng = rng
+        self._starts = 0
+        super().__init__(*of_fleet)
+        self.on_death: Callable[[int], None] = lambda part: None
+        # Carries out what the cores decide; its core is what the invariants ask for versions.
+        self.policy = self._policy
+        versions = {p: Version(0, None) for p in range(self.policy.num_fragments)}
+        self._actor = SyncerActor(self, self, versions)
         for process in (self._authority, *self._parts):
             process.alarm = Timer(self._calendar, functools.partial(self._handle, process, events.Timeout()))
         self.restart()
@@ -98,7 +102,7 @@ class PartedSyncer(VirtualSyncer):
     def restart(self) -> None:
         """Starts what is down, from what is durable, and connects it."""
         for process in (*self._parts, self._authority):
-            if process.core is None:
+            if process.core is None and process.alarm is not None:
                 self._starts += 1
                 if process is self._authority:
                     parts = len(self._parts)
@@ -136,6 +140,8 @@ class PartedSyncer(VirtualSyncer):
         if process.core is None:
             return
         said = self._decide(process, event)
+        if isinstance(event, events.FragmentArrived):
+            self._actor.offers.setdefault(event, None)
         if isinstance(event, events.LearnerJoined):
             self.durable = self.durable.with_incarnations(process.core.state().incarnations)
         out = [one for one in said if isinstance(one, actions.SyncerAction)]
@@ -161,13 +167,8 @@ class PartedSyncer(VirtualSyncer):
                         self._send(part, part, told)
                 case ToPart(number, told):
                     self._send(self._parts[number], self._parts[number], told)
-                case actions.Merge():
-                    begins = max(self._calendar.now, process.merging_until)
-                    process.merging_until = begins + self._merge_time()
-                    at = process.merging_until
-                    self._calendar.at(at, self._merge_at, process, process.starts, one)
                 case _:
-                    self._perform(one, None)
+                    self._actor.perform([one])
         if process.core is not None:
             process.alarm.set(process.core.next_deadline())
 
@@ -177,11 +178,18 @@ class PartedSyncer(VirtualSyncer):
         to.heard_until = at = max(at, to.heard_until)
         self._calendar.at(at, self._hear, to, part, part.connection, told)
 
-    def _merge_at(self, part: _Process, starts: int, merge: actions.Merge) -> None:
+    def merge(self, merge: actions.Merge, given: list[Any]) -> None:
+        """By the fragment's part, after those before it."""
+        process = self._parts[merge.round.fragment % len(self._parts)]
+        begins = max(self._calendar.now, process.merging_until)
+        process.merging_until = begins + self._merge_time()
+        self._calendar.at(process.merging_until, self._merge_at, process, process.starts, merge, given)
+
+    def _merge_at(self, part: _Process, starts: int, merge: actions.Merge, given: list[Any]) -> None:
         """Merges and commits, then tells the part; a crash may come in between."""
         if part.starts != starts:
             return
-        made = self.arrays.merge(merge.round.fragment, [(c, None) for c in merge.contributions])
+        made = self.arrays.merge(merge.round.fragment, given)
         if not made.empty:
             self._committing = part.core.lineage
             merged = [c for c in merge.contributions if c.learner not in made.left_out]

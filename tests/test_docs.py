@@ -18,9 +18,26 @@ def test_links_lead_to_files():
     assert not broken, "\n".join(broken)
 
 
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    titles = (re.sub(r"\]\([^)]*\)", "", title) for title in re.findall(r"^#+ (.*)$", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_links_lead_to_headings():
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}#{anchor}"
+        for page in PAGES
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
+        if anchor not in anchors(page.parent / target if target else page)
+    ]
+    assert not broken, "\n".join(broken)
+
+
 def test_named_files_exist():
     named = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sh|proto|md))`")
-    made = {"models/toy.py", "configs/toy.py", "ddiloco/models/toy.py"}  # docs/adding_a_model.md
+    made = {"models/toy.py", "configs/toy.py", "ddiloco/models/toy.py"}  # docs/your_own.md
     missing = [
         f"{page.relative_to(ROOT)}: {path}"
         for page in PAGES

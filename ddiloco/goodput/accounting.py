@@ -1,4 +1,4 @@
-"""What goodput, uptime and lost time mean, for real runs and simulated ones; definitions: docs/goodput.md."""
+"""What goodput, uptime and lost time mean, for real runs and simulated ones (docs/dashboard.md)."""
 
 from __future__ import annotations
 

@@ -49,15 +49,18 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    """Something from a learner was not used, and why.
-
-    After FragmentArrived it means only the arrays that came with that event: what the round accepted earlier
-    from the learner stays until a Merge takes it.
-    """
+    """Something from a learner was not used, and why."""
 
     learner: int
     reason: str
     round: RoundId | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """The arrays of this offer are not needed any more; until then, or until its Merge, they are kept."""
+
+    offer: events.FragmentArrived
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +72,26 @@ class Record:
 
 
 @dataclasses.dataclass(frozen=True)
+class Began(Record):
+    """This incarnation of a learner counts from now on: what it holds is of the run's history."""
+
+    learner: int
+    incarnation: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Published(Record):
+    """A version is sent to all, and none before it any more; measurements of its merge join the record."""
+
+    fragment: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Finish:
     """Every round up to the last step is merged, or can never be merged: learners may leave."""
 
 
-SyncerAction = Tell | Merge | Drop | Record | Finish
+SyncerAction = Tell | Merge | Drop | Release | Record | Finish
 
 
 @dataclasses.dataclass(frozen=True)

@@ -258,8 +258,9 @@ class Authority:
         self.members.begin(m, step, versions)
         m.heard_at = now
         self._validator.reached(step, now)
-        record = actions.Record("learner_ready", {"learner": m.learner, "incarnation": m.incarnation})
-        return [record, news.Begun(m.learner, m.incarnation, step, tuple(versions)), *self._counts(m, now)]
+        who = {"learner": m.learner, "incarnation": m.incarnation}
+        began = actions.Began("learner_ready", who, **who)
+        return [began, news.Begun(m.learner, m.incarnation, step, tuple(versions)), *self._counts(m, now)]
 
     def _counts(self, m: Member, now: float) -> Said:
         """A learner counts that did not; the first after a time without any does not end or merge alone."""

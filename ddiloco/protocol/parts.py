@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.membership import Member, Membership, State
@@ -129,10 +130,6 @@ class Part:
         """Whether a merge is durable that the authority has not answered for."""
         return any(r.committed for r in self._rounds.open)
 
-    def is_early(self, event: events.FragmentArrived) -> bool:
-        """Whether the offer is here before the reports of its work, which come by way of the authority."""
-        return self._members.is_early(event.contribution, self.policy.interval)
-
     def handle(
         self,
         event: events.FragmentArrived
@@ -143,6 +140,10 @@ class Part:
         now: float,
     ) -> Said:
         """Takes what concerns its rounds, and the news of the authority."""
+        out = self._handle(event, now)
+        return out + [said for offer in self._rounds.no_longer_early() for said in self._handle(offer, now)]
+
+    def _handle(self, event: Any, now: float) -> Said:
         match event:
             case news.RollCall():
                 known: Said = [*self._rounds.committed()]

@@ -118,10 +118,10 @@ class Round:
         values = {"step": self.id.step, "fragment": self.id.fragment, "left_out": sorted(self.arrived)}
         return actions.Record("round_refused", values)
 
-    def record(self, live: int, now: float) -> actions.Record:
-        """What is worth knowing of it once it is merged; `live`: how many learners are."""
+    def published(self, live: int, now: float) -> actions.Published:
+        """Its end, and what is worth knowing of it; `live`: how many learners are."""
         left_out = sorted(set(self.arrived) & set(self.left_out))
-        return actions.Record(
+        return actions.Published(
             "round",
             {
                 "step": self.id.step,
@@ -137,4 +137,5 @@ class Round:
                 "sync_seconds": now - self.merging_since,
                 **({"left_out": left_out} if left_out else {}),
             },
+            self.id.fragment,
         )

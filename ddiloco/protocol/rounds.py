@@ -62,6 +62,9 @@ class Rounds:
         self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
         self._moved = self._ask_all = True  # whether any round may go on, and any learner may be asked
         self._heard: set[int] = set()  # learners that may be asked
+        # By learner and fragment, offers that came before the reports of their work
+        self._early: dict[tuple[int, int], events.FragmentArrived] = {}
+        self._caught_up: set[int] = set()  # learners whose early offers may be taken
         self._joined = False  # a learner has, since the front was looked at
         self._stuck: bool | None = False  # as the authority has heard; None: it is to hear
         self._over = False
@@ -76,7 +79,6 @@ class Rounds:
         """
         match event:
             case events.FragmentArrived():
-                self._touched.add(event.round.fragment)
                 return self._fragment_arrived(event, now)
             case events.OfferFailed():
                 return self._offer_failed(event)
@@ -90,6 +92,12 @@ class Rounds:
                 r.committed = True
                 return [self._committed(r)]
 
+    def no_longer_early(self) -> list[events.FragmentArrived]:
+        """Offers that came too early, and are to be handled now."""
+        found = [key for key in self._early if key[0] in self._caught_up] if self._caught_up else []
+        self._caught_up.clear()
+        return [self._early[key] for key in found]
+
     def hear(self, message: news.News, now: float) -> Said:
         """Takes the news of the authority; `members` say the same already."""
         match message:
@@ -98,6 +106,7 @@ class Rounds:
                 m.admitted_at = now if m.admitted_at is None else m.admitted_at
                 return [self._updates.welcome(learner, incarnation, self.furthest(learner))]
             case news.Begun(learner, versions=held):
+                self._caught_up.add(learner)
                 self._goes(learner, now)  # an older incarnation of it, which this one replaces
                 m = self._comes(learner)
                 if m.admitted_at is not None:
@@ -105,10 +114,14 @@ class Rounds:
                 versions = dict(zip(self.members.fragments, held, strict=True))
                 return [*self._updates.bring_up_to_date(m, versions, now)]
             case news.Returned(learner):
+                self._caught_up.add(learner)
                 self._comes(learner)
-            case news.Left(learner):
+            case news.Left(learner, gone=gone):
+                if gone:
+                    self._caught_up.add(learner)
                 self._goes(learner, now)
             case news.Heard():
+                self._caught_up.add(message.report.learner)
                 return self._hear_report(message.report.learner, now)
             case news.AllPresent():
                 self._prospects.all_present()
@@ -327,14 +340,16 @@ class Rounds:
         self._updates.add(r.id, r.given)
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not State.JOINING]
-        return [*self._updates.send(which.fragment, receivers, now), r.record(self.members.count, now)]
+        return [*self._updates.send(which.fragment, receivers, now), r.published(self.members.count, now)]
 
     def _abandon(self) -> Said:
         """Gives up rounds that can no longer have their quorum."""
-        hopeless = self._prospects.hopeless(self._open.values())
-        for r in hopeless:
+        out: Said = []
+        for r in self._prospects.hopeless(self._open.values()):
             del self._open[r.id.fragment]
-        return [actions.Record("round_abandoned", dataclasses.asdict(r.id)) for r in hopeless]
+            out += [actions.Release(events.FragmentArrived(r.id, c)) for c in r.arrived.values()]
+            out.append(actions.Record("round_abandoned", dataclasses.asdict(r.id)))
+        return out
 
     def _where_it_ends(self) -> Said:
         """Tells the authority when rounds cannot go on by themselves, and when none is left."""
@@ -350,6 +365,35 @@ class Rounds:
     # Arrivals.
 
     def _fragment_arrived(self, event: events.FragmentArrived, now: float) -> Said:
+        """Takes an offer, or keeps it until its learner's reports are here; releases what is superfluous."""
+        c, p = event.contribution, event.round.fragment
+        before = self._kept(c.learner, p)
+        self._early.pop((c.learner, p), None)
+        out: Said = []
+        if self.members.is_early(c, self.policy.interval):
+            self._early[c.learner, p] = event
+        else:
+            self._touched.add(p)
+            out += self._offered(event, now)
+        kept, known = self._kept(c.learner, p), dict.fromkeys([*before, event])
+        return out + [actions.Release(offer) for offer in known if offer not in kept]
+
+    def _kept(self, learner: int, fragment: int) -> list[events.FragmentArrived]:
+        """A learner's offers of the fragment whose arrays are needed."""
+        r, early = self._open.get(fragment), self._early.get((learner, fragment))
+        kept = [] if early is None else [early]
+        if r is not None and r.phase is not Phase.MERGING and learner in r.arrived:
+            kept.append(events.FragmentArrived(r.id, r.arrived[learner]))
+        return kept
+
+    @property
+    def offers(self) -> set[events.FragmentArrived]:
+        """Those whose arrays are kept."""
+        waiting = [r for r in self._open.values() if r.phase is not Phase.MERGING]
+        accepted = {events.FragmentArrived(r.id, c) for r in waiting for c in r.arrived.values()}
+        return accepted | set(self._early.values())
+
+    def _offered(self, event: events.FragmentArrived, now: float) -> Said:
         c = event.contribution
         r = self._find(event.round)
         m = self.members.current(c.learner, c.incarnation)

@@ -139,7 +139,10 @@ class SyncerCore(Knowing):
                 out += self._pass_on(self._authority.handle(event, now), now)
         out += self._pass_on(self._authority.mark_silent(now), now)
         out += self._pass_on(self._rounds.advance(now), now)
-        return out + self._pass_on(self._authority.conclude(now), now)
+        out += self._pass_on(self._authority.conclude(now), now)
+        for offer in self._rounds.no_longer_early():
+            out += self.handle(offer, now)
+        return out
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest of a learner's work that is merged, or may be yet."""
@@ -150,9 +153,10 @@ class SyncerCore(Knowing):
         times = (self._authority.next_deadline(), self._rounds.next_deadline())
         return min((time for time in times if time is not None), default=None)
 
-    def is_early(self, event: events.FragmentArrived) -> bool:
-        """Whether the offer is here before the reports of its work, which travel by themselves."""
-        return self._members.is_early(event.contribution, self.policy.interval)
+    @property
+    def offers(self) -> set[events.FragmentArrived]:
+        """Those whose arrays are kept."""
+        return self._rounds.offers
 
     @property
     def rounds(self) -> tuple[Round, ...]:

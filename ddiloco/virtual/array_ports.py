@@ -13,8 +13,7 @@ from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.work import LearnerWork
-
-Payload = Any  # arrays of a fragment; None where there are no arrays
+from ddiloco.workers.learner_actor import LearnerArrays, Payload
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,42 +22,6 @@ class Checkpoint:
 
     work: LearnerWork
     state: tuple[Any, Any]  # of its arrays
-
-
-class LearnerArrays(Protocol):
-    """The arrays of one learner's process."""
-
-    def adopt(self, fragments: Sequence[Payload]) -> None:
-        """Loads every fragment that came with a welcome."""
-
-    def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
-        """Takes an inner step; returns its tokens and metrics. `clock`: steps before this one."""
-
-    def offer(self, fragment: int, steps: int) -> Payload:
-        """Copies a fragment as the last step left it; `steps` names the offer until an update is applied."""
-
-    def offered(self, fragment: int, steps: int) -> Payload:
-        """The offer that was made then."""
-
-    def position(self) -> Any:
-        """Where its data stand after the last step; JSON values, nothing at the start."""
-
-    def draw_from(self, position: Any) -> None:
-        """Draws its data from there on; nothing: from their start."""
-
-    def apply(
-        self, fragment: int, mixing: float, payload: Payload, merged: int | None = None, rebase: bool = False
-    ) -> None:
-        """As an ApplyUpdate says."""
-
-    def state(self) -> tuple[Any, Any]:
-        """All that the next steps depend on, for `restore`: arrays, and JSON values."""
-
-    def restore(self, arrays: Any, values: Any) -> None:
-        """Loads what `state` gave."""
-
-    def lose(self) -> None:
-        """The process has died, and its memory is lost."""
 
 
 class SyncerArrays(Protocol):
@@ -93,9 +56,6 @@ class Observer:
 
     def noted(self, name: str, values: Mapping[str, Any], now: float) -> None:
         """A record of the protocol."""
-
-    def dropped(self, drop: actions.Drop, now: float) -> None:
-        """A core did not use something."""
 
     def transferred(self, learner: int, sent: int, received: int) -> None:
         """Bytes of fragments went over a learner's link, from its point of view."""

@@ -1,22 +1,21 @@
-"""A learner's process in virtual time: steps that take time, pauses, hangs, death (drives a LearnerCore)."""
+"""A learner's process in virtual time: steps that take time, pauses, hangs, death (drives a LearnerActor)."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
-from ddiloco.protocol import actions, events
+from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Watermark
 from ddiloco.telemetry.scalars import was_skipped
 from ddiloco.virtual.array_ports import Checkpoint, LearnerArrays, Observer, Payload
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link, WaitingFragments
-from ddiloco.workers.exchange import OfferPositions, fragments_with
+from ddiloco.workers.learner_actor import LearnerActor
 
 
 @dataclasses.dataclass
@@ -72,8 +71,8 @@ class VirtualLearner:
         `checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none.
         """
         self.core = core
+        self._actor = LearnerActor(core, arrays, self)
         self._checkpoint_every = checkpoint_every
-        self._positions = OfferPositions(core.policy.num_fragments)
         self.process = core.incarnation  # its number; the core's own goes up with each rejoin
         self.place = place
         self.alive = True
@@ -87,7 +86,6 @@ class VirtualLearner:
         self._deaf = False
         self._share = place.share  # of its chips, and so of its pace
         self._inbox: list[tuple[events.FromSyncer | events.Disconnected, Sequence[Payload]]] = []
-        self._welcomes: dict[int, Payload] = {}  # by fragment, until all are here
         self._offers = WaitingFragments(place.up, calendar, functools.partial(send, self))
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
         self._beating = False
@@ -101,20 +99,17 @@ class VirtualLearner:
 
     def start(self) -> None:
         """Asks the syncer to let it take part."""
-        for action in self.core.join():
-            self._perform(action, {})
+        self._actor.join()
         self._go_on()
 
     def start_from(self, checkpoint: Checkpoint, data: Watermark) -> None:
         """Goes on from a checkpoint; `data`: the furthest work of the learner that may be merged."""
-        out = self.core.resume(checkpoint.work, data)
         self.arrays.restore(*checkpoint.state)
         if data > checkpoint.work.reached:
-            self._draw_from(data.position)
-        self._positions.keep(checkpoint.work.steps, self.arrays.position())
+            self._actor.draw_from(data.position)
+        out = self._actor.resume(checkpoint.work, data)
         self._observer.resumed(self, checkpoint, out, self._calendar.now)
-        for action in out:
-            self._perform(action, {})
+        self._actor.perform(out)
         self._go_on()
 
     def take(self, event: events.FromSyncer | events.Disconnected, fragments: Sequence[Payload] = ()) -> None:
@@ -216,7 +211,7 @@ class VirtualLearner:
             self._calendar.at(max(self._said_at + beat, now + beat / 2), self._beat)
 
     def _start_step(self) -> None:
-        tokens, metrics = self.arrays.step(self.core.clock)
+        tokens, metrics = self._actor.step()
         self._step = _Step(self.core.clock + 1, tokens, metrics, left=self.place.step_time())
         self._handle(events.StepStarted(tokens, len(self._offers.messages)))
         self._schedule(self._step)
@@ -254,44 +249,32 @@ class VirtualLearner:
             self._go_on()
 
     def _handle(self, event: events.LearnerEvent, fragments: Sequence[Payload] = ()) -> None:
-        out = self.core.handle(event, self._calendar.now)
-        self._observer.learner_handled(self, event, out, self._calendar.now)
-        came = dict(zip(fragments_with(event), fragments, strict=True)) if fragments else {}
-        if isinstance(event, events.Welcomed) and not any(isinstance(one, actions.Drop) for one in out):
-            self._welcomes.update(came)
-        for action in out:
-            self._perform(action, came)
+        self._actor.handle(event, self._calendar.now, fragments)
 
-    def _perform(self, action: actions.LearnerAction, came: Mapping[int, Payload]) -> None:
-        """`came`: by fragment, what has come with the event."""
-        match action:
-            case actions.TellSyncer(event, shard):
-                self._said_at = self._calendar.now
-                self._send(self, event, None, shard)
-            case actions.Leave():
-                self.die(State.FINISHED)
-            case actions.AdoptAll(position=position):
-                self.arrays.adopt([self._welcomes[p] for p in sorted(self._welcomes)])
-                self._welcomes.clear()
-                if position is not None:
-                    self._draw_from(position)
-            case actions.DrawFrom(position):
-                self._draw_from(position)
-            case actions.MakeOffer(contribution=c):
-                self.arrays.offer(c.fragment, c.upto.steps)
-                self._positions.keep(c.upto.steps, self.arrays.position())
-            case actions.SendOffer(round_id, c):
-                offer = self.arrays.offered(c.fragment, c.upto.steps)
-                arrived = events.FragmentArrived(round_id, self._positions.sent(c))
-                self._offers.put(c.fragment, arrived, offer, c.fragment % len(self.core.incarnations))
-            case actions.ApplyUpdate():
-                payload = came.get(action.fragment)
-                self.arrays.apply(action.fragment, action.mixing, payload, action.merged, action.rebase)
-            case actions.Drop():
-                self._observer.dropped(action, self._calendar.now)
+    # As the driver of its actor.
 
-    def _draw_from(self, position: str) -> None:
-        self.arrays.draw_from(json.loads(position) if position else None)
+    def handled(self, event: events.LearnerEvent, decided: list[Any], now: float) -> None:
+        self._observer.learner_handled(self, event, decided, now)
+
+    def send(self, event: events.FromLearner, shard: int) -> None:
+        self._said_at = self._calendar.now
+        self._send(self, event, None, shard)
+
+    def send_offer(self, offer: events.FragmentArrived, arrays: Payload) -> None:
+        fragment = offer.round.fragment
+        self._offers.put(fragment, offer, arrays, fragment % len(self.core.incarnations))
+
+    def inner_state(self, versions: tuple[int, ...]) -> None:
+        """The arrays begin with one of their own."""
+
+    def record(self, name: str, values: Mapping[str, Any]) -> None:
+        self._observer.noted(name, values, self._calendar.now)
+
+    def alarm(self, problem: str) -> None:
+        raise RuntimeError(f"learner {self.number}: {problem}")
+
+    def leave(self, why: str) -> None:
+        self.die(State.FINISHED)
 
     @property
     def _chips(self) -> int:

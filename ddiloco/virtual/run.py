@@ -91,9 +91,6 @@ class RecordingObserver(Observer):
             self.merged_at = now
             self._merged(values["step"])
 
-    def dropped(self, drop: actions.Drop, now: float) -> None:
-        self._record(records.Noted("drop", {"learner": drop.learner, "reason": drop.reason}, now))
-
     def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
         for record in records.guarded(notices, round_id, now):
             self._record(record)

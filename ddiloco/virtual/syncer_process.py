@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddiloco.outer.encoding import InvalidContribution
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.messages import Watermark
+from ddiloco.protocol.messages import Contribution, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import Observer, Payload, SyncerArrays
 from ddiloco.virtual.calendar import Calendar, Timer
 from ddiloco.virtual.links import Link, WaitingFragments
-from ddiloco.workers.exchange import Arrivals, fragments_with
-from ddiloco.workers.snapshots.messages import sender_of
+from ddiloco.workers.exchange import EventDelivery, fragments_with
+from ddiloco.workers.syncer_actor import SyncerActor, Version
 
 # Whom, ..., bytes; returns whether the link has taken it.
 Incarnations = Sequence[tuple[int, int]]
@@ -54,10 +54,19 @@ class VirtualSyncer:
         self._merging_until = 0.0  # merges are made one after the other
         self._updates = {m: WaitingFragments(link, calendar, self._tell) for m, link in downlinks.items()}
         self._alarm = Timer(calendar, lambda: self.take(events.Timeout()))
-        self._arrivals: Arrivals[Payload] = Arrivals()
-        self._early: dict[tuple[int, int], tuple[events.FragmentArrived, Payload]] = {}
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
-        self.core: SyncerCore | None = SyncerCore(policy, total_steps, shard=shard, shards=shards)
+        self._actor: SyncerActor | None = None
+        self.restart()
+
+    @property
+    def core(self) -> SyncerCore | None:
+        """That of the process, if it is up."""
+        return None if self._actor is None else self._actor.core
+
+    @property
+    def offers(self) -> Collection[events.FragmentArrived]:
+        """Those whose arrays are kept."""
+        return () if self._actor is None else self._actor.offers.keys()
 
     @property
     def lineage(self) -> int:
@@ -70,7 +79,7 @@ class VirtualSyncer:
 
     def crash(self) -> None:
         """Ends the process: membership, rounds in flight and merges under way are lost."""
-        self.core = None
+        self._actor = None
         self._process += 1
         self._merging_until = 0.0
         self._disconnect()
@@ -84,37 +93,26 @@ class VirtualSyncer:
 
     def restart(self) -> None:
         """A new process, from what was durable."""
-        if self.core is None:
-            self._arrivals = Arrivals()
-            self._early.clear()
+        if self._actor is None:
             known = newest_incarnations(self.durable.incarnations, *self.known())
             self.durable = self.durable.with_incarnations(known)
             more = self.lineage, self.shard, self._shards
-            self.core = SyncerCore(self._policy, self._total_steps, self.durable, *more)
+            core = SyncerCore(self._policy, self._total_steps, self.durable, *more)
+            committed = enumerate(self.durable.versions)
+            versions = {p: Version(version, self.arrays.fragment(p)) for p, version in committed}
+            self._actor = SyncerActor(core, self, versions)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
         """Handles an event; while the process is down, the event is lost."""
-        if self.core is None:
+        if self._actor is None:
             return
         if isinstance(event, events.FragmentArrived):
-            key = event.contribution.learner, event.round.fragment
-            self._early.pop(key, None)
-            if self.core.is_early(event):  # it overtook its learner's reports
-                self._early[key] = event, payload
-                return
             event, payload = self._received(event, payload)
-        out = self.core.handle(event, self._calendar.now)
-        if isinstance(event, events.LearnerJoined):
-            self.durable = self.core.state()
         if isinstance(event, events.FragmentArrived):
-            self._arrivals.keep(event, out, payload)
-        self._observer.syncer_handled(event, out, self._calendar.now, self.shard)
-        for action in out:
-            self._perform(action, payload)
-        self._alarm.set(self.core.next_deadline())
-        if isinstance(event, events.FromLearner):
-            for key in [key for key in self._early if key[0] == sender_of(event)[0]]:
-                self.take(*self._early.pop(key))
+            self._actor.take_offer(event, payload, self._calendar.now)
+        else:
+            self._actor.handle(event, now=self._calendar.now)
+        self._alarm.set(self._actor.core.next_deadline())
 
     def _received(
         self, event: events.FragmentArrived, payload: Payload
@@ -127,29 +125,41 @@ class VirtualSyncer:
         self._observer.guarded(event.round, (Notice("unsound", c.learner, problem),), self._calendar.now)
         return events.OfferFailed(event.round, c.learner, c.incarnation, problem), None
 
-    def _perform(self, action: actions.SyncerAction, metrics: Any) -> None:
-        match action:
-            case actions.Tell(receivers, event):
-                payload = [self.arrays.fragment(p) for p in fragments_with(event)]
-                for receiver in receivers:
-                    told = action.to(receiver[0])
-                    if isinstance(told, events.UpdateArrived):
-                        self._updates[receiver[0]].put(told.fragment, receiver, told, payload)
-                    else:
-                        self._tell(receiver, told, payload)
-            case actions.Merge():
-                given = self._arrivals.take(action)
-                begins = max(self._calendar.now, self._merging_until)
-                self._merging_until = begins + self._merge_time()
-                self._calendar.at(self._merging_until, self._merge, self._process, action, given)
-            case actions.Drop():
-                self._observer.dropped(action, self._calendar.now)
-            case actions.Record():
-                self._arrivals.forget(action)
-                values = {**action.values, **(metrics or {})} if action.name == "round" else action.values
-                self._observer.noted(action.name, values, self._calendar.now)
-            case actions.Finish():
-                self.finished_at = self._calendar.now
+    # As the driver of its actor.
+
+    def handled(self, event: events.SyncerEvent, decided: list[Any], now: float) -> None:
+        self._observer.syncer_handled(event, decided, now, self.shard)
+
+    def refuse(self, event: events.SyncerEvent, error: Exception) -> actions.Drop:
+        raise error
+
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
+        self.durable = self.durable.with_incarnations(tuple(incarnations))
+        return True
+
+    def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:
+        event = delivery.event
+        if isinstance(event, events.UpdateArrived):
+            self._updates[receiver[0]].put(event.fragment, receiver, event, delivery.fragments)
+        else:
+            self._tell(receiver, event, delivery.fragments)
+
+    def began(self, learner: int, incarnation: int) -> None:
+        """Links need not know."""
+
+    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Payload]]) -> None:
+        begins = max(self._calendar.now, self._merging_until)
+        self._merging_until = begins + self._merge_time()
+        self._calendar.at(self._merging_until, self._merge, self._process, merge, given)
+
+    def record(self, name: str, values: Mapping[str, Any]) -> None:
+        self._observer.noted(name, values, self._calendar.now)
+
+    def finish(self) -> None:
+        self.finished_at = self._calendar.now
+
+    def pass_on(self, message: Any) -> None:
+        """There is no other process of the syncer."""
 
     def _tell(self, receiver: tuple[int, int], event: events.FromSyncer, payload: Sequence[Payload]) -> None:
         if self._has(receiver, event):
@@ -188,7 +198,10 @@ class VirtualSyncer:
             self.durable = self.durable.after(action.round, self.lineage, merged, action.delays)
             self._observer.merged(action, made.left_out, self._calendar.now)
         self._observer.guarded(action.round, made.notices, self._calendar.now)
-        self.take(events.MergeFinished(action.round, made.left_out), made.metrics)
+        if self._actor is not None:
+            finished, version = events.MergeFinished(action.round, made.left_out), action.version - made.empty
+            self._actor.perform(self._actor.merged(finished, version, made, made.metrics, self._calendar.now))
+            self._alarm.set(self._actor.core.next_deadline())
 
 
 def _versions(event: events.FromSyncer) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""What a learner and the syncer exchange: arrivals, deliveries."""
+"""What a learner and the syncer exchange: offers, deliveries."""
 
 from __future__ import annotations
 
@@ -7,48 +7,18 @@ import concurrent.futures
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
-from ddiloco.protocol import actions, events
+from ddiloco.protocol import events
 from ddiloco.protocol.learner import KEPT_OFFERS
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.state import Watermarks
 from ddiloco.storage.tape.entries import InnerOrigin
 
 Pieces = Sequence[np.ndarray]
-Arrays = TypeVar("Arrays")
-
-
-class Arrivals(Generic[Arrays]):
-    """The arrays that the syncer's core has accepted, by round and learner. Used by one thread."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[RoundId, int], Arrays] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def keep(
-        self, event: events.FragmentArrived, decided: Sequence[actions.SyncerAction], arrays: Arrays
-    ) -> None:
-        """Keeps the arrays of a fragment, unless the core dropped this contribution."""
-        key = (event.round, event.contribution.learner)
-        dropped = [(a.round, a.learner) for a in decided if isinstance(a, actions.Drop)]
-        if key not in dropped:  # else an earlier one of the same learner may be kept, and stays
-            self._kept[key] = arrays
-
-    def take(self, merge: actions.Merge) -> list[tuple[Contribution, Arrays]]:
-        """Hands out the contributions of a merge with their arrays, and keeps them no longer."""
-        return [(c, self._kept.pop((merge.round, c.learner))) for c in merge.contributions]
-
-    def forget(self, record: actions.Record) -> None:
-        """Drops the arrays of an abandoned round; other records change nothing."""
-        if record.name == "round_abandoned":
-            abandoned = RoundId(record.values["step"], record.values["fragment"])
-            self._kept = {key: arrays for key, arrays in self._kept.items() if key[0] != abandoned}
 
 
 class OfferPositions:

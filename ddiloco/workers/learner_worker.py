@@ -1,11 +1,10 @@
-"""A learner's thread: steps without a pause, offers fragments and applies updates, as its core decides."""
+"""A learner's thread: has its actor step without a pause, and gives it what arrives, with the time."""
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
 import dataclasses
-import json
 import math
 import queue
 import threading
@@ -16,9 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
-from ddiloco.data.errors import DataError
 from ddiloco.goodput.accounting import State
-from ddiloco.protocol import actions, events
+from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.storage.learner_state import LearnerState, StateHeader
@@ -33,11 +31,11 @@ from ddiloco.workers.exchange import (
     InnerState,
     InnerStateWanted,
     Leave,
-    OfferPositions,
     Pieces,
     SnapshotBegun,
 )
 from ddiloco.workers.inbox import Inbox
+from ddiloco.workers.learner_actor import LearnerActor
 from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
 from ddiloco.workers.resuming import ResumedLearner
 from ddiloco.workers.snapshots.recording import LearnerRecording
@@ -79,7 +77,7 @@ class _Step(NamedTuple):
 
 
 class LearnerWorker:
-    """One learner's thread; sole owner of its core and its arrays.
+    """One learner's thread; sole owner of its actor.
 
     Up to `steps_in_flight` steps are handed to the devices at a time, so that these never wait for this
     thread; a step is reported once the devices have finished it. The core gets a heartbeat whenever the
@@ -107,7 +105,6 @@ class LearnerWorker:
         `tape`, `recording` and `checkpoints` are None if no tape is kept, no snapshots are taken and its
         state is not kept. `resumed`: the state of before with which the learner goes on; None: it joins.
         """
-        self.core = core
         self.inbox = Inbox()
         self.tokens = 0  # trained on so far, steps under way too; written by this thread alone
         self.failure: str | None = None
@@ -115,18 +112,17 @@ class LearnerWorker:
         self._equipment = equipment
         self._to_syncer, self._offers = to_syncer, offers
         self._record = record
-        self._arrays = make_arrays(equipment, self._erred)
+        trained = 0 if resumed is None else resumed.trained
+        self._actor = LearnerActor(core, make_arrays(equipment, self._erred), self, trained)
         devices = equipment.program.mesh.devices.flat
         self._meter = StepMeter(devices, equipment.step_flops, equipment.peak_flops)
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._inner_state, self._stepped = inner_state, stepped
-        self._positions = OfferPositions(core.policy.num_fragments)
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
         self._recording, self._checkpoints = recording, checkpoints
         self._resumed = resumed
-        self._trained = 0  # steps that the inner state has taken in
         if resumed is not None:
-            self.tokens, self._trained = resumed.tokens, resumed.trained
+            self.tokens = resumed.tokens
         self._wanted: list[InnerStateWanted] = []
         self._leaving = False
         self._timeline = State.STARTING
@@ -134,6 +130,11 @@ class LearnerWorker:
         self._heartbeat_at = 0.0  # by time.monotonic
         self._longest_step = 0.0  # seconds
         self._thread = threading.Thread(target=self._run, name=f"learner-{core.learner}", daemon=True)
+
+    @property
+    def core(self) -> LearnerCore:
+        """What decides; only the thread may change it."""
+        return self._actor.core
 
     def start(self) -> None:
         """Starts the thread, which joins the run."""
@@ -189,14 +190,11 @@ class LearnerWorker:
         """Asks the syncer to join, or goes on with a state of before."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
-            self._tell(events.LearnerJoined(self.core.learner, self.core.incarnation))
-            self.joining.set()
-            return
-        actions = self.core.resume(resumed.begins_with.work, resumed.begins_with.began)
-        resumed.load(self._arrays, self.core.policy.mixing)
-        self._positions.keep(self.core.work.steps, self._arrays.position())
-        for action in actions:
-            self._perform(action)
+            self._actor.join()
+        else:
+            began = resumed.begins_with
+            resumed.load(self._actor.arrays, self.core.policy.mixing)
+            self._actor.perform(self._actor.resume(began.work, began.began))
         self.joining.set()
 
     def _step_or_wait(self) -> None:
@@ -231,11 +229,9 @@ class LearnerWorker:
             self._longest_step = max(self._longest_step, time.monotonic() - started)
 
     def _start_step(self) -> None:
-        clock = self.core.clock
-        tokens, metrics = self._patiently(lambda: self._arrays.step(clock))
+        tokens, metrics = self._patiently(self._actor.step)
         self.tokens += tokens
-        self._trained += 1
-        wait = self._arrays.data_wait
+        wait = self._actor.arrays.data_wait
         self._in_flight.append(_Step(self.core.clock + 1, tokens, metrics, wait))
         self._handle(events.StepStarted(tokens, self._offers.waiting))
 
@@ -268,10 +264,6 @@ class LearnerWorker:
         """The result of a call that may wait for the devices, with heartbeats meanwhile."""
         hangs_at = time.monotonic() + HANGS * (self._longest_step or self.core.policy.silence_timeout)
         return self._devices.wait(call, self._quiet_seconds, lambda: self._beat(hangs_at))
-
-    def _tell(self, event: events.SyncerEvent) -> None:
-        self._to_syncer(event)
-        self._heartbeat_at = time.monotonic() + self.core.heartbeat
 
     def _quiet_seconds(self) -> float:
         """Until the next heartbeat."""
@@ -317,17 +309,17 @@ class LearnerWorker:
         if self._recording is None or not self._recording.sees(number):
             return
         state = {"time": time.time(), "tokens": self.tokens}
-        self._recording.record(self.core, self._arrays.state, state)
+        self._recording.record(self.core, self._actor.arrays.state, state)
 
     def _state(self) -> LearnerState:
         """The whole state, with no step under way."""
-        arrays, values = self._arrays.state()
+        arrays, values = self._actor.arrays.state()
         origin = self._tape.gave() if self._tape.on else None
         about = StateHeader(
             **self._checkpoints.about,
             work=self.core.work,
             position=values["position"],
-            trained=self._trained,
+            trained=self._actor.trained,
             tokens=self.tokens,
             steps=values["steps"],
             origin=None if origin is None else dataclasses.astuple(origin),
@@ -345,63 +337,46 @@ class LearnerWorker:
         if not ready:
             return
         try:
-            arrays = self._arrays.inner()
+            arrays = self._actor.arrays.inner()
         except Exception as error:  # such as no memory for it: that costs the copy, and not the learner
-            problem = f"no copy of the inner optimizer state: {records.reason(error)}"
-            self._record(records.Alarm(f"learner {self.core.learner}: {problem}", time.time()))
+            self.alarm(f"no copy of the inner optimizer state: {records.reason(error)}")
             for wish in ready:
                 wish.answer.set_exception(error)
             return
-        state = InnerState(self.core.clock, own, arrays, self._tape.gave(), self._trained)
+        state = InnerState(self.core.clock, own, arrays, self._tape.gave(), self._actor.trained)
         for wish in ready:
             wish.answer.set_result(state)
 
     def _handle(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
-        now = time.monotonic()
-        decided = self.core.handle(event, now)
+        self._actor.handle(event, time.monotonic(), fragments)
+
+    # As the driver of its actor.
+
+    def handled(self, event: events.LearnerEvent, decided: Sequence[Any], now: float) -> None:
         self._tape.heard(event, now)
-        for action in decided:
-            self._perform(action, fragments)
 
-    def _perform(self, action: actions.LearnerAction, fragments: Sequence[Pieces] = ()) -> None:
-        core = self.core
-        match action:
-            case actions.TellSyncer(event):
-                self._tell(event)
-            case actions.Leave(reason=reason):
-                raise RuntimeError(f"the syncer refused learner {core.learner}: {reason}")
-            case actions.AdoptAll(versions=versions, position=position):
-                if self._timeline is State.STEPPING:  # whoever waits for an inner state takes no step
-                    self._enter(State.RECONFIGURING)
-                inner = self._inner_state(versions)
-                self._tape.adopted(inner is None, inner.origin if inner is not None else None)
-                self._arrays.adopt(fragments, inner.arrays if inner is not None else None)
-                self._trained = inner.trained if inner is not None else 0
-                if position is not None:
-                    self._draw_from(position)
-            case actions.DrawFrom(position):
-                self._draw_from(position)
-            case actions.MakeOffer(contribution=c):
-                self._arrays.offer(c.fragment, c.upto.steps)
-                self._positions.keep(c.upto.steps, self._arrays.position())
-            case actions.SendOffer(round_id, c):
-                offer = self._arrays.offered(c.fragment, c.upto.steps)
-                self._offers.send(round_id, self._positions.sent(c), offer)
-            case actions.ApplyUpdate():
-                [pieces] = fragments
-                self._arrays.apply(action.fragment, action.mixing, pieces, action.merged, action.rebase)
-            case actions.Drop(reason=reason):
-                values = {"learner": core.learner, "reason": reason}
-                self._record(records.Noted("drop", values, time.time()))
+    def send(self, event: events.FromLearner, shard: int) -> None:
+        self._to_syncer(event)
+        self._heartbeat_at = time.monotonic() + self.core.heartbeat
 
-    def _draw_from(self, position: str) -> None:
-        """Has the data go on there; where they cannot, they begin again, which must not kill the learner."""
-        try:
-            self._arrays.draw_from(json.loads(position) if position else None)
-        except (DataError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            problem = f"its data begin again: {records.reason(error)}"
-            self._record(records.Alarm(f"learner {self.core.learner}: {problem}", time.time()))
-            self._arrays.draw_from(None)
+    def send_offer(self, offer: events.FragmentArrived, arrays: Offer) -> None:
+        self._offers.send(offer.round, offer.contribution, arrays)
+
+    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
+        if self._timeline is State.STEPPING:  # whoever waits for an inner state takes no step
+            self._enter(State.RECONFIGURING)
+        inner = self._inner_state(versions)
+        self._tape.adopted(inner is None, inner.origin if inner is not None else None)
+        return inner
+
+    def record(self, name: str, values: Mapping[str, Any]) -> None:
+        self._record(records.Noted(name, dict(values), time.time()))
+
+    def alarm(self, problem: str) -> None:
+        self._record(records.Alarm(f"learner {self.core.learner}: {problem}", time.time()))
+
+    def leave(self, why: str) -> None:
+        raise RuntimeError(f"the syncer refused learner {self.core.learner}: {why}")
 
     def _erred(self, step: int, devices: list[str]) -> None:
         for found in records.corruption(self.core.learner, step, devices, time.time()):

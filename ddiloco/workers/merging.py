@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ddiloco.data import shards
-from ddiloco.data.errors import DataError
 from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
@@ -22,7 +19,7 @@ from ddiloco.protocol.state import after_merge
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.tape.recorder import SyncerTape
 from ddiloco.telemetry import records
-from ddiloco.workers.exchange import Arrivals, EventDelivery, Pieces, fragments_with
+from ddiloco.workers.exchange import Pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +49,6 @@ class Gathered:
     fragments: list[FragmentState]
 
 
-class _Committed(NamedTuple):
-    """A version of a fragment."""
-
-    version: int
-    pieces: Pieces
-    difference: Pieces = ()  # from the version before, in the update codec
-
-
 class Merging:
     """The fragments of one process of the syncer, owned by that process's thread.
 
@@ -68,7 +57,6 @@ class Merging:
 
     Attributes:
       under_way: rounds that are being merged; one at a time, others wait or are made durable.
-      arrivals: the offers that rounds wait with.
     """
 
     def __init__(
@@ -81,27 +69,23 @@ class Merging:
         tape: SyncerTape,
     ) -> None:
         """`send` puts something into the owner's inbox."""
-        self._policy = policy
         self.under_way = 0
-        self.arrivals: Arrivals[Pieces] = Arrivals()
-        self._metrics: dict[int, Mapping[str, Any]] = {}  # by fragment, of its newest merge
         self._model, self._send, self._record = model, send, record
         self._durable, self._tape = durable, tape
-        # By fragment, the newest, and the one before: a part's core tells of that until the authority has
-        # heard of the newest.
-        self._committed = {p: [_Committed(*model.fragment(p))] for p in model.fragments}
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
         self._committer = concurrent.futures.ThreadPoolExecutor(max(1, policy.overlap), "syncer-commit")
         self._commits: dict[int, concurrent.futures.Future[None]] = {}  # by fragment, the merging thread's
 
-    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int = 0) -> None:
+    def take_offer(
+        self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], anchor: Pieces, epoch: int = 0
+    ) -> None:
         """Decodes a learner's fragment on the calling thread, whichever that is.
 
-        It is decoded against the committed version: the core drops contributions that were made on another.
+        `anchor`: the committed version; the core drops contributions that were made on another.
         """
         p, c = event.round.fragment, event.contribution
         try:
-            pieces = self._model.decode(p, arrays, self._of(p, c.version).pieces)
+            pieces = self._model.decode(p, arrays, anchor)
             self._model.validate(p, pieces)
         except Exception as error:
             self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
@@ -111,60 +95,15 @@ class Merging:
         self._record(records.Transferred(c.learner, sent=size, received=0))
         self._send(Arrived(event, pieces, epoch))
 
-    def with_pieces(self, told: actions.Tell) -> EventDelivery:
-        """What is told, with the fragments that go with it."""
-        event, known = told.event, {"watermarks": told.watermarks}
-        if isinstance(event, events.Welcomed):
-            event = self._with_data(event, told)
-        match event:
-            case events.UpdateArrived(p, version):
-                committed = self._of(p, version)
-                return EventDelivery(event, [committed.pieces], difference=committed.difference, **known)
-            case events.Welcomed(versions=versions):
-                held = zip(fragments_with(event), versions, strict=True)
-                return EventDelivery(event, [self._of(p, version).pieces for p, version in held], **known)
-        return EventDelivery(event)
-
-    def _with_data(self, event: events.Welcomed, told: actions.Tell) -> events.Welcomed:
-        """The welcome; a learner beyond the first ones begins beside the one whose shard it reads too."""
-        [(learner, _)] = told.receivers
-        first = learner - self._policy.num_learners
-        if first < 0 or event.data.position:
-            return event
-        marks = [known[first] for known in told.watermarks.values() if first in known]
-        data = dataclasses.replace(event.data, position=_beside(max(marks).position if marks else ""))
-        return dataclasses.replace(event, data=data)
-
-    def merge(self, action: actions.Merge) -> None:
+    def merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
         """Begins a merge; answered by Merged."""
         self.under_way += 1
-        self._merger.submit(self._merge, action, self.arrivals.take(action))
+        self._merger.submit(self._merge, action, given)
 
-    def take(self, merged: Merged) -> None:
-        """Takes a merge that is done; call it before the core handles its event."""
+    def done(self, merged: Merged) -> dict[str, Any]:
+        """A merge that was begun is over; what was measured of it."""
         self.under_way -= 1
-        p = merged.event.round.fragment
-        self._metrics[p] = merged.metrics
-        if not merged.made.empty:
-            newest = _Committed(merged.version, merged.made.pieces, merged.made.difference)
-            self._committed[p] = [newest, self._committed[p][0]]
-
-    def told(self, fragment: int) -> Mapping[str, Any]:
-        """What was measured of the newest merge, now that the core has told of it.
-
-        It tells of the version before no more, whose memory the next merge writes into.
-        """
-        self._committed[fragment] = self._committed[fragment][:1]
-        return self._metrics.pop(fragment, {})
-
-    def newest(self) -> list[Pieces]:
-        """The committed fragments."""
-        return [self._committed[p][0].pieces for p in sorted(self._committed)]
-
-    def _of(self, fragment: int, version: int) -> _Committed:
-        """This version, or the newest if it is not known."""
-        known = self._committed[fragment]
-        return next((one for one in known if one.version == version), known[0])
+        return {**merged.metrics, "merging": self.under_way}
 
     def gather(self) -> None:
         """Has the fragments copied for a snapshot; answered by Gathered."""
@@ -233,11 +172,3 @@ class Merging:
             )
             states = []
         self._send(Gathered(states))
-
-
-def _beside(position: str) -> str:
-    """Where a second reader of a learner's shards begins, JSON; empty: at their start."""
-    try:
-        return json.dumps(shards.beside(json.loads(position))) if position else ""
-    except (DataError, ValueError, RecursionError):  # a learner may say what it likes
-        return ""

@@ -1,4 +1,4 @@
-"""A thread of the syncer: drives a core, and merges what learners contribute."""
+"""A thread of the syncer: gives its actor what arrives, and the time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.durable import DurableState
@@ -36,6 +36,7 @@ from ddiloco.workers.snapshots.messages import (
     sender_of,
 )
 from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.syncer_actor import SyncerActor, Version
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
@@ -70,7 +71,7 @@ Message = (
 
 
 class SyncerWorker:
-    """A syncer's thread; sole owner of its core and of the committed fragments that it hands out.
+    """A syncer's thread; sole owner of its actor, which decides and hands out the committed fragments.
 
     The core says which syncer it is: with a `SyncerCore` the only process of one, with an `AuthorityCore` the
     process that learners join, which merges nothing, with a `Part` one that merges some of the fragments.
@@ -96,7 +97,6 @@ class SyncerWorker:
         """
         self._snapshots: SnapshotTaker | None = None
         self._recording: FragmentsRecording | None = None
-        self.core: Any = core
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
         self._record, self._on_commit, self._pass_on = record, on_commit, pass_on
@@ -104,14 +104,20 @@ class SyncerWorker:
         self._tape = tape or SyncerTape()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._held: Message | None = None  # taken out of the inbox, and next
-        self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         self._links = Links()
         self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
         self._merging: Merging | None = None
+        fragments = () if model is None else model.fragments
+        self._actor = SyncerActor(core, self, {p: Version(*model.fragment(p)) for p in fragments})
         if model is not None:
             self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
+
+    @property
+    def core(self) -> Any:
+        """What decides; only the thread may change it."""
+        return self._actor.core
 
     def start(self) -> None:
         """Starts the thread."""
@@ -138,7 +144,8 @@ class SyncerWorker:
 
         `epoch`: of the last snapshot that the learner had recorded its state for when it made it.
         """
-        self._merging.take_offer(event, arrays, epoch)
+        version = self._actor.version(event.round.fragment, event.contribution.version)
+        self._merging.take_offer(event, arrays, version.pieces, epoch)
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest of a learner's work that is merged, or may be yet; for other threads.
@@ -205,14 +212,13 @@ class SyncerWorker:
             self._snapshots.timeout(time.monotonic())
         match message:
             case Arrived():
-                if not self._comes_early(message):
-                    decided = self._decide(message.event)
-                    self._merging.arrivals.keep(message.event, decided, message.pieces)
-                    self._carry_out(decided)
+                if not self._awaits_snapshot(message):
+                    self._watch(message.event)
+                    self._actor.take_offer(message.event, message.pieces, time.monotonic())
             case Merged():
-                self._carry_out(self._note_merge(message))
+                self._take_merged(message)
                 if not message.made.empty:
-                    self._on_commit(self.core.step, self._merging.newest())
+                    self._on_commit(self.core.step, self._actor.newest())
                 if self._snapshot_is_due():
                     self._merging.gather()
             case Exception():  # a merge failed, and the syncer fails with it
@@ -231,10 +237,11 @@ class SyncerWorker:
             case CutBegun() | CutOver() | FragmentsWritten() | PartConnected() | FromPart():
                 self._take_of_another(message)
             case event:
-                self._carry_out(self._decide(event))
+                self._handle(event)
                 if isinstance(event, events.LearnerLost):
                     self._links.lost(event.learner, event.incarnation)
-                self._take_early(sender_of(event)[0])  # what waited for it, or waits in vain
+                if self._recording is not None:
+                    self._take_early(sender_of(event)[0])
 
     def _take_joins(self, first: events.LearnerJoined) -> None:
         """Answers this join and those that wait right behind it, after one write to the disk."""
@@ -245,21 +252,16 @@ class SyncerWorker:
                 joins.append(following)
             else:
                 self._held = following
-        decided = [action for join in joins for action in self._decide(join)]
-        known = self.core.state().incarnations
-        if known != self._known and (self._durable is None or self._durable.remember(known)):
-            self._known = known
-        self._carry_out(decided)
+        self._handle(*joins)
         for join in joins:
             self._links.joined(join)
 
-    def _comes_early(self, arrived: Arrived) -> bool:
-        """Whether an offer overtook a snapshot, or its learner's reports; it waits, or the next one does."""
+    def _awaits_snapshot(self, arrived: Arrived) -> bool:
+        """Whether an offer overtook a snapshot; it waits, or the next one does."""
         learner, recording = arrived.event.contribution.learner, self._recording
         key = learner, arrived.event.round.fragment
         self._early.pop(key, None)
-        waits = recording is not None and recording.awaits(learner, arrived.epoch, time.monotonic())
-        if waits or self.core.is_early(arrived.event):
+        if recording is not None and recording.awaits(learner, arrived.epoch, time.monotonic()):
             self._early[key] = arrived
         return key in self._early
 
@@ -287,9 +289,9 @@ class SyncerWorker:
                 if self._snapshots is not None:
                     self._snapshots.part_lost(part)
                 self._pass_on(message)
-                self._carry_out(self._decide(message))
+                self._handle(message)
             case FromPart():
-                self._carry_out(self._decide(message))
+                self._handle(message)
                 if self._snapshot_is_due():
                     self._record_state([])
 
@@ -298,11 +300,11 @@ class SyncerWorker:
             if self._snapshots is not None:
                 self._snapshots.take(message)
             elif not isinstance(message, Completed):
-                self._perform(actions.Drop(message.learner, "about a snapshot, but none are taken"))
+                self._actor.perform([actions.Drop(message.learner, "about a snapshot, but none are taken")])
         except Exception as error:
             if isinstance(message, Completed):
                 raise
-            self._perform(self._refused(message.learner, error))
+            self._actor.perform([self._refused(message.learner, error)])
 
     def _refused(self, learner: int, error: Exception, round_id: RoundId | None = None) -> actions.Drop:
         """Counts something from a learner that nothing here handles; that is no reason to end."""
@@ -310,30 +312,23 @@ class SyncerWorker:
         self._record(records.Alarm(sentence, time.time()))
         return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)
 
-    def _decide(self, event: events.SyncerEvent | FromOthers) -> Decided:
-        """Has the core handle an event; a snapshot under way sees it before, the tape after.
+    def _handle(self, *taken: events.SyncerEvent | FromOthers) -> None:
+        for event in taken:
+            self._watch(event)
+        self._actor.handle(*taken, now=time.monotonic())
 
-        No event of a learner raises: what the core has no case for is dropped.
-        """
+    def _watch(self, event: events.SyncerEvent | FromOthers) -> None:
+        """A snapshot under way sees an event before the core."""
+        if self._snapshots is not None:
+            self._snapshots.heard(event)
+
+    def _take_merged(self, merged: Merged) -> None:
+        measured = {**self._merging.done(merged), "inbox": self.waiting}
         now = time.monotonic()
-        try:
-            if self._snapshots is not None:
-                self._snapshots.heard(event)
-            decided = self.core.handle(event, now)
-        except Exception as error:
-            learner = sender_of(event)[0] if isinstance(event, events.SyncerEvent) else None
-            if learner is None:
-                raise
-            return [self._refused(learner, error, getattr(event, "round", None))]
-        self._tape.heard(event, decided, now)
-        return decided
-
-    def _note_merge(self, merged: Merged) -> Decided:
-        self._merging.take(merged)
-        decided = self._decide(merged.event)
+        decided = self._actor.merged(merged.event, merged.version, merged.made, measured, now)
         if merged.sha256 is not None:
             self._tape.committed(merged.event.round.fragment, merged.version, merged.sha256)
-        return decided
+        self._actor.perform(decided)
 
     def _snapshot_is_due(self) -> bool:
         may_take = self._snapshots is not None and not self.core.finished
@@ -358,6 +353,7 @@ class SyncerWorker:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""
         if self._merging is None:
             return
+        self._actor.end()
         self._merging.end()
         deadline = time.monotonic() + _NOTED_SECONDS
         while self._held is not None or not self._inbox.empty() or self._waits_for_note(deadline):
@@ -366,9 +362,10 @@ class SyncerWorker:
             except queue.Empty:
                 return
             self._held = None
-            if isinstance(message, Merged | news.News):
-                decided = self._note_merge(message) if isinstance(message, Merged) else self._decide(message)
-                self._carry_out([x for x in decided if isinstance(x, actions.Record | news.Word)])
+            if isinstance(message, Merged):
+                self._take_merged(message)
+            elif isinstance(message, news.News):
+                self._handle(message)
             elif isinstance(message, StateRecorded | PartWritten | Completed):
                 self._take_of_snapshot(message)
 
@@ -389,41 +386,36 @@ class SyncerWorker:
                 self._snapshots.take(message)
         self._snapshots.close(_SNAPSHOT_SECONDS)
 
-    def _carry_out(self, decided: Decided) -> None:
-        for one in decided:
-            if isinstance(one, actions.SyncerAction):
-                self._perform(one)
-            else:
-                self._pass_on(one)
+    # As the driver of its actor.
 
-    def _perform(self, action: actions.SyncerAction) -> None:
-        match action:
-            case actions.Tell(receivers, event):
-                delivery = (
-                    EventDelivery(event) if self._merging is None else self._merging.with_pieces(action)
-                )
-                for receiver in receivers:
-                    own = dataclasses.replace(delivery, event=action.to(receiver[0]))
-                    self._links.deliver(receiver, own)
-            case actions.Merge():
-                self._merging.merge(action)
-            case actions.Drop():
-                values = {"learner": action.learner, "reason": action.reason}
-                self._record(records.Noted("drop", values, time.time()))
-            case actions.Record():
-                self._note(action)
-            case actions.Finish():
-                self.ended.set()
+    def handled(self, event: events.SyncerEvent, decided: Decided, now: float) -> None:
+        self._tape.heard(event, decided, now)
 
-    def _note(self, action: actions.Record) -> None:
-        values: dict[str, Any] = {**action.values}
-        if self._merging is not None:
-            self._merging.arrivals.forget(action)
-            if action.name == "round":
-                values |= self._merging.told(values["fragment"])
-                values |= {"inbox": self.waiting, "merging": self._merging.under_way}
-        if action.name == "learner_ready":
-            self._links.begun(values["learner"], values["incarnation"])
-        if action.name == "learner_silent" and self._snapshots is not None:
+    def refuse(self, event: events.SyncerEvent | FromOthers, error: Exception) -> actions.Drop:
+        learner = sender_of(event)[0] if isinstance(event, events.SyncerEvent) else None
+        if learner is None:
+            raise error
+        return self._refused(learner, error, getattr(event, "round", None))
+
+    def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
+        return self._durable is None or self._durable.remember(incarnations)
+
+    def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:
+        self._links.deliver(receiver, delivery)
+
+    def began(self, learner: int, incarnation: int) -> None:
+        self._links.begun(learner, incarnation)
+
+    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+        self._merging.merge(merge, given)
+
+    def record(self, name: str, values: Mapping[str, Any]) -> None:
+        if name == "learner_silent" and self._snapshots is not None:
             self._snapshots.silent(values["learner"])
-        self._record(records.Noted(action.name, values, time.time()))
+        self._record(records.Noted(name, dict(values), time.time()))
+
+    def finish(self) -> None:
+        self.ended.set()
+
+    def pass_on(self, message: news.Word | ToPart) -> None:
+        self._pass_on(message)

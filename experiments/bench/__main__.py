@@ -13,6 +13,7 @@ from experiments.cli.tables import markdown
 
 NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "snapshot", "tape")
 NAMES += ("schedules", "protocol", "guard", "syncer", "hosts", "accelerator")
+_FUNCTIONS = {"guard": "merge:run_guard"}  # of a benchmark that is not `run` of the module of its name
 
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the rows to this JSON file.")
 _QUICK = flags.DEFINE_bool(
@@ -41,12 +42,12 @@ def main(arguments) -> int:
 
     if len(arguments) != 2 or arguments[1] not in NAMES:
         raise program.UsageError(f"name one benchmark of {', '.join(NAMES)}")
-    name, output = arguments[1], program.made_file(_OUTPUT)
+    name, output = arguments[1], program.writable_file(_OUTPUT)
     for flag, wanted in _OF.items():
         if name != wanted:
-            program.refuse([flag], f"has no use for benchmark {name}; it is for {wanted}")
+            program.refuse_flags([flag], f"has no use for benchmark {name}; it is for {wanted}")
     if _SEED.value is not None:
-        program.refuse(["schedules"], "has no use with --seed, which replays one")
+        program.refuse_flags(["schedules"], "has no use with --seed, which replays one")
     # The plain average that merging is held against runs as JAX runs it by default.
     platform.prepare(keep_memory=name != "merge")
     more = {
@@ -54,7 +55,9 @@ def main(arguments) -> int:
         "accelerator": {"size": _SIZE.value},
     }.get(name, {})
     try:
-        rows = importlib.import_module(f"experiments.bench.{name}").run(quick=_QUICK.value, **more)
+        module, _, function = _FUNCTIONS.get(name, f"{name}:run").partition(":")
+        run = getattr(importlib.import_module(f"experiments.bench.{module}"), function)
+        rows = run(quick=_QUICK.value, **more)
     except Violation as violation:
         sys.exit(str(violation))
     if not rows:

@@ -1,25 +1,37 @@
-"""Host memory of a learner of two hosts beside one of a single process: as it joins, and as it steps."""
+"""Host memory of a learner of two hosts beside one of a single process: as it joins, and as it steps.
+
+`python -m experiments.bench.hosts FILE.json ARGUMENTS`, those of experiments.learner, is such a learner's
+process, which writes what Python and numpy take of memory, without its devices' arrays: pairs of unix seconds
+and the most bytes since the pair before, from when the learner is compiled and begins to join.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+import threading
+import time
+import tracemalloc
+from typing import Any, NamedTuple
 
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.telemetry.files import read_values
+from ddiloco.workers.learner_worker import LearnerWorker
 from experiments.bench.measuring import row
 from experiments.cli import program
 
 ROOT = pathlib.Path(__file__).parents[2]
 FRAGMENTS, STEPS, PATIENCE = 12, 36, 900.0
+TRACE_SECONDS = 0.02  # between two looks
 SETTINGS = {
     "driver": "remote",
     "sync.num_learners": 1,
@@ -101,7 +113,7 @@ def _peaks(folder: pathlib.Path, hosts: int, width: int, layers: int) -> Peaks:
             place = [f"--syncer=127.0.0.1:{port}", "--learner_id=0"]
             if hosts > 1:
                 place += [f"--process={host}", f"--processes={hosts}", f"--coordinator=127.0.0.1:{port + 1}"]
-            started.append(start("experiments.bench.traced", str(file), *place))
+            started.append(start("experiments.bench.hosts", str(file), *place))
         try:
             for process in started:
                 if process.wait(PATIENCE):
@@ -114,3 +126,42 @@ def _peaks(folder: pathlib.Path, hosts: int, width: int, layers: int) -> Peaks:
     joining = max(size for peaks in told for at, size in peaks if at < steps[0])
     stepping = max(size for peaks in told for at, size in peaks if steps[STEPS // 2] < at < steps[-1])
     return Peaks(joining, stepping)
+
+
+def trace_learner() -> None:
+    """Runs the learner to its end."""
+    file, *sys.argv[1:] = sys.argv[1:]
+    peaks: list[tuple[float, int]] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(TRACE_SECONDS):
+            if tracemalloc.is_tracing():
+                peaks.append((time.time(), tracemalloc.get_traced_memory()[1]))
+                tracemalloc.reset_peak()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    _traced_from(LearnerWorker, "start")  # of the only host, or of host 0
+    _traced_from(TellingBatches, "begin")  # of the others
+    try:
+        runpy.run_module("experiments.learner", run_name="__main__", alter_sys=True)
+    finally:
+        over.set()
+        thread.join()
+        pathlib.Path(file).write_text(json.dumps(peaks))
+
+
+def _traced_from(owner: type, name: str) -> None:
+    """Begins to trace when this method is called."""
+    method = getattr(owner, name)
+
+    def traced(*arguments: Any) -> Any:
+        tracemalloc.start()
+        return method(*arguments)
+
+    setattr(owner, name, traced)
+
+
+if __name__ == "__main__":
+    trace_learner()

@@ -111,3 +111,27 @@ def round_of(
     model.compile()
     contributions, counts = [(array,) for array in sent], [(24, 24_000)] * len(sent)
     return lambda: model.merge(0, contributions, counts, range(len(sent)))
+
+
+def run_guard(quick: bool = False) -> list[dict]:
+    """What the guard costs a merge of fragments of 64 MiB (`quick`: 8 MiB) on the CPU device.
+
+    Returns:
+      A row for each merge rule of the paper, in GB/s of payload: `measured` with the gates, `reference` and
+      `limit` without. A ratio of at least 0.95 is a cost of less than 5% of a merge.
+    """
+    shape = (512 if quick else 4096, 4096)
+    payload = NUM_LEARNERS * 4 * shape[0] * shape[1] / 1e9
+    theta, sent = offers(shape)
+    guards = {"guarded": GuardConfig(), "plain": NO_GUARD}
+    candidates = {
+        f"{name} {rule}": round_of(rule, theta, sent, guard)
+        for rule in ("rda", "direct")
+        for name, guard in guards.items()
+    }
+    seconds = medians(candidates, repetitions=3 if quick else 31, warm_up=3)
+    rows = []
+    for rule in ("rda", "direct"):
+        plain = payload / seconds[f"plain {rule}"]
+        rows.append(row(f"guarded_{rule}", payload / seconds[f"guarded {rule}"], plain, plain, "GB/s"))
+    return rows

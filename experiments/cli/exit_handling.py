@@ -106,7 +106,7 @@ def _listen(numbers: int, stop: threading.Event, received: list[int], grace: flo
 
 
 def _end_late(grace: float, number: int) -> None:
-    program.tell(f"not done {grace:g} s after the word to stop: the process ends as it is")
+    program.print_err(f"not done {grace:g} s after the word to stop: the process ends as it is")
     sys.stdout.flush()
     os._exit(128 + number)
 
@@ -116,7 +116,7 @@ def new_workdir() -> str:
     return f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
-def tell(result, workdir: pathlib.Path, received: Sequence[int]) -> int:
+def print_result(result, workdir: pathlib.Path, received: Sequence[int]) -> int:
     """Prints the result of a run of `run_job`; the exit code."""
     s = result.summary
     if result.sample is not None:

@@ -29,7 +29,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.settings import removed
 from ddiloco.storage.folders import check_folder, make_folder
 from ddiloco.telemetry import terminal
-from experiments.cli import path_flags, streams
+from experiments.cli import streams
 
 if TYPE_CHECKING:
     from ddiloco.settings.experiment import Experiment
@@ -39,6 +39,8 @@ LAST_SECONDS = 30.0  # for threads to end once a program is done
 _default: list[str] = []  # the config file of the program that runs, when none is given
 _given: list[tuple[str, str]] = []  # the overrides of its config
 _FOLDERS = {"workdir": ("checkpoint", "output"), "output": ("to", "workdir")}  # what some call theirs
+_ON_DISKS = ("workdir", "output", "kept")
+_PATHS = (*_ON_DISKS, "checkpoint", "compare", "save", "sweep", "table", "tls", "to", "token_file", "trace")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -90,7 +92,7 @@ def define_config(default: str) -> Config:
     try:
         sys.argv[:] = flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False)
     except flags.Error as error:  # of --flagfile
-        _fail(str(error).removeprefix("ERROR:: "))
+        _exit_with_error(str(error).removeprefix("ERROR:: "))
     _given.extend(take_overrides())
     flags.DEFINE_string("config", default, "Config file, and its preset after a colon.")
     return Config()
@@ -107,7 +109,7 @@ def take_overrides(group: str = "config") -> list[tuple[str, str]]:
     return [(path, text) for _, path, text in read if path]
 
 
-def gives(path: str) -> bool:
+def has_override(path: str) -> bool:
     """Whether the command line gives this setting."""
     return path in dict(_given)
 
@@ -123,7 +125,7 @@ def config_arguments() -> list[str]:
     return [f"--config={chosen_config()}", *(f"--config.{path}={text}" for path, text in _given)]
 
 
-def refuse(names: Iterable[str], why: str) -> None:
+def refuse_flags(names: Iterable[str], why: str) -> None:
     """Raises UsageError for the first of these flags that the command line gives.
 
     `why`: what follows the flag's name; a flag's default, also one of the environment, is not refused.
@@ -133,7 +135,7 @@ def refuse(names: Iterable[str], why: str) -> None:
             raise UsageError(f"{name}: {why}")
 
 
-def given(flag: flags.FlagHolder) -> Any:
+def required(flag: flags.FlagHolder) -> Any:
     """The flag's value; raises UsageError if the command line has none."""
     if flag.value in (None, "", []):
         raise UsageError(f"{flag.name}: is missing; give --{flag.name}=...")
@@ -154,29 +156,29 @@ def run(
         try:
             return flags.FLAGS(argv, known_only=False)
         except flags.UnrecognizedFlagError as error:
-            _fail(_meant(error.flagname) or str(error).splitlines()[0])
+            _exit_with_error(_suggest(error.flagname) or str(error).splitlines()[0])
         except flags.Error as error:
-            _fail(str(error).splitlines()[0].removeprefix("flag --"))
+            _exit_with_error(str(error).splitlines()[0].removeprefix("flag --"))
 
     def guarded(argv: Sequence[str]) -> None:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
         try:
             _check_numbers()
-            path_flags.read(flags.FLAGS)
+            _expand_paths(flags.FLAGS)
             if len(argv) > 1 and not positional:
                 raise UsageError(f"unexpected argument {argv[1]!r}; flags begin with --")
-            _leave(main(argv) or 0)
+            _exit(main(argv) or 0)
         except Interrupted as error:
             sys.exit(128 + error.number)
         except KeyboardInterrupt:  # before the program had anything to save
             sys.exit(128 + signal.SIGINT)
         except (UsageError, ConfigError, DataError) as error:
-            _fail(str(error), refused())
+            _exit_with_error(str(error), refused())
         except Exception as error:
             if (missing := _missing_devices(error)) is None:
                 raise
-            _fail(str(missing), refused() if isinstance(missing, ConfigError) else 1)
+            _exit_with_error(str(missing), refused() if isinstance(missing, ConfigError) else 1)
 
     streams.protect()
     app.run(guarded, flags_parser=parse)
@@ -195,7 +197,7 @@ def load_module(path: str, flag: str) -> types.ModuleType:
     return module
 
 
-def call(argument: str, function: str, flag: str) -> Any:
+def load_and_call(argument: str, function: str, flag: str) -> Any:
     """What the function of `FILE.py[:ARGUMENT]` returns, given what stands after the colon.
 
     Raises:
@@ -219,10 +221,10 @@ def call(argument: str, function: str, flag: str) -> Any:
 
 def load_config(argument: str) -> ConfigDict:
     """The ConfigDict that `FILE.py[:PRESET]` stands for; raises UsageError if there is none."""
-    return call(argument, "get_config", "config")
+    return load_and_call(argument, "get_config", "config")
 
 
-def literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
     """The Python value that the text spells, also in a flag's way, or else the text."""
     if text in _WORDS:
         return _WORDS[text]
@@ -233,7 +235,7 @@ def literal(text: str) -> Any:
 
 
 @contextlib.contextmanager
-def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
+def os_errors_as_usage(flag: str, path: pathlib.Path) -> Iterator[None]:
     """What the system refuses in the `with` block is a usage error of the flag that named the path."""
     try:
         yield
@@ -241,22 +243,22 @@ def reaching(flag: str, path: pathlib.Path) -> Iterator[None]:
         raise UsageError(f"{flag}: {path}: {error.strerror or error}") from None
 
 
-def checked_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
+def writable_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
     """The folder that a flag names, which can be made and written to; raises UsageError."""
     folder = pathlib.Path(path)
-    with reaching(flag, folder):
+    with os_errors_as_usage(flag, folder):
         check_folder(folder)
     return folder
 
 
-def made_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
+def ensure_folder(flag: str, path: str | pathlib.Path) -> pathlib.Path:
     """The folder that a flag names, made where it was not there; raises UsageError."""
     folder = pathlib.Path(path)
-    with reaching(flag, folder):
+    with os_errors_as_usage(flag, folder):
         return make_folder(folder)
 
 
-def made_file(flag: flags.FlagHolder) -> pathlib.Path | None:
+def writable_file(flag: flags.FlagHolder) -> pathlib.Path | None:
     """The file that a flag names, in a folder that is there now; None: it names none.
 
     Raises:
@@ -265,7 +267,7 @@ def made_file(flag: flags.FlagHolder) -> pathlib.Path | None:
     if not flag.value:
         return None
     path = pathlib.Path(flag.value)
-    with reaching(flag.name, path):
+    with os_errors_as_usage(flag.name, path):
         make_folder(path.parent)
         written = path.resolve()  # of a link, the file that it leads to
         new = not written.exists()
@@ -287,7 +289,7 @@ def resolve(argument: str, overrides: Sequence[tuple[str, Any]]) -> ConfigDict:
     return config
 
 
-def changed(settings: Any, overrides: Sequence[tuple[str, str]], group: str) -> Any:
+def with_overrides(settings: Any, overrides: Sequence[tuple[str, str]], group: str) -> Any:
     """The settings of `config.GROUP` with these overrides.
 
     Raises:
@@ -301,16 +303,16 @@ def changed(settings: Any, overrides: Sequence[tuple[str, str]], group: str) -> 
         first, _, name = path.partition(".")
         if first != group:
             raise UsageError(f"config.{path}: only settings of config.{group} can be another")
-        changes[name] = literal(text)
+        changes[name] = parse_literal(text)
     return build(type(settings), {**to_dict(settings), **changes}, f"config.{group}")
 
 
-def tell(line: str) -> None:
+def print_err(line: str) -> None:
     """Writes a line to standard error, for whoever looks on, if it is read; results go to standard output."""
     terminal.tell(terminal.printable(line), sys.stderr)
 
 
-def _meant(flag: str) -> str | None:
+def _suggest(flag: str) -> str | None:
     """What to say of a flag that there is not, if it is a setting without the word `config`."""
     from ddiloco.settings.experiment import Experiment
 
@@ -322,7 +324,7 @@ def _meant(flag: str) -> str | None:
     return None
 
 
-def _leave(code: int) -> None:
+def _exit(code: int) -> None:
     """Exits, also where a disk or a device holds threads for which Python would wait without end."""
     sys.stdout.flush()
     if code == 0 and (lost := streams.failure()) is not None:
@@ -347,7 +349,7 @@ def _missing_devices(error: Exception) -> Exception | None:
     return devices.cause(error)
 
 
-def _fail(message: str, code: int = REFUSED) -> None:
+def _exit_with_error(message: str, code: int = REFUSED) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(code)
 
@@ -381,6 +383,25 @@ def _check_numbers() -> None:
             raise UsageError(f"{name}: is {value}, but must be a finite number")
 
 
+def _expand_paths(known: flags.FlagValues) -> None:
+    """Puts the home folder in the place of `~`, which shells leave in --flag=~/folder.
+
+    Raises:
+      ConfigError: a run's folder is in a bucket, where files are neither locked nor written to again.
+    """
+    for flag in (known[name] for name in _PATHS if name in known):
+        many = isinstance(flag.value, list)
+        given = flag.value if many else [flag.value]
+        paths = [os.path.expanduser(path) for path in given if isinstance(path, str)]  # some --to is a step
+        if paths:
+            flag.value = paths if many else paths[0]
+        for path in paths if flag.name in _ON_DISKS else []:
+            if "://" in path:
+                raise ConfigError(
+                    f"{flag.name}: {path}: must be on a disk with file locks, which no bucket has"
+                )
+
+
 def _setting(config: ConfigDict, path: str) -> Any:
     return functools.reduce(lambda group, name: group[name], path.split("."), config)
 
@@ -390,7 +411,7 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
     group, value, parts = config, config, path.split(".")
     for i, part in enumerate(parts):
         if parts[:i] == ["model", "settings"] and part not in value:
-            value[part] = literal(text)  # of a loop, whose function alone knows what it takes
+            value[part] = parse_literal(text)  # of a loop, whose function alone knows what it takes
         if not isinstance(value, ConfigDict) or part not in value:
             if gone := removed.refusal(path):
                 raise UsageError(gone)
@@ -405,7 +426,7 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
     parser = _PARSERS.get(kind)
     none = text == "None" or (text == "none" and kind is not str)  # some texts may be "none"
     try:
-        found = None if none else parser(text) if parser else literal(text)
+        found = None if none else parser(text) if parser else parse_literal(text)
     except ValueError:
         raise UsageError(f"config.{path}: is {text!r}, but must be of type {kind.__name__}") from None
     with group.ignore_type():
@@ -414,9 +435,9 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
 
 def _tuple(text: str) -> tuple[Any, ...]:
     """`(1, 2)`, `1,2`, one value alone, or words with commas between them."""
-    value = literal(text)
+    value = parse_literal(text)
     if value == text:
-        value = tuple(literal(word.strip()) for word in text.split(","))
+        value = tuple(parse_literal(word.strip()) for word in text.split(","))
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 

@@ -81,14 +81,14 @@ def exit_code(
     try:
         return role_main(assignment, experiment, security, stop)
     except (ConfigError, DataError, program.UsageError) as error:
-        program.tell(f"error: {assignment.name}: {error}")
+        program.print_err(f"error: {assignment.name}: {error}")
         return REFUSED
     except Exception as error:
         from experiments.cli import devices
 
         if (missing := devices.cause(error)) is None:
             raise
-        program.tell(f"error: {assignment.name}: {missing}")
+        program.print_err(f"error: {assignment.name}: {missing}")
         return REFUSED if isinstance(missing, ConfigError) else FAILED
 
 
@@ -121,7 +121,7 @@ class _Process:
         workdir, resume = self.assignment.workdir, self.assignment.resume
         listening = self._listening(address)
         if resume is None and (over := _why_over(workdir, with_steps_of_tokens(experiment).train.steps)):
-            program.tell(over)  # an engine starts everything again, also after the end
+            program.print_err(over)  # an engine starts everything again, also after the end
             run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
             with contextlib.suppress(ConfigError, RunMarkError):
                 tell_of_the_end(self._assembly(), **run)
@@ -149,7 +149,7 @@ class _Process:
         except (DurableStateError, RunMarkError) as error:
             print(f"error: {error}", file=sys.stderr)
             return FAILED
-        return exit_handling.tell(result, workdir, self.received)
+        return exit_handling.print_result(result, workdir, self.received)
 
     def part(self) -> int:
         from ddiloco.remote.syncer.part import PartRun
@@ -163,7 +163,7 @@ class _Process:
             raise program.UsageError(
                 f"part: is {assignment.part}, but must be below {parts}, by config.remote.parts"
             )
-        with program.reaching("workdir", assignment.workdir):
+        with program.os_errors_as_usage("workdir", assignment.workdir):
             check_folder(assignment.workdir / FOLDER)
         address = check_address(assignment.listen, "listen")
         authority = check_address(assignment.syncer, "authority")
@@ -261,7 +261,7 @@ class _Process:
 
         workdir = self.assignment.workdir
         roles.name_process(self.assignment.name)
-        with program.reaching("workdir", workdir):
+        with program.os_errors_as_usage("workdir", workdir):
             check_folder(workdir / "evaluator")
             process = EvaluatorProcess(self._assembly(), workdir, self._note)
             self.health.ready.set()
@@ -275,14 +275,14 @@ class _Process:
         return assembly_of(with_steps_of_tokens(self.experiment))
 
     def _note(self, line: str) -> None:
-        program.tell(f"{self.assignment.name}: {line}")
+        program.print_err(f"{self.assignment.name}: {line}")
 
     def _folder(self) -> epath.Path | None:
         """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
         a, copies = self.assignment, self.experiment.recovery.checkpoint_folder
         if a.workdir is not None:
             own = a.workdir / "learners" / str(a.learner)
-            with program.reaching("workdir", a.workdir):
+            with program.os_errors_as_usage("workdir", a.workdir):
                 check_folder(own)
         if not copies:
             return None if a.workdir is None else own

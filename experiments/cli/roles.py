@@ -127,7 +127,7 @@ def profile(steps: str | None, workdir: pathlib.Path | None):
         raise program.UsageError(
             f"profile: is {steps!r}, but must be FIRST:LAST, steps from 2 on, such as 20:24"
         )
-    return StepProfile(workdir / FOLDER, int(first), int(last), program.tell)
+    return StepProfile(workdir / FOLDER, int(first), int(last), program.print_err)
 
 
 def security():

@@ -1,1 +1,1 @@
-"""Training loops of one's own, to start from (docs/your_own_loop.md)."""
+"""Training loops of one's own, to start from (docs/your_own.md)."""

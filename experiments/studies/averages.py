@@ -6,7 +6,6 @@ Of a baseline, which has one model, those of it and of averages over as many ste
 from __future__ import annotations
 
 import pathlib
-import statistics
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 
 from ddiloco.baselines.wall import JobArrays
 from ddiloco.outer.fragments import assemble
@@ -22,11 +22,12 @@ from ddiloco.outer.global_model import GlobalModel
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment
-from ddiloco.telemetry.plots import dress, figure_at
 from ddiloco.telemetry.records import Evaluated
 from ddiloco.training.evaluation import Score
 from ddiloco.virtual.run import VirtualRun
 from experiments.cli.tables import markdown
+from experiments.studies import figures
+from experiments.studies.results import over_baseline
 
 PANELS = {  # those after the first are of models with experts
     "loss": "held-out loss, nats/token",
@@ -151,43 +152,18 @@ def _point(seed: int, step: int, name: str, score: Score | Evaluated) -> dict[st
 
 def table(points: Sequence[Mapping[str, Any]]) -> str:
     """Losses at the last evaluation, and how far from the global model's of the same seed; in Markdown."""
+    frame = pd.DataFrame(points)
+    last = frame[frame.step == frame.groupby("seed").step.transform("last")].reset_index()
+    wanted = [f"{GLOBAL}, seed {seed}" for seed in last.seed]
+    last["apart"] = over_baseline(last.loss, last["name"] + ", seed " + last.seed.astype(str), wanted) - 1
     rows = []
-    ends = {point["seed"]: point["step"] for point in points}  # the last of each seed
-    last = [point for point in points if point["step"] == ends[point["seed"]]]
-    whole = {point["seed"]: point["loss"] for point in last if point["name"] == GLOBAL}
-    for name in dict.fromkeys(point["name"] for point in last):
-        own = {point["seed"]: point["loss"] for point in last if point["name"] == name}
-        apart = " / ".join(f"{loss / whole[seed] - 1:+.2%}" for seed, loss in own.items())
-        rows.append([name, f"{statistics.mean(own.values()):.4f}", apart if name != GLOBAL else "-"])
+    for name, own in last.groupby("name", sort=False):
+        apart = " / ".join(f"{gap:+.2%}" for gap in own.apart)
+        rows.append([name, f"{own.loss.mean():.4f}", "-" if name == GLOBAL else apart])
     return markdown(["at the end", "held-out loss", "against the global model, by seed"], rows)
 
 
 def draw(path: pathlib.Path, points: Sequence[Mapping[str, Any]]) -> None:
     """Writes the figure of the first seed's run: a panel for each entry of `PANELS` that its model has."""
-    points = [point for point in points if point["seed"] == points[0]["seed"]]
-    panels = [name for name in PANELS if name in points[0]]
-    rows, columns = (2, 2) if len(panels) > 1 else (1, 1)
-    with figure_at(path, 6.5 * columns, 4 * rows, dpi=120) as figure:
-        panes = figure.subplots(rows, columns, squeeze=False).flat
-        for axes, metric in zip(panes, panels, strict=True):
-            for name in dict.fromkeys(point["name"] for point in points):
-                # The initial loss would hide all that follows.
-                own = [p for p in points if p["name"] == name and (p["step"] or metric != "loss")]
-                axes.plot([p["step"] for p in own], [p[metric] for p in own], **_style(name))
-            axes.set_xlabel("step")
-            axes.set_title(PANELS[metric], fontsize=10)
-            dress(axes)
-            if metric == "loss":
-                axes.legend()
-
-
-def _style(name: str) -> dict[str, Any]:
-    if name.startswith(LEARNER):
-        return {
-            "color": "0.6",
-            "lw": 1,
-            "marker": ".",
-            "label": "learners" if name == f"{LEARNER} 0" else None,
-        }
-    heavy = {"lw": 2.2} if name in (GLOBAL, AVERAGE) else {"lw": 1.4}
-    return {**heavy, "marker": ".", "ls": "-" if name == GLOBAL else "--", "label": name}
+    frame = pd.DataFrame([point for point in points if point["seed"] == points[0]["seed"]])
+    figures.draw_averages(path, frame, {name: title for name, title in PANELS.items() if name in frame})

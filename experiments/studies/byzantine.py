@@ -22,34 +22,14 @@ from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
 from ddiloco.workers.transfer import Offer
 
 Arrays = tuple[np.ndarray, ...]
+Falsify = Callable[[np.random.Generator, Arrays, Arrays, Arrays], Arrays]
 
 
-class Lies:
-    """What one liar sends in the place of its fragments; `tell` is called with each honest offer.
-
-    An offer of the codec f32 is theta_{m,p}; `theta` is the version of the fragment that it was trained from.
-    """
-
-    def __init__(self, kind: str) -> None:
-        """`kind`: one of KINDS; raises KeyError otherwise."""
-        self._tell = KINDS[kind]
-        self._rng = np.random.default_rng(0)
-        self._first: dict[int, Arrays] = {}
-
-    def tell(self, fragment: int, theta: Arrays, own: Arrays) -> Arrays:
-        """What is sent."""
-        first = self._first.setdefault(fragment, own)
-        return self._tell(self._rng, theta, own, first)
-
-
-Tell = Callable[[np.random.Generator, Arrays, Arrays, Arrays], Arrays]
-
-
-def _scaled(factor: float) -> Tell:
-    def tell(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays) -> Arrays:
+def _scaled(factor: float) -> Falsify:
+    def falsify(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays) -> Arrays:
         return tuple(t + np.float32(factor) * (x - t) for t, x in zip(theta, own, strict=True))
 
-    return tell
+    return falsify
 
 
 def _random(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays) -> Arrays:
@@ -61,7 +41,9 @@ def _random(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays)
     return tuple(sent)
 
 
-KINDS: dict[str, Tell] = {
+# What a liar sends in the place of an offer of the codec f32, theta_{m,p}: from the version that this was
+# trained from, the honest offer, and the first honest one.
+KINDS: dict[str, Falsify] = {
     "scaled": _scaled(1e6),
     "scaled little": _scaled(4.0),  # as much as the guard lets pass
     "flipped": _scaled(-1.0),
@@ -75,10 +57,12 @@ KINDS: dict[str, Tell] = {
 class LyingArrays(TrainingArrays):
     """A learner that trains like any other, and sends something else."""
 
-    def __init__(self, equipment: Equipment, lies: Lies) -> None:
+    def __init__(self, equipment: Equipment, kind: str) -> None:
+        """`kind`: one of KINDS."""
         super().__init__(equipment)
-        self._lies = lies
+        self._falsify, self._rng = KINDS[kind], np.random.default_rng(0)
         self._theta: dict[int, Arrays] = {}
+        self._first: dict[int, Arrays] = {}
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         super().adopt(fragments, inner)
@@ -92,7 +76,9 @@ class LyingArrays(TrainingArrays):
 
     def offer(self, fragment: int, steps: int) -> Offer:
         honest = super().offer(fragment, steps)
-        sent = self._lies.tell(fragment, self._theta[fragment], honest.on_host())
+        own = honest.on_host()
+        first = self._first.setdefault(fragment, own)
+        sent = self._falsify(self._rng, self._theta[fragment], own, first)
         lie = self._offers[fragment][steps] = dataclasses.replace(honest, arrays=sent, shapes=())
         return lie
 
@@ -100,7 +86,7 @@ class LyingArrays(TrainingArrays):
 class LyingRun(VirtualRun):
     """A run in virtual time of which some learners lie."""
 
-    def __init__(self, *arguments: Any, liars: dict[int, Lies]) -> None:
+    def __init__(self, *arguments: Any, liars: dict[int, str]) -> None:
         self._liars = liars
         super().__init__(*arguments)
 
@@ -123,7 +109,7 @@ class LiarOutcome:
     alarms: tuple[str, ...]  # in the order in which they were raised, each once
 
 
-def run(experiment: Experiment, liars: dict[int, Lies]) -> LiarOutcome:
+def run(experiment: Experiment, liars: dict[int, str]) -> LiarOutcome:
     """Trains to the end with these liars."""
     taken: list[Any] = []
     job = LyingRun(assembly_of(experiment), taken.append, threading.Event(), liars=liars)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import shlex
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from experiments.cli import program
 from experiments.cli.tables import markdown
-from experiments.studies import merges, runs, traffic
+from experiments.studies import results, runs
 
 
 class Column(NamedTuple):
@@ -22,18 +22,6 @@ class Column(NamedTuple):
     scale: float
     form: str
     sign: str = ""
-
-    def show(self, value: float) -> str:
-        """Our own figure as text."""
-        return f"{value * self.scale:{self.form}}{self.sign}"
-
-    def spread(self, value: float) -> str:
-        """A deviation of our own as text, which has no sign of its own."""
-        return self._replace(form=self.form.removeprefix("+")).show(value)
-
-    def quote(self, value: float) -> str:
-        """A published figure, in the digits in which it was published."""
-        return f"{value * self.scale:.6g}{self.sign}"
 
 
 COLUMNS = {
@@ -47,12 +35,12 @@ COLUMNS = {
     "uptime": Column("uptime", 100, ".1f", "%"),
     "merged_share": Column("merged", 100, ".0f", "%"),
     "mean_quorum": Column("mean quorum", 1, ".2f"),
-    "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # as experiments/studies/traffic.py counts
+    "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # of `results.bytes_moved`
 }
 SHOWN = tuple(COLUMNS)  # unless a config file names others
 COLUMNS |= {
     "rounds_skipped": Column("skipped", 1, ",.0f"),
-    # Of experiments/studies/merges.py.
+    # Of `results.merge_figures`.
     "worst_share": Column("worst learner", 100, ".0f", "%"),
     "real_steps": Column("real steps", 1, ".2f"),
     "age": Column("age", 1, ".1f"),
@@ -86,31 +74,40 @@ def make_rows(
       UsageError: there is none, rows without labels of their own, the seed as a setting, an unknown
         published figure, or settings that a run cannot have.
     """
-    path = argument.partition(":")[0]
-    rows: dict[str, ComparisonRow] = {}
+    path, rows = argument.partition(":")[0], []
     if not comparison:
         raise program.UsageError(f"config: {argument}: its get_comparison() names no row")
     for entry in comparison:
-        problem = _problem(entry)
-        if problem is not None:
+        if (problem := _problem(entry)) is not None:
             raise program.UsageError(f"config: {argument}: {problem}")
+    check_labels(argument, [(entry["label"], entry.get("against")) for entry in comparison])
+    for entry in comparison:
         label, preset = entry["label"], entry.get("preset")
         own = [(name, v) for name, v in entry.items() if name not in (*_OWN_KEYS, *dict(given))]
         if "seed" in dict([*own, *given]):
             raise program.UsageError(f"config.seed: is set for {label!r}, but --seeds says which there are")
+        config, folder = f"{path}:{preset}" if preset else path, output / runs.folder_name(label)
+        by_seed = runs.of_each_seed(label, config, [*own, *given], folder, seeds)
+        rows.append(ComparisonRow(label, entry.get("paper", {}), by_seed, entry.get("against")))
+    return rows
+
+
+def check_labels(argument: str, labels: Sequence[tuple[str, str | None]]) -> None:
+    """Checks the label of each row and that of the row whose losses its own are held against, or None.
+
+    Raises:
+      UsageError: two labels name one folder, or there is no such other row.
+    """
+    folders: dict[str, str] = {}
+    for label, _ in labels:
         folder = runs.folder_name(label)
-        if folder in rows:
-            raise program.UsageError(
-                f"config: {argument}: {label!r} and {rows[folder].label!r} are too alike"
-            )
-        config = f"{path}:{preset}" if preset else path
-        by_seed = runs.of_each_seed(label, config, [*own, *given], output / folder, seeds)
-        rows[folder] = ComparisonRow(label, entry.get("paper", {}), by_seed, entry.get("against"))
-    for row in rows.values():
-        if row.against not in (None, *(other.label for other in rows.values())):
-            told = f"{row.label!r}: is held against {row.against!r}, which is no row"
-            raise program.UsageError(f"config: {argument}: {told}")
-    return list(rows.values())
+        if folder in folders:
+            raise program.UsageError(f"config: {argument}: {label!r} and {folders[folder]!r} are too alike")
+        folders[folder] = label
+    for label, against in labels:
+        if against not in (None, *dict(labels)):
+            problem = f"{label!r}: is held against {against!r}, which is no row"
+            raise program.UsageError(f"config: {argument}: {problem}")
 
 
 def columns_of(argument: str) -> Sequence[str]:
@@ -133,20 +130,14 @@ def carry_out(
 
     `columns`: of the table.
     """
-    from experiments.studies import comparison_figure
+    from experiments.studies import figures
 
-    def write(_: runs.PlannedRun | None = None) -> None:
-        results = digest(rows)
-        text = json.dumps({"rows": results}, indent=2, allow_nan=False)
-        (output / f"{name}.json").write_text(text + "\n")
-        (output / f"{name}.md").write_text(table(results, columns) + "\n")
-        comparison_figure.draw(output / f"{name}.png", results)
+    def collect() -> results.Report:
+        found = digest(rows)
+        return {"rows": found}, table(found, columns), lambda path: figures.draw_comparison(path, found)
 
-    failed = runs.train([run for row in rows for run in row.runs.values()], jobs, write)
-    write()
-    print((output / f"{name}.md").read_text(), end="")
-    print(f"{output}/{name}.json  {output}/{name}.md  {output}/{name}.png")
-    return runs.tell_failed(failed)
+    planned = [run for row in rows for run in row.runs.values()]
+    return runs.carry_out(planned, jobs, output / name, collect)
 
 
 def digest(rows: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
@@ -155,50 +146,48 @@ def digest(rows: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
     A run of other settings has not finished. A figure that no run has is None; so is the standard deviation
     of fewer than two.
     """
-    entries = [[_entry(seed, run) for seed, run in row.runs.items()] for row in rows]
-    seconds = {entry["seed"]: entry["wall_seconds"] for entry in entries[0]}  # the first row's
-    losses = {
-        (row.label, entry["seed"]): entry["eval_loss"]
-        for row, own in zip(rows, entries, strict=True)
-        for entry in own
-    }
-    results = []
-    for row, own in zip(rows, entries, strict=True):
-        for entry in own:
-            entry["time_ratio"] = _ratio(entry["wall_seconds"], seconds[entry["seed"]])
-            ratio = _ratio(entry["eval_loss"], losses.get((row.against, entry["seed"])))
-            entry["gap"] = None if ratio is None else ratio - 1
-        figures = {name: [e[name] for e in own if e[name] is not None] for name in COLUMNS}
-        lost = [entry["lost"] for entry in own if entry["lost"]]
-        causes = dict.fromkeys(cause for one in lost for cause in one)
-        results.append(
+    entries = [(row, _entry(seed, run)) for row in rows for seed, run in row.runs.items()]
+    frame = pd.DataFrame([{**entry, "label": row.label} for row, entry in entries])
+    own = [(row.label, entry["seed"]) for row, entry in entries]
+    first = [(rows[0].label, entry["seed"]) for _, entry in entries]
+    against = [(row.against, entry["seed"]) for row, entry in entries]
+    frame["time_ratio"] = results.over_baseline(frame.wall_seconds, own, first)
+    frame["gap"] = results.over_baseline(frame.eval_loss, own, against) - 1
+    mean, std = results.over_seeds(frame, ["label"], list(COLUMNS))
+    for (_, entry), ratio, gap in zip(entries, frame.time_ratio, frame.gap, strict=True):
+        entry.update(time_ratio=results.or_none(ratio), gap=results.or_none(gap))
+    found = []
+    for row in rows:
+        of_row = [entry for of, entry in entries if of is row]
+        lost = pd.DataFrame([entry["lost"] for entry in of_row if entry["lost"]]).fillna(0.0).mean()
+        found.append(
             {
                 "label": row.label,
                 "paper": dict(row.paper),
-                "mean": {name: statistics.fmean(f) if f else None for name, f in figures.items()},
-                "std": {name: statistics.stdev(f) if len(f) > 1 else None for name, f in figures.items()},
-                "lost": {cause: statistics.fmean(one.get(cause, 0.0) for one in lost) for cause in causes},
-                "runs": own,
+                "mean": {name: results.or_none(mean.at[row.label, name]) for name in COLUMNS},
+                "std": {name: results.or_none(std.at[row.label, name]) for name in COLUMNS},
+                "lost": lost.to_dict(),
+                "runs": of_row,
             }
         )
-    return results
+    return found
 
 
-def clock_of(results: Sequence[Mapping[str, Any]]) -> str:
+def clock_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the seconds are: virtual, wall, or, where both are there, seconds."""
-    drivers = {run["driver"] for row in results for run in row["runs"] if run["finished"]}
+    drivers = {run["driver"] for row in rows for run in row["runs"] if run["finished"]}
     if "virtual" not in drivers:
         return "wall seconds"
     return "virtual seconds" if len(drivers) == 1 else "seconds"
 
 
-def table(results: Sequence[Mapping[str, Any]], columns: Sequence[str] = SHOWN) -> str:
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = SHOWN) -> str:
     """The rows as a Markdown table; columns that are None in every row are left out."""
-    names = [name for name in columns if any(row["mean"][name] is not None for row in results)]
-    if len(results) == 1 and "time_ratio" in names:
+    names = [name for name in columns if any(row["mean"][name] is not None for row in rows)]
+    if len(rows) == 1 and "time_ratio" in names:
         names.remove("time_ratio")
-    titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(results)}
-    cells = [[label_of(row).replace("|", "\\|"), *(cell(row, name) for name in names)] for row in results]
+    titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(rows)}
+    cells = [[label_of(row).replace("|", "\\|"), *(cell(row, name) for name in names)] for row in rows]
     return markdown(["", *(titles[name] for name in names)], cells, align=True)
 
 
@@ -210,10 +199,12 @@ def label_of(row: Mapping[str, Any]) -> str:
 
 def cell(row: Mapping[str, Any], name: str) -> str:
     """A row's figure: mean, standard deviation where there are several seeds, and what the paper has."""
-    column, mean, std, paper = COLUMNS[name], row["mean"][name], row["std"][name], row["paper"].get(name)
-    text = "-" if mean is None else column.show(mean)
-    text += "" if std is None else f" ± {column.spread(std)}"
-    return text if paper is None else f"{text} (paper {column.quote(paper)})"
+    _, scale, form, sign = COLUMNS[name]
+    mean, std = (None if value is None else scale * value for value in (row["mean"][name], row["std"][name]))
+    text = results.plus_minus(mean, std, form, sign=sign)
+    if name not in row["paper"]:
+        return text
+    return f"{text} (paper {scale * row['paper'][name]:.6g}{sign})"  # in the digits that were published
 
 
 def _problem(entry: Mapping[str, Any]) -> str | None:
@@ -234,9 +225,10 @@ def _unknown(name: str) -> str:
 
 def _entry(seed: int, run: runs.PlannedRun) -> dict[str, Any]:
     finished = run.lacks() is None
-    summary = runs.read_summary(run.workdir) if finished else {}
-    moved, by_score = traffic.moved(run.workdir, summary)
-    figures = {**summary, "bytes_moved": moved, **(merges.figures(run.workdir) if finished else {})}
+    summary = results.read_summary(run.workdir) if finished else {}
+    moved, by_score = results.bytes_moved(run.workdir, summary)
+    merged = results.merge_figures(run.workdir) if finished else {}
+    figures = {**summary, "bytes_moved": moved, **merged}
     scores = summary.get("eval_history", [])
     return {
         "seed": seed,
@@ -247,7 +239,3 @@ def _entry(seed: int, run: runs.PlannedRun) -> dict[str, Any]:
         "lost": summary.get("lost", {}),
         "eval_history": [{**score, "bytes": n} for score, n in zip(scores, by_score, strict=True)],
     }
-
-
-def _ratio(ours: float | None, other: float | None) -> float | None:
-    return ours / other if ours is not None and other else None

@@ -17,6 +17,7 @@ from typing import Any
 from ddiloco.config import REFUSED, ConfigError, flat
 from ddiloco.telemetry.files import read_json
 from experiments.cli import exit_handling, program
+from experiments.studies import results
 
 PROGRAM = "experiments.train"
 _LONGEST_NAME = 200  # file systems allow 255 bytes
@@ -69,13 +70,6 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
         if was != now and why_idle(experiment, name) is None:
             return f"{name} was {was}, but is {now} now"
     return None
-
-
-def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
-    """The summary of a run, with `tokens_total`, those of all learners, and `left_out`, so many offers."""
-    summary = json.loads((workdir / "summary.json").read_text())
-    left_out = sum(summary.get("offers_left_out", {}).values())
-    return {**summary, "tokens_total": sum(summary["tokens"].values()), "left_out": left_out}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +182,7 @@ def train(
     def start() -> None:
         i, run, why = waiting.popleft()
         again = f", again: {why}" if finished(run.workdir) else ""
-        program.tell(f"[{i}/{len(known)}] {run.name}{again}")
+        program.print_err(f"[{i}/{len(known)}] {run.name}{again}")
         sharers = min(jobs, len(under_way) + 1 + len(waiting))
         environment = processes.share_of_threads(os.environ, sharers)
         process = processes.start(PROGRAM, run.arguments(), environment, quiet=True)
@@ -211,7 +205,7 @@ def train(
                     failed.append(f"{run.name} ({why or f'exit status {process.exitcode}'})")
                 add(ended(run) or [])
     except KeyboardInterrupt:
-        program.tell("saving what is under way; a second Ctrl-C ends this at once, unsaved")
+        program.print_err("saving what is under way; a second Ctrl-C ends this at once, unsaved")
         raise
     finally:
         started = [process for _, process in under_way.values()]
@@ -226,8 +220,18 @@ def train(
     return failed
 
 
-def tell_failed(failed: Sequence[str]) -> int:
-    """Says on standard error which runs failed, if any; returns the exit code."""
+def carry_out(
+    planned: Sequence[PlannedRun], jobs: int, stem: pathlib.Path, collect: Callable[[], results.Report]
+) -> int:
+    """Runs what is planned; writes the results after each run, prints them at the end; the exit code."""
+    failed = train(planned, jobs, lambda run: results.write(stem, collect()))
+    results.write(stem, collect())
+    results.show(stem)
+    return report_failed(failed)
+
+
+def report_failed(failed: Sequence[str]) -> int:
+    """Names on standard error the runs that failed, if any; returns the exit code."""
     if failed:
         print(f"error: {len(failed)} of the runs failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.cli import program
 from experiments.cli.tables import markdown
-from experiments.studies import runs
+from experiments.studies.comparison import check_labels
 
 Point = tuple[Any, ...]  # a value for each axis
 Places = tuple[int, ...]  # of axes
@@ -91,7 +91,7 @@ def plan_of(argument: str) -> TuningPlan:
     Raises:
       UsageError: no such file or argument, no row, or one that lacks something or begins outside its grid.
     """
-    given = program.call(argument, "get_tuning", "config")
+    given = program.load_and_call(argument, "get_tuning", "config")
     try:
         return _plan(argument, given)
     except KeyError as error:
@@ -119,14 +119,7 @@ def _plan(argument: str, given: Mapping[str, Any]) -> TuningPlan:
         rows.append(
             TuningRow(entry["label"], entry["preset"], own, axes, start, entry.get("against"), together)
         )
-    labels = [row.label for row in rows]
-    if len(set(map(runs.folder_name, labels))) < len(labels):
-        raise program.UsageError(f"config: {argument}: two rows have one label, or labels too alike")
-    for row in rows:
-        if row.against not in (None, *labels):
-            raise program.UsageError(
-                f"config: {row.label!r}: is held against {row.against!r}, which is no row"
-            )
+    check_labels(argument, [(row.label, row.against) for row in rows])
     return TuningPlan(rows, given["budget"], given["choosing"])
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/your_own_loop.md, in threads and in virtual time."""
+"""The examples of docs/your_own.md, in threads and in virtual time."""
 
 import gc
 import json

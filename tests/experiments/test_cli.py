@@ -52,7 +52,7 @@ def test_a_mistake_in_a_config_file_is_not_told_as_one_of_the_command(argument, 
 
 
 def test_what_several_files_are_refused_for_is_told(tmp_path):
-    with pytest.raises(program.UsageError, match="No space left"), program.reaching("to", tmp_path):
+    with pytest.raises(program.UsageError, match="No space left"), program.os_errors_as_usage("to", tmp_path):
         raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])
 
 

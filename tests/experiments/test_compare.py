@@ -11,7 +11,7 @@ import pytest
 
 from ddiloco.settings.experiment import parse, to_json
 from experiments.cli import program
-from experiments.studies import comparison, comparison_figure, runs
+from experiments.studies import comparison, runs
 from tests.refusals import assert_refused
 
 CONFIG = """
@@ -227,7 +227,6 @@ def test_a_finished_run_of_other_settings_has_no_figures(rows):
     second = comparison.digest(rows)[1]
     assert [run["finished"] for run in second["runs"]] == [False, True, False]
     assert second["mean"]["eval_loss"] == 3.0 and second["mean"]["gap"] == 0.5
-    assert [len(curve) for curve in comparison_figure._curves(second, "tokens", "loss")] == [0, 0, 0]
 
 
 def test_the_table_has_ours_beside_the_papers_and_no_empty_column(results):
@@ -274,51 +273,9 @@ def test_a_row_of_its_own_has_no_time_ratio(results):
     assert "time ratio" not in comparison.table(results[:1])
 
 
-def test_a_figure_is_drawn_of_whatever_there_is(results, tmp_path):
-    nothing = [{**results[0], "mean": dict.fromkeys(comparison.COLUMNS), "runs": []}]
-    for i, rows in enumerate((results, results[:1], results[1:], nothing)):
-        comparison_figure.draw(tmp_path / f"{i}.png", rows)
-        assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_curves_against_bytes_begin_where_there_are_any_and_accuracy_has_its_own():
-    scores = [{"tokens": n, "bytes": 10.0 * n, "loss": 3.0 - n, "accuracy": n / 2} for n in (0, 1, 2)]
-    row = {"runs": [{"eval_history": scores}, {"eval_history": [{"tokens": 0, "loss": None}]}]}
-    assert comparison_figure._curves(row, "bytes", "loss") == [[(10.0, 2.0), (20.0, 1.0)], []]
-    assert comparison_figure._curves(row, "tokens", "accuracy") == [[(0, 0.0), (1, 0.5), (2, 1.0)], []]
-
-
-def test_a_figure_of_accuracies_and_bytes_is_drawn(results, tmp_path):
-    for row in results:
-        for run in row["runs"]:
-            for score in run["eval_history"]:
-                score.update(accuracy=0.5, bytes=float(score["tokens"]))
-    comparison_figure.draw(tmp_path / "all.png", results)
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_runs_that_were_scored_at_their_ends_alone_have_dots_and_no_curves(results, tmp_path):
-    drawn = []
-    for scores in (2, 4):
-        for row in results:
-            for run in row["runs"]:
-                run["eval_history"] = [{"tokens": n, "loss": 5.0 - n} for n in range(scores)]
-        comparison_figure.draw(tmp_path / "ends.png", results)
-        drawn.append([panel.func.__name__ for panel in comparison_figure._panels(results)[0]])
-    assert drawn == [["_draw_ends"], ["_draw_curves"]]
-    assert comparison_figure._ends(results[0], "loss") == [2.0] * len(results[0]["runs"])
-    assert comparison_figure._ends(results[0], "accuracy") == []
-
-
 def test_a_folder_follows_from_the_comparison_where_none_is_given():
     assert runs.default_output("compare", "configs/dense.py:small") == "runs/compare-dense-small"
     assert runs.default_output("compare", "configs/chaos.py") == "runs/compare-chaos"
-
-
-def test_the_mean_of_curves_is_where_all_of_them_are():
-    mean = comparison_figure.mean_curve([[(0, 4.0), (10, 2.0)], [(5, 1.0), (20, 1.0)]])
-    assert mean == [(5, 2.0), (10, 1.5)]
-    assert comparison_figure.mean_curve([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]]) == []
 
 
 def asked(**overrides) -> dict[str, Any]:
@@ -405,7 +362,7 @@ def test_overrides_are_taken_off_the_command_line(line, found, monkeypatch):
 
 def test_a_text_is_a_value_also_as_flags_spell_it():
     texts = ("true", "false", "none", "None", "3", "(1, 2)", "rda")
-    assert [program.literal(text) for text in texts] == [True, False, None, None, 3, (1, 2), "rda"]
+    assert [program.parse_literal(text) for text in texts] == [True, False, None, None, 3, (1, 2), "rda"]
 
 
 def test_a_resolved_config_is_the_one_that_a_run_gets(config):

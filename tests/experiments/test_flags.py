@@ -227,12 +227,12 @@ def test_what_a_command_has_no_use_for_is_refused_before_anything_is_made(
 
 
 def test_a_sweep_s_run_is_given_what_it_has_a_use_for(tmp_path):
-    from experiments.studies import grid, runs
+    from experiments.studies import runs, sweeps
 
     given = [("virtual.arrays", "false")]
-    sweep = grid.load("driver=local,virtual;outer.optimizer=direct,nesterov;outer.momentum=0.1,0.2")
+    sweep = sweeps.load("driver=local,virtual;outer.optimizer=direct,nesterov;outer.momentum=0.1,0.2")
     planned = [
-        runs.plan(grid.point_name(point), "configs/dense.py", [*point.items(), *given], tmp_path)
+        runs.plan(sweeps.point_name(point), "configs/dense.py", [*point.items(), *given], tmp_path)
         for point in sweep.points
     ]
     for point, run in zip(sweep.points, planned, strict=True):

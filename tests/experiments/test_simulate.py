@@ -144,7 +144,7 @@ def test_the_calibration_prints_values_cells_and_errors(programs):
 
 
 def test_the_simulator_starts_without_jax():
-    studies = "experiments.studies.goodput"
-    program = f"import experiments.simulate, {studies}.simulator, {studies}.figures, sys; "
+    studies = "experiments.studies"
+    program = f"import experiments.simulate, {studies}.goodput.simulator, {studies}.figures, sys; "
     program += "sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

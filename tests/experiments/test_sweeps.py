@@ -10,7 +10,7 @@ from configs.sweeps import honest, scaling
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
 from experiments.cli import program
-from experiments.studies import grid, series, sweep_figure
+from experiments.studies import figures, sweeps
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 ARGUMENTS = {
@@ -30,7 +30,7 @@ FAMILIES = {"dense": dense, "moe": moe, "vit": vit, "multimodal": multimodal}
 def sweep_of(name):
     """The sweep of a file by its name, with an argument after a colon."""
     name, colon, argument = name.partition(":")
-    return grid.load(f"{FOLDER}/{name}.py{colon}{argument}")
+    return sweeps.load(f"{FOLDER}/{name}.py{colon}{argument}")
 
 
 def experiment(point):
@@ -84,10 +84,9 @@ def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the
 def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp_path):
     sweep = sweep_of(f"scaling:{part}")
     rows = [row(point, part) for point in sweep.points]
-    axes = series.axes_of(sweep.points)
-    for run in series.placed(rows, axes, sweep.baseline, sweep.points):
-        assert run["gap"] == pytest.approx(0.5 * ("decoupled" in run["line"]))
-    sweep_figure.draw(tmp_path / "sweep.png", rows, sweep)
+    runs = sweeps.placed(rows, sweep)
+    assert runs.gap.tolist() == pytest.approx((0.5 * runs.line.str.contains("decoupled")).tolist())
+    figures.draw_sweep(tmp_path / "sweep.png", rows, sweep)
 
 
 def row(point, part):
@@ -112,7 +111,7 @@ AXES = {
 
 @pytest.mark.parametrize(("name", "axes"), AXES.items(), ids=AXES)
 def test_a_sweep_is_drawn_along_what_it_is_about(name, axes):
-    assert series.axes_of(sweep_of(name).points) == series.Axes(*axes)
+    assert sweeps.axes_of(sweep_of(name).points) == sweeps.Axes(*axes)
 
 
 COMPARED = {name: (module, "tiny") for name, module in FAMILIES.items()}

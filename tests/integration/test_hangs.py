@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 
-from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, Impostor
+from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, Impersonator
 from tests.integration.hand import SECURITY, assert_counted_once, assert_nothing_twice, go_on, stop
 
 CHANGES = ("--config.sync.num_learners=3", "--config.train.min_step_seconds=(0.05, 0.05, 0.05)")
@@ -61,7 +61,7 @@ def successor_of_one_that_lingers(job, old, alive):
     return new
 
 
-class InTurn(Impostor):
+class InTurn(Impersonator):
     """Answers each question with the next of LIES, and then in turn with a sound offer and with one of AGAIN.
 
     A sound one is sent twice. What comes once the merge has begun is told as late, whatever is wrong with it,

@@ -12,7 +12,7 @@ from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.security import Security
-from experiments.studies.chaos.unauthorized_client import Stranger
+from experiments.studies.chaos.unauthorized_client import UnauthorizedClient
 from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
 from tests.remote.ends import PATIENCE, greeting, said
 from tests.remote.test_identity import silent_calls
@@ -69,7 +69,7 @@ def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
     merged_on()
     for connection in idle:
         connection.close()
-    Stranger(job.address, print).noise()
+    UnauthorizedClient(job.address, print).noise()
     for security in (Security(), SECURITY):
         channels, never = silent_calls(job.address, security, (wire.CONTROL, wire.UPDATES, wire.PEERS), 100)
         merged_on()

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from ddiloco.storage import array_file
-from experiments.studies.chaos.impersonation import Impostor
+from experiments.studies.chaos.impersonation import Impersonator
 from tests.integration.hand import SECURITY, TRANSFORMER
 
 CHANGES = (  # a transformer, to whose gradients the guard is tuned
@@ -18,7 +18,7 @@ CHANGES = (  # a transformer, to whose gradients the guard is tuned
 LIAR = 2
 
 
-class Hostile(Impostor):
+class Hostile(Impersonator):
     """Answers every question with the fragment that it was given, and far too much added."""
 
     def _answer(self, which):

@@ -12,7 +12,7 @@ import pytest
 from tests.bench import test_bench
 from tests.integration.programs import ROOT, SMALLEST
 
-PAGES = ("README.md", "docs/commands.md", "docs/dashboard.md", "docs/weights.md")
+PAGES = ("README.md", "docs/first_run.md", "docs/dashboard.md", "docs/weights.md")
 SHORT = {"train.steps": 24, "eval.every": 0, "eval.num_batches": 1}
 SMALL = {"model.num_layers": 1, "train.batch_size": 2, "eval.batch_size": 4, "sync.num_fragments": 3}
 # What other tests train, and have compiled.

@@ -69,8 +69,8 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: a learner may claim a version that was never made",
-        "return all(0 <= theirs <= ours for theirs",
-        "return all(0 <= theirs <= ours + 1 for theirs",
+        "return all(0 <= version <= self.merged.versions[p] for p",
+        "return all(0 <= version <= self.merged.versions[p] + 1 for p",
         PROTOCOL,
     ),
     Mutant(
@@ -221,8 +221,8 @@ MUTANTS = (
     ),
     Mutant(
         "waiting: also for who was late the last time",
-        "if m.punctual and m.lag.value <= next_quorum:",
-        "if m.lag.value <= next_quorum:",
+        "if m.punctual and lag <= next_quorum:",
+        "if lag <= next_quorum:",
         PROTOCOL,
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "waiting: not for an offer that comes behind another",
-        "bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))",
+        "bound = max(m.lag.bound, BEHIND_ANOTHER * (delivery or 0.0))",
         "bound = m.lag.bound",
         PROTOCOL,
     ),
@@ -386,13 +386,13 @@ MUTANTS = (
     ),
     Mutant(
         "learner: a heartbeat in mid-step tells of the step that is under way",
-        "return [self._say(self._last)] if self._last is not None else []",
-        "return [self._say(self._report())]",
+        "return [] if self._last is None else self._reports(self._last)",
+        "return self._reports(self._standing())",
         PROTOCOL,
     ),
     Mutant(
         "learner: a returner claims the step that is under way",
-        "finished = max(self._reported_step, self._joined_step)  # not the step that is under way",
+        "finished = max(self._reported_step, session.joined_step)  # not the step that is under way",
         "finished = self.clock",
         PROTOCOL,
     ),

@@ -137,7 +137,7 @@ class Scenario:
             if isinstance(action, actions.Tell) and isinstance(action.event, events.Welcomed):
                 [receiver] = action.receivers
                 self._welcomes[self._shard, *receiver] = action.event
-        return [_say(action) for action in out]
+        return [_say(action) for action in out if not isinstance(action, actions.Release)]
 
     def _answer(self, now: float) -> list[str]:
         deadline = self.syncer.next_deadline()

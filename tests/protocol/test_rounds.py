@@ -227,8 +227,9 @@ def test_an_offer_in_the_step_in_which_an_update_sets_the_clock_far_forward_is_m
         events.StepReported(Report(1, 1, 4, (FragmentCounters(1, 4, 40), FragmentCounters(version, 1, 10))))
     )
     offer = events.FragmentArrived(RoundId(42, 1), Contribution(1, 1, 1, version, 40, 1, 10))
-    assert not desk.core.is_early(offer)
     assert not desk.tell(offer)
+    assert desk.core.offers == {offer}
+    assert desk.core.rounds[0].arrived[1] == offer.contribution
 
 
 @pytest.mark.parametrize(("beyond", "fresh"), [(0, True), (10, True), (11, False)])
@@ -259,7 +260,7 @@ def test_an_old_offer_is_merged_if_a_quorum_is_there_before_the_newer_one():
     assert merges(out) == [(4, 0, [0, 1, 2])]
     assert [c.steps for c in only(actions.Merge, out).contributions] == [4, 4, 4]
     late = desk.offer(0, (4, 0))
-    assert [drop.reason for drop in late] == ["unexpected fragment"]
+    assert only(actions.Drop, late).reason == "unexpected fragment"
 
 
 def test_a_merge_that_waits_for_another_begins_only_with_a_quorum_of_offers_that_are_not_old():
@@ -419,3 +420,52 @@ def test_a_last_round_does_not_wait_for_offers_that_are_never_merged_though_lear
             break
     assert turn == (1 if why == "refused" else 7)
     assert records(out, "round_abandoned")
+
+
+def _overtakes(steps):
+    """Learner 0's offer of so many steps, of which it has reported two of a clock that is six behind."""
+    return events.FragmentArrived(RoundId(4, 0), Contribution(0, 1, 0, 0, 8, steps, 10 * steps))
+
+
+def _asked_after_two_steps():
+    desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=4, quorum=2, gamma=0.0)
+    desk.report(0, 2, at=2.0, steps=2)
+    desk.report(1, 2, at=2.0, steps=2)
+    return desk
+
+
+def test_an_offer_that_overtakes_the_reports_of_its_work_is_kept_until_these_come():
+    desk = _asked_after_two_steps()
+    assert not desk.tell(_overtakes(8))
+    assert not desk.core.rounds[0].arrived and desk.core.offers == {_overtakes(8)}
+    assert not [a for a in desk.report(0, 3, steps=3) if isinstance(a, actions.Drop | actions.Release)]
+    assert not desk.core.rounds[0].arrived and desk.core.offers == {_overtakes(8)}
+    desk.report(0, 8, steps=8)
+    assert desk.core.rounds[0].arrived == {0: _overtakes(8).contribution}
+    assert desk.core.offers == {_overtakes(8)}
+
+
+@pytest.mark.parametrize("then", ["a newer offer", "its learner is lost"])
+def test_an_offer_that_waits_for_reports_in_vain_is_released(then):
+    desk = _asked_after_two_steps()
+    desk.tell(_overtakes(8))
+    newer = then == "a newer offer"
+    out = desk.tell(_overtakes(9) if newer else events.LearnerLost(0, 1, "broken"))
+    assert only(actions.Release, out).offer == _overtakes(8)
+    assert desk.core.offers == ({_overtakes(9)} if newer else set())
+
+
+def test_whatever_comes_of_an_offer_its_arrays_are_released_or_merged():
+    desk = _asked_after_two_steps()
+    desk.report(0, 4, at=4.0, steps=4)
+    first = desk.offer(0, (4, 0))
+    assert not [a for a in first if isinstance(a, actions.Release)]
+    again = only(actions.Drop, desk.offer(0, (4, 0)))  # the same a second time: the first is still needed
+    assert again.reason == "unexpected fragment" and len(desk.core.offers) == 1
+    desk.report(0, 10, at=10.0, steps=10)
+    replaced = only(actions.Release, desk.offer(0, (4, 0)))
+    assert replaced.offer.contribution.steps == 4
+    desk.report(1, 4, at=10.1, steps=4)
+    merge = only(actions.Merge, desk.offer(1, (4, 0)))
+    assert [c.steps for c in merge.contributions] == [10, 4] and not desk.core.offers
+    assert only(actions.Release, desk.offer(1, (4, 0))).offer.contribution in merge.contributions

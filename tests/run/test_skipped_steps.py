@@ -64,7 +64,7 @@ def test_a_run_that_learns_nothing_ends_with_what_was_good(driver, algorithm, da
     assert (s["merged_share"] or 0.0) <= 1.0
     params = checkpoints.restore(tmp_path / "checkpoints").params
     assert all(np.isfinite(value).all() for value in params.values())
-    assert exit_handling.tell(result, tmp_path, []) == 1
+    assert exit_handling.print_result(result, tmp_path, []) == 1
     told = capsys.readouterr()
     assert "ended early" in told.out and told.err.splitlines()[-1] == f"error: {result.failure}"
 
@@ -152,5 +152,5 @@ def test_where_all_skip_a_loop_of_ones_own_ends_too(tmp_path):
 def test_a_held_out_loss_that_is_not_finite_is_an_alarm_and_the_last_word(tmp_path, capsys):
     result = run(loop_experiment("local", learners=2, evaluation=math.inf), tmp_path)
     assert [alarm for alarm in result.summary["alarms"] if "held-out loss is inf from step 0" in alarm]
-    assert exit_handling.tell(result, tmp_path, []) == 0
+    assert exit_handling.print_result(result, tmp_path, []) == 0
     assert "held-out loss is not finite, goodput" in capsys.readouterr().out

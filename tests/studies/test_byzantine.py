@@ -30,7 +30,7 @@ def outcome(data_dir):
             taken: list = []
             with devices(1):
                 assembly = assembly_of(e)
-                liars = {} if lie is None else {LIAR: byzantine.Lies(lie)}
+                liars = {} if lie is None else {LIAR: lie}
                 run = byzantine.LyingRun(assembly, taken.append, threading.Event(), liars=liars)
                 known[key] = byzantine.outcome(taken, run.run())
         return known[key]

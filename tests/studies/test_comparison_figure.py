@@ -1,4 +1,4 @@
-"""The figure of a comparison: that what is written in it can be read."""
+"""The figure of a comparison: what it shows of its runs, and that what is written in it can be read."""
 
 import contextlib
 import itertools
@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from ddiloco.telemetry import plots
-from experiments.studies import comparison, comparison_figure
+from experiments.studies import comparison, figures
 
 
 def row(label, ratio, scores=()):
@@ -31,8 +31,8 @@ def drawn(tmp_path, monkeypatch):
             [axes] = [axes for axes in figure.axes if title in axes.get_xlabel()]
             found.extend(look(axes))
 
-        monkeypatch.setattr(comparison_figure, "figure_at", figure_at)
-        comparison_figure.draw(tmp_path / "figure.png", rows)
+        monkeypatch.setattr(figures, "figure_at", figure_at)
+        figures.draw_comparison(tmp_path / "figure.png", rows)
         return found
 
     return draw
@@ -64,3 +64,33 @@ def beyond_their_bars(axes):
 def test_the_time_of_a_short_bar_stands_beside_it(drawn):
     (_, whole), (short, _) = drawn([row("first", 1.0), row("second", 0.04)], "relative to", beyond_their_bars)
     assert whole < 0 < short
+
+
+SCORES = [{"tokens": n, "bytes": 10.0 * n, "loss": 3.0 - n, "accuracy": n / 4} for n in range(4)]
+
+
+def test_curves_against_bytes_begin_where_there_are_any_and_accuracy_has_its_own():
+    rows = {"runs": [{"eval_history": SCORES[:3]}, {"eval_history": [{"tokens": 0, "loss": None}]}]}
+    assert figures.curves_of(rows, "bytes", "loss") == [[(10.0, 2.0), (20.0, 1.0)], []]
+    assert figures.curves_of(rows, "tokens", "accuracy") == [[(0, 0.0), (1, 0.25), (2, 0.5)], []]
+    assert figures.ends_of(rows, "loss") == [1.0] and figures.ends_of(rows, "accuracy") == [0.5]
+
+
+def test_the_mean_of_curves_is_where_all_of_them_are():
+    mean = figures.mean_curve([[(0, 4.0), (10, 2.0)], [(5, 1.0), (20, 1.0)]])
+    assert mean == [(5, 2.0), (10, 1.5)]
+    assert figures.mean_curve([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]]) == []
+
+
+def test_runs_that_were_scored_at_their_ends_alone_have_dots_and_no_curves():
+    lines = [figures.comparison_panels([row("first", 1.0, SCORES[:n])]) for n in (2, 4)]
+    drawn = [[panel.func.__name__ for line in found for panel in line] for found in lines]
+    assert drawn == [["_draw_ends"] * 2, ["_draw_curves"] * 4]
+
+
+@pytest.mark.parametrize("rows", [[], [row("nothing", None)], [row(name, 1.0, SCORES) for name in "ab"]])
+def test_a_figure_is_drawn_of_whatever_there_is(rows, tmp_path):
+    for one in rows:
+        one["mean"]["goodput"], one["lost"], one["paper"] = 0.9, {"failed": 0.1}, {"goodput": 0.8}
+    figures.draw_comparison(tmp_path / "figure.png", rows)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

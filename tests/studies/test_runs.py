@@ -60,7 +60,7 @@ def told(monkeypatch):
     """What is said of the runs, which are of the program `ends`."""
     lines = []
     monkeypatch.setattr(runs, "PROGRAM", "ends")
-    monkeypatch.setattr(program, "tell", lines.append)
+    monkeypatch.setattr(program, "print_err", lines.append)
     return lines
 
 

@@ -93,11 +93,11 @@ REFUSED = {
     ),
     "folders that are one": (
         [{**LONE, "label": label, "axes": []} for label in ("a b", "a?b")],
-        "two rows have one label, or labels too alike",
+        r"'a\?b' and 'a b' are too alike",
     ),
     "another row that is none": (
         [{**LONE, "axes": [], "against": "y"}],
-        "config: 'x': is held against 'y', which is no row",
+        "plan.py: 'x': is held against 'y', which is no row",
     ),
 }
 

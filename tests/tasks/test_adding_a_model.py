@@ -1,4 +1,4 @@
-"""docs/adding_a_model.md, done: its two files are put where it says, and train."""
+"""docs/your_own.md, done: its two files are put where it says, and train."""
 
 import pathlib
 import re
@@ -12,11 +12,13 @@ from ddiloco.settings.experiment import parse
 from experiments.cli import program
 from tests import workbench
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "adding_a_model.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "your_own.md"
 
 
 def blocks():
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    """The files of a model and of its config."""
+    section = PAGE.read_text().split("\n## A model\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.S)
 
 
 @pytest.fixture

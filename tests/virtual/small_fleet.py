@@ -38,9 +38,6 @@ class EventDelivery(Observer):
     def noted(self, name, values, now):
         self.all.append((name, now, dict(values)))
 
-    def dropped(self, drop, now):
-        self.all.append(("drop", now, drop.learner, drop.reason))
-
     def transferred(self, learner, sent, received):
         self.all.append(("bytes", learner, sent, received))
 

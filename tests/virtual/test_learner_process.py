@@ -134,7 +134,7 @@ class Losing(CountingLearner):
         super().__init__(lambda: TOKENS)
         self.lost, self.adopted, self.steps = 0, 0, 0
 
-    def adopt(self, fragments):
+    def adopt(self, fragments, inner=None):
         self.adopted += 1
 
     def step(self, clock):

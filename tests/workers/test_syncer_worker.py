@@ -272,7 +272,7 @@ class Disk:
     def __init__(self):
         self.remembered, self.go = [], threading.Event()
 
-    def commit(self, merged, model, watermarks):
+    def commit(self, merged, model, watermarks, delays):
         return True
 
     def remember(self, incarnations):
@@ -356,7 +356,7 @@ class SlowDisk:
         self.slow, self.held = slow, []
         self.begun, self.free = threading.Event(), threading.Event()
 
-    def commit(self, merged, model, watermarks):
+    def commit(self, merged, model, watermarks, delays):
         if merged.fragment == self.slow:
             self.begun.set()
             assert self.free.wait(PATIENCE)

@@ -14,7 +14,7 @@ from ddiloco.telemetry.formatting import number
 from experiments.cli.tables import markdown
 from experiments.studies.chaos import lanes
 from experiments.studies.chaos.committed import check_outer_steps, check_work
-from experiments.studies.chaos.lanes import Aftermath, Recovery
+from experiments.studies.chaos.lanes import Recovery, SurvivorGap
 from experiments.studies.chaos.processes import SYNCER
 from experiments.studies.chaos.run_files import Trace
 
@@ -45,7 +45,7 @@ def report(trace: Trace, loss: float | None, num_fragments: int) -> dict[str, An
         "merged_tokens": work.merged_tokens / num_fragments,
         "loss": loss,
         "lanes": [_lane(trace, target) for target in trace.marks],
-        "gaps": _gaps(lanes.aftermaths(trace)),
+        "gaps": _gaps(lanes.survivor_gaps(trace)),
         "recovery": _recovery(lanes.recoveries(trace)),
     }
 
@@ -196,10 +196,10 @@ def _lane_cells(lane: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _gaps(found: Sequence[Aftermath]) -> dict[str, dict[str, Any]]:
+def _gaps(found: Sequence[SurvivorGap]) -> dict[str, dict[str, Any]]:
     """By kind of fault, over all faults and survivors."""
 
-    def kind(a: Aftermath) -> str:
+    def kind(a: SurvivorGap) -> str:
         return f"{a.blow.kind} of a {'syncer' if a.blow.target == SYNCER else 'learner'}"
 
     by_kind = {}

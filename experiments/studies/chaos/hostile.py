@@ -1,7 +1,7 @@
 """Hostile peers in a learner's place: takes the arguments of experiments.learner, and plays that learner.
 
-A `Liar` has its credentials and a `Stranger` has none. What they did and how it ended is in hostile.json
-beside the workdir. Ends as a learner would, once the syncer says that the run is over.
+A `Liar` has its credentials and an `UnauthorizedClient` has none. What they did and how it ended is in
+hostile.json beside the workdir. Ends as a learner would, once the syncer says that the run is over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(_) -> int:
     from ddiloco.run.recipes import assembly_of
     from ddiloco.storage import array_file
     from experiments.studies.chaos.liar import Liar
-    from experiments.studies.chaos.unauthorized_client import Stranger
+    from experiments.studies.chaos.unauthorized_client import UnauthorizedClient
 
     experiment, learner = _CONFIG.experiment(driver="remote"), _LEARNER_ID.value
     roles.name_process("hostile")
@@ -41,7 +41,7 @@ def main(_) -> int:
     count = lambda deed: counts.update([deed])  # noqa: E731
     tokens = experiment.batch_size(learner) * experiment.data.sequence_length
     liar = Liar(_SYNCER.value, terms, learner, security, experiment.train.steps, tokens, count)
-    peers = [liar.live, Stranger(_SYNCER.value, count).live]
+    peers = [liar.live, UnauthorizedClient(_SYNCER.value, count).live]
     for peer in peers:
         threading.Thread(target=peer, args=(stop,), daemon=True).start()
     path = pathlib.Path(_WORKDIR.value).parent / DEEDS

@@ -83,7 +83,7 @@ BROKEN: dict[str, Callable[[bytes, list[bytes]], Iterable[bytes]]] = {  # messag
 }
 
 
-class Impostor(abc.ABC):
+class Impersonator(abc.ABC):
     """Connects under its number for as long as it lives. Subclasses say how it answers a question."""
 
     def __init__(

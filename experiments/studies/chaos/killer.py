@@ -42,7 +42,7 @@ class Journal:
             self._file.close()
 
 
-class Deed(NamedTuple):
+class KillerAction(NamedTuple):
     """One thing to do, `time` seconds after the beginning of the plan."""
 
     time: float
@@ -51,13 +51,13 @@ class Deed(NamedTuple):
     fault: int  # number of the fault in the plan, to which it belongs
 
 
-def agenda(plan: Sequence[PlannedFault]) -> list[Deed]:
+def agenda(plan: Sequence[PlannedFault]) -> list[KillerAction]:
     """All that a plan has done and undone, in the order of time."""
     deeds = []
     for i, fault in enumerate(plan):
-        deeds.append(Deed(fault.time, fault.kind, fault.target, i))
+        deeds.append(KillerAction(fault.time, fault.kind, fault.target, i))
         if fault.kind in _UNDONE_BY:
-            deeds.append(Deed(fault.time + fault.duration, _UNDONE_BY[fault.kind], fault.target, i))
+            deeds.append(KillerAction(fault.time + fault.duration, _UNDONE_BY[fault.kind], fault.target, i))
     return sorted(deeds)
 
 
@@ -91,7 +91,7 @@ class Killer:
         finally:
             self.undo_all()
 
-    def do(self, deed: Deed) -> None:
+    def do(self, deed: KillerAction) -> None:
         """Does one thing now."""
         match deed.what:
             case "kill" | "hang":
@@ -112,7 +112,7 @@ class Killer:
         for fault in list(self._parted):
             self._heal(fault)
 
-    def _strike(self, deed: Deed) -> None:
+    def _strike(self, deed: KillerAction) -> None:
         pid = self._process_of(deed.target)
         if pid is None or not self._signal(pid, deed.what):
             self._journal.write("missed", deed.target, fault=deed.what)

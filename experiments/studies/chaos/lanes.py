@@ -46,7 +46,7 @@ class Recovery:
 
 
 @dataclasses.dataclass(frozen=True)
-class Aftermath:
+class SurvivorGap:
     """How a learner stepped on while another process was down."""
 
     blow: Blow
@@ -123,7 +123,7 @@ def recoveries(trace: Trace) -> list[Recovery]:
     return sorted(found, key=lambda r: r.started)
 
 
-def aftermaths(trace: Trace) -> list[Aftermath]:
+def survivor_gaps(trace: Trace) -> list[SurvivorGap]:
     """For each fault, the longest gap of each learner that stood while the fault's target was down.
 
     Looked at is the time from the fault until the target steps (the syncer: merges) again, and `SETTLING`
@@ -148,7 +148,7 @@ def aftermaths(trace: Trace) -> list[Aftermath]:
                 (g.seconds for g in gaps[learner] if g.start < end and g.end > blow.time), default=None
             )
             if end > blow.time and longest is not None and usual[learner]:
-                found.append(Aftermath(blow, learner, longest, longest / usual[learner]))
+                found.append(SurvivorGap(blow, learner, longest, longest / usual[learner]))
     return found
 
 

@@ -17,14 +17,14 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.security import Security
-from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, POISONS, Count, Impostor, silence
+from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, POISONS, Count, Impersonator, silence
 from experiments.studies.chaos.lying_donor import LyingDonor
 
 IDLE = 20  # calls of a kind that say nothing, at a time
 _ESCAPES = "\x1b[2J\x1b[31m\r\n" * 9
 
 
-class Liar(Impostor):
+class Liar(Impersonator):
     """Each of its connections lies until it is ended."""
 
     def __init__(

@@ -67,7 +67,7 @@ def run(
     try:
         played = dict.fromkeys(range(honest, experiment.sync.num_learners), HOSTILE)
         study = FailureStudy(watch.observe, watch.route, played)
-        code = run_all(experiment, arguments, workdir, stop, program.tell, study=study)
+        code = run_all(experiment, arguments, workdir, stop, program.print_err, study=study)
     finally:
         over.set()
         struck.wait()

@@ -19,7 +19,7 @@ _PATIENCE = 3.0  # seconds
 _CALLS = (wire.CONTROL, wire.UPDATES, wire.OFFERS, wire.PEERS, wire.DONATE)
 
 
-class Stranger:
+class UnauthorizedClient:
     """Turns to one port after the other, in a way that it draws each time."""
 
     def __init__(self, address: str, count: Callable[[str], None]) -> None:

@@ -343,7 +343,7 @@ def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> What
 def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
     """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
     sync, steps = run.experiment.sync, run.experiment.train.steps
-    policy = program.changed(sync, overrides, "sync")
+    policy = program.with_overrides(sync, overrides, "sync")
     for name in ("num_learners", "num_fragments"):
         if getattr(policy, name) != getattr(sync, name):
             raise program.UsageError(f"config.sync.{name}: --what_if cannot change it")

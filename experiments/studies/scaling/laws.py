@@ -12,15 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from scipy import optimize
 
-from experiments.studies.scaling.measurements import (
-    GridPlace,
-    Measurements,
-    ScalingError,
-    mean,
-    redrawn,
-)
+from experiments.studies.scaling.measurements import SIZE, ScalingError, means, redrawn
 
 HUBER = 1e-3  # residual of a log loss from which on it counts by its size, no longer by its square
 
@@ -133,7 +128,7 @@ class Fit:
     theta: tuple[float, ...]  # as `law.log_value` takes it
     residual: float  # mean absolute difference of log L between the law and what was fitted: 0.01 is 1%
 
-    def predict(self, places: Sequence[GridPlace]) -> Array:
+    def predict(self, places: pd.DataFrame) -> Array:
         """The loss at each place, nats per token."""
         return np.exp(self.law.log_value(np.asarray(self.theta), *_logs(places)))
 
@@ -144,8 +139,8 @@ class Fit:
         return {name: math.exp(t) if name in self.law.levels else t for name, t in named}
 
 
-def fit(law: Law, losses: Measurements, begin: Sequence[float] | None = None) -> Fit:
-    """The law's best parameters for the mean losses of the places.
+def fit(law: Law, losses: pd.DataFrame, begin: Sequence[float] | None = None) -> Fit:
+    """The law's best parameters for the mean losses of the places of a table of `measurements`.
 
     Args:
       law: what is fitted; with an M, no place may be of data-parallel training.
@@ -155,9 +150,10 @@ def fit(law: Law, losses: Measurements, begin: Sequence[float] | None = None) ->
     Raises:
       ScalingError: the places do not determine the parameters.
     """
-    _check(law, list(losses))
-    n, d, m = _logs(list(losses))
-    observed = np.log([mean(by_seed) for by_seed in losses.values()])
+    places = means(losses)
+    _check(law, places)
+    n, d, m = _logs(places)
+    observed = np.log(places.loss.to_numpy())
 
     def residuals(theta: Array) -> Array:
         return law.log_value(theta, n, d, m) - observed
@@ -171,7 +167,7 @@ def fit(law: Law, losses: Measurements, begin: Sequence[float] | None = None) ->
 
 
 def intervals(
-    law: Law, losses: Measurements, rng: np.random.Generator, draws: int = 200
+    law: Law, losses: pd.DataFrame, rng: np.random.Generator, draws: int = 200
 ) -> dict[str, Interval]:
     """The 95% interval of each parameter of a fit, by the percentiles of a bootstrap over the seeds.
 
@@ -182,7 +178,7 @@ def intervals(
       ScalingError: the places do not determine the law, or none has a second seed.
     """
     middle = fit(law, losses)
-    return percentiles([fit(law, redrawn(losses, rng), middle.theta).parameters for _ in range(draws)])
+    return percentiles([fit(law, one, middle.theta).parameters for one in redrawn(losses, rng, draws)])
 
 
 def percentiles(drawn: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
@@ -190,7 +186,7 @@ def percentiles(drawn: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     return {name: tuple(np.percentile([one[name] for one in drawn], (2.5, 97.5))) for name in drawn[0]}
 
 
-def hold_out_largest(law: Law, losses: Measurements) -> dict[str, float]:
+def hold_out_largest(law: Law, losses: pd.DataFrame) -> dict[str, float]:
     """Fits the law without the largest size, and holds what it tells of that one against the losses.
 
     Returns:
@@ -200,14 +196,13 @@ def hold_out_largest(law: Law, losses: Measurements) -> dict[str, float]:
     Raises:
       ScalingError: there is one size, or those that are left do not determine the law.
     """
-    sizes = {place.params for place in losses}
+    sizes = losses.params.unique()
     if len(sizes) < 2:
         raise ScalingError(f"sizes: there is {len(sizes)} size of a model, but holding one out needs two")
-    size = max(sizes)
-    fitted = fit(law, {place: values for place, values in losses.items() if place.params != size})
-    unseen = {place: mean(values) for place, values in losses.items() if place.params == size}
-    errors = np.abs(np.log(fitted.predict(list(unseen))) - np.log(list(unseen.values())))
-    return {"params": size, "error": float(errors.mean())}
+    largest = losses.params == max(sizes)
+    fitted, unseen = fit(law, losses[~largest]), means(losses[largest])
+    errors = np.abs(np.log(fitted.predict(unseen)) - np.log(unseen.loss))
+    return {"params": int(max(sizes)), "error": float(errors.mean())}
 
 
 def _huber(residuals: Callable[[Array], Array], theta: Sequence[float]) -> Array:
@@ -219,20 +214,19 @@ def _huber(residuals: Callable[[Array], Array], theta: Sequence[float]) -> Array
     return theta
 
 
-def _logs(places: Sequence[GridPlace]) -> tuple[Array, Array, Array]:
-    n = np.log([float(place.params) for place in places])
-    d = np.log([float(place.tokens) for place in places])
-    return n, d, np.log([float(place.learners or 1) for place in places])
+def _logs(places: pd.DataFrame) -> tuple[Array, Array, Array]:
+    n, d, m = np.log(places[SIZE].clip(lower=1).to_numpy(float)).T
+    return n, d, m
 
 
-def _check(law: Law, places: Sequence[GridPlace]) -> None:
-    if "M" in law.distinct and any(place.learners < 1 for place in places):
+def _check(law: Law, places: pd.DataFrame) -> None:
+    if "M" in law.distinct and (places.learners < 1).any():
         raise ScalingError(f"{law.formula}: has an M, which data-parallel training has not")
-    logs = dict(zip("NDM", _logs(places), strict=True)) if places else {}
+    logs = dict(zip("NDM", _logs(places), strict=True))
     for name, count in law.distinct.items():
-        there = len(set(logs[name].tolist())) if places else 0
-        if there < count:
-            raise ScalingError(f"{law.formula}: needs {count} values of {name}, but there are {there}")
+        known = len(np.unique(logs[name]))
+        if known < count:
+            raise ScalingError(f"{law.formula}: needs {count} values of {name}, but there are {known}")
     if len(places) < len(law.parameters):
         raise ScalingError(
             f"{law.formula}: has {len(law.parameters)} parameters, but there are {len(places)} places"

@@ -6,19 +6,14 @@ hyperparameter, at each (N, M); then value = A N^alpha M^beta through these poin
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from experiments.studies.scaling.laws import LAWS, SINGLE, Fit, Interval, Law, fit, percentiles
-from experiments.studies.scaling.measurements import GridPlace, Measurements, ScalingError, mean, redrawn
+from experiments.studies.scaling.measurements import HYPERPARAMETERS, PLACE, ScalingError, means, redrawn
 
-NAMES = {
-    "inner_rate": "inner learning rate",
-    "batch_tokens": "global batch",
-    "outer_rate": "outer learning rate",
-}
 BY_LEARNERS = Law(
     "A M^beta",
     ("A", "beta"),
@@ -29,38 +24,19 @@ BY_LEARNERS = Law(
 _REACH = 2  # values of the grid on each side of the best that a parabola goes through
 
 
-@dataclasses.dataclass(frozen=True)
-class Optima:
-    """The best values of one hyperparameter.
+def find(losses: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The best value of a hyperparameter at each place, wherever it has three values or more.
 
-    Attributes:
-      values: by place (with no value of the hyperparameter itself), the lowest point of the parabola.
-      at_edge: places whose lowest loss is at the end of the grid: the best may lie beyond, so they have no
-        value.
+    Columns are PLACE, without a value of the hyperparameter itself, and `value`, the lowest point of the
+    parabola; NaN where the lowest loss is at the end of the grid, since the best may lie beyond.
     """
-
-    values: Mapping[GridPlace, float]
-    at_edge: tuple[GridPlace, ...]
-
-
-def find(losses: Measurements, name: str) -> Optima:
-    """The best values of a hyperparameter, a key of `NAMES`, wherever it has three values or more."""
-    grids: dict[GridPlace, dict[float, float]] = {}
-    for place, values in losses.items():
-        value = getattr(place, name)
-        if value is not None:
-            there = dataclasses.replace(place, **{name: None})
-            grids.setdefault(there, {})[value] = mean(values)
-    found, at_edge = {}, []
-    for place, grid in grids.items():
-        if len(grid) < 3:
-            continue
-        value = lowest(sorted(grid), [grid[x] for x in sorted(grid)])
-        if value is None:
-            at_edge.append(place)
-        else:
-            found[place] = value
-    return Optima(found, tuple(at_edge))
+    others, found = [column for column in PLACE if column != name], []
+    ascending = means(losses.dropna(subset=name)).sort_values(name, kind="stable")
+    for place, grid in ascending.groupby(others, sort=False, dropna=False):
+        if len(grid) >= 3:
+            found.append((*place, lowest(grid[name].to_numpy(), grid.loss.to_numpy())))
+    best = pd.DataFrame(found, columns=[*others, "value"]).astype({"value": float})
+    return best.assign(**{name: np.nan})
 
 
 def lowest(values: Sequence[float], losses: Sequence[float]) -> float | None:
@@ -83,47 +59,40 @@ def lowest(values: Sequence[float], losses: Sequence[float]) -> float | None:
     return float(values[best])
 
 
-def fit_optima(optima: Mapping[GridPlace, float]) -> Fit:
+def fit_optima(optima: pd.DataFrame) -> Fit:
     """The power law of the best values, in what varies of N and M; may raise ScalingError."""
-    places = list(optima)
-    sizes, learners = {place.params for place in places}, {place.learners for place in places}
+    sizes, learners = optima.params.unique(), optima.learners.unique()
     if len(sizes) < 2 and len(learners) < 2:
-        raise ScalingError(f"best values: there are {len(places)}, at one N and M, which make no law")
+        raise ScalingError(f"best values: there are {len(optima)}, at one N and M, which make no law")
     law = LAWS["power"] if min(len(sizes), len(learners)) > 1 else SINGLE if len(sizes) > 1 else BY_LEARNERS
-    if len(places) <= len(law.parameters):
-        problem = f"there are {len(places)}, and {law.formula} goes through as many whether it holds or not"
+    if len(optima) <= len(law.parameters):
+        problem = f"there are {len(optima)}, and {law.formula} goes through as many whether it holds or not"
         raise ScalingError(f"best values: {problem}")
-    return fit(law, {place: {None: value} for place, value in optima.items()})
+    return fit(law, optima.assign(loss=optima.value))
 
 
 def intervals(
-    losses: Measurements, name: str, kept: Sequence[GridPlace], rng: np.random.Generator, draws: int = 200
+    losses: pd.DataFrame, name: str, kept: pd.DataFrame, rng: np.random.Generator, draws: int = 200
 ) -> dict[str, Interval]:
     """The 95% interval of each parameter of `fit_optima`, by a bootstrap over seeds.
 
-    `kept`: the places whose best values the law goes through. Of a draw in which one of them has its best at
+    `kept`: the best values that the law goes through. Of a draw in which one of their places has its best at
     the grid's edge the others are taken, and a draw that makes no law is left out.
 
     Raises:
       ScalingError: no place has a second seed, or no draw makes a law of the same form.
     """
-    losses = {
-        place: values
-        for place, values in losses.items()
-        if getattr(place, name) is not None and dataclasses.replace(place, **{name: None}) in kept
-    }
-    form = fit_optima(
-        {place: value for place, value in find(losses, name).values.items() if place in kept}
-    ).law
+    others = [column for column in PLACE if column != name]
+    losses = losses.dropna(subset=name).merge(kept[others], on=others)
+    form = fit_optima(find(losses, name).dropna(subset="value")).law
     figures = []
-    for _ in range(draws):
-        drawn = find(redrawn(losses, rng), name).values
+    for sample in redrawn(losses, rng, draws):
         try:
-            fitted = fit_optima({place: value for place, value in drawn.items() if place in kept})
+            fitted = fit_optima(find(sample, name).dropna(subset="value"))
         except ScalingError:
             continue
         if fitted.law is form:
             figures.append(fitted.parameters)
     if not figures:
-        raise ScalingError(f"{NAMES[name]}: no draw of the seeds makes a law")
+        raise ScalingError(f"{HYPERPARAMETERS[name]}: no draw of the seeds makes a law")
     return percentiles(figures)

@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from experiments.cli.tables import markdown
+from experiments.studies.results import learners_name, or_none, over_baseline, plus_minus, table
 from experiments.studies.scaling import laws, measurements, optima
-from experiments.studies.scaling.measurements import GridPlace, Measurements, ScalingError
+from experiments.studies.scaling.measurements import HYPERPARAMETERS, SIZE, ScalingError
+
+Entry = Mapping[str, Any]  # of `study`: a law, the trend of the gap, or a hyperparameter
+_PARAMETERS = "parameters, 95% interval over seeds"
 
 
 def study(
@@ -22,49 +28,37 @@ def study(
     Raises:
       ScalingError: a row lacks its parameters, tokens or learners, or no row has a loss.
     """
-    reported = measurements.read_rows(losses)
-    choosing = measurements.read_rows(swept) if swept else reported
-    best = measurements.best(reported.losses)
+    reported, without_loss = measurements.read_rows(losses)
+    choosing, also_without = measurements.read_rows(swept) if swept else (reported, 0)
+    best = measurements.best(reported)
     rows = loss_rows(best)
     return {
-        "without_loss": reported.without_loss + (choosing.without_loss if swept else 0),
+        "without_loss": without_loss + also_without,
         "laws": fit_laws(best, seed, draws),
         "losses": rows,
         "gap_trend": fit_gap_trend(rows),
-        "hyperparameters": fit_hyperparameters(choosing.losses, seed, draws),
+        "hyperparameters": fit_hyperparameters(choosing, seed, draws),
     }
 
 
-def fit_laws(losses: Measurements, seed: int, draws: int) -> list[dict[str, Any]]:
+def fit_laws(losses: pd.DataFrame, seed: int, draws: int) -> list[dict[str, Any]]:
     """Every law of the losses, of the decoupled runs together and of each number of learners alone."""
-    decoupled = {place: values for place, values in losses.items() if place.learners}
-    along = measurements.with_most_tokens(decoupled)
-    cases = [(name, law, decoupled if "D" in law.distinct else along) for name, law in laws.LAWS.items()]
-    along = measurements.with_most_tokens(losses)
-    for learners in sorted({place.learners for place in along}):
-        alone = {place: values for place, values in along.items() if place.learners == learners}
+    decoupled, along = losses[losses.learners > 0], measurements.with_most_tokens(losses)
+    most = measurements.with_most_tokens(decoupled)
+    cases = [(name, law, decoupled if "D" in law.distinct else most) for name, law in laws.LAWS.items()]
+    for learners, alone in along.groupby("learners"):
         cases.append((f"M={learners} alone" if learners else "data-parallel", laws.SINGLE, alone))
     return [_fit_law(name, law, own, seed, draws) for name, law, own in cases]
 
 
-def loss_rows(losses: Measurements) -> list[dict[str, Any]]:
-    """The mean losses by place, and their distance above data-parallel's of the same N and D."""
-    baseline = {(p.params, p.tokens): measurements.mean(v) for p, v in losses.items() if not p.learners}
-    rows = []
-    for place in sorted(losses, key=lambda place: (place.params, place.tokens, place.learners)):
-        values, reference = list(losses[place].values()), baseline.get((place.params, place.tokens))
-        mean = measurements.mean(losses[place])
-        rows.append(
-            {
-                "params": place.params,
-                "tokens": place.tokens,
-                "learners": place.learners,
-                "loss": mean,
-                "spread": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-                "gap": mean / reference - 1 if reference and place.learners else None,
-            }
-        )
-    return rows
+def loss_rows(losses: pd.DataFrame) -> list[dict[str, Any]]:
+    """The mean losses by N, D and M, and how far they are above data-parallel's of the same N and D."""
+    found = losses.groupby(SIZE)["loss"].agg(["mean", "std"]).reset_index()
+    places = list(zip(found.params, found.tokens, found.learners == 0, strict=True))
+    gaps = over_baseline(found["mean"], places, [(n, d, True) for n, d, _ in places]) - 1
+    gaps[found.learners == 0] = np.nan
+    found = found.rename(columns={"mean": "loss", "std": "spread"}).assign(gap=gaps)
+    return [{name: or_none(x) for name, x in row.items()} for row in found.to_dict("records")]
 
 
 def fit_gap_trend(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -95,22 +89,23 @@ def gap_trend(losses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"learners": sorted({row["learners"] for row in rows}), "params": by_params, "tokens": by_tokens}
 
 
-def fit_hyperparameters(losses: Measurements, seed: int, draws: int) -> list[dict[str, Any]]:
+def fit_hyperparameters(losses: pd.DataFrame, seed: int, draws: int) -> list[dict[str, Any]]:
     """The best values of each hyperparameter that was swept, and their laws; data-parallel has its own."""
     found = []
-    for name in optima.NAMES:
+    for name in HYPERPARAMETERS:
         best = optima.find(losses, name)
         for baseline in (False, True):
-            values = {place: v for place, v in best.values.items() if baseline is (not place.learners)}
-            at_edge = sum(baseline is (not place.learners) for place in best.at_edge)
-            if values or at_edge:
-                entry = {"data_parallel": baseline, "at_edge": at_edge}
+            own = best[(best.learners == 0) == baseline]
+            if len(own):
+                entry = {"data_parallel": baseline, "at_edge": int(own.value.isna().sum())}
+                values = own.dropna(subset="value")
                 found.append({**entry, **_fit_best(losses, name, values, seed, draws)})
     return found
 
 
-def _fit_law(name: str, law: laws.Law, losses: Measurements, seed: int, draws: int) -> dict[str, Any]:
-    entry = {"name": name, "formula": law.formula, "learners": sorted({place.learners for place in losses})}
+def _fit_law(name: str, law: laws.Law, losses: pd.DataFrame, seed: int, draws: int) -> dict[str, Any]:
+    learners = sorted(losses.learners.unique().tolist())
+    entry = {"name": name, "formula": law.formula, "learners": learners}
     try:
         fitted = laws.fit(law, losses)
     except ScalingError as error:
@@ -126,14 +121,9 @@ def _fit_law(name: str, law: laws.Law, losses: Measurements, seed: int, draws: i
     }
 
 
-def _fit_best(
-    losses: Measurements, name: str, values: Mapping[GridPlace, float], seed: int, draws: int
-) -> dict[str, Any]:
-    kept = sorted(values, key=lambda place: (place.params, place.learners))
-    entry = {"name": name, "title": optima.NAMES[name]}
-    entry["values"] = [
-        {"params": p.params, "tokens": p.tokens, "learners": p.learners, "value": values[p]} for p in kept
-    ]
+def _fit_best(losses: pd.DataFrame, name: str, values: pd.DataFrame, seed: int, draws: int) -> dict[str, Any]:
+    kept = values.sort_values(["params", "learners"])[[*SIZE, "value"]]
+    entry = {"name": name, "title": HYPERPARAMETERS[name], "values": kept.to_dict("records")}
     try:
         fitted = optima.fit_optima(values)
     except ScalingError as error:
@@ -145,7 +135,7 @@ def _fit_best(
         "parameters": fitted.parameters,
         "residual": fitted.residual,
         "intervals": _or_none(
-            lambda: optima.intervals(losses, name, kept, np.random.default_rng(seed), draws)
+            lambda: optima.intervals(losses, name, values, np.random.default_rng(seed), draws)
         ),
     }
 
@@ -167,3 +157,101 @@ def _slopes(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     if np.linalg.matrix_rank(matrix, tol=0.1) < 2 + len(learners):
         raise ScalingError("needs more sizes, and tokens that do not follow from them")
     return np.linalg.lstsq(matrix, np.array([row["gap"] for row in rows]), rcond=None)[0][:2]
+
+
+def report(found: Mapping[str, Any]) -> str:
+    """The tables, as Markdown."""
+    laws, trend, best = found["laws"], found["gap_trend"], found["hyperparameters"]
+    parts = [
+        "## Loss",
+        _laws_table(laws),
+        *_problems(laws),
+        _losses_table(found["losses"]),
+        _gap_trend(trend),
+        *_problems([trend]),
+    ]
+    if best:
+        parts += ["## Best hyperparameters", _best_table(best), _best_laws_table(best), *_problems(best)]
+    if found["without_loss"]:
+        parts.append(f"{found['without_loss']} runs had no loss and are left out.")
+    return "\n\n".join(filter(None, parts))
+
+
+def _laws_table(laws: Sequence[Entry]) -> str:
+    rows = []
+    for law in laws:
+        if not law["problem"]:
+            held = law["held_out"]
+            error = f"{held['error']:.2%} at N={held['params']:,}" if held else "-"
+            rows.append([law["name"], law["formula"], _parameters(law), f"{law['residual']:.2%}", error])
+    return table(["law", "loss", _PARAMETERS, "mean error", "error at the largest size, not seen"], rows)
+
+
+def _losses_table(losses: Sequence[Entry]) -> str:
+    """The mean losses, a column for each number of learners."""
+    texts = {(row["params"], row["tokens"], row["learners"]): _loss(row) for row in losses}
+    columns = sorted({learners for _, _, learners in texts})
+    places = sorted({(n, d) for n, d, _ in texts})
+    cells = [[f"{n:,}", f"{d:,}", *(texts.get((n, d, m), "-") for m in columns)] for n, d in places]
+    return markdown(["parameters", "tokens", *map(learners_name, columns)], cells)
+
+
+def _loss(row: Entry) -> str:
+    text = plus_minus(row["loss"], row["spread"], ".4f")
+    return text if row["gap"] is None else f"{text} ({100 * row['gap']:+.1f}%)"
+
+
+def _gap_trend(trend: Entry) -> str:
+    """How the gap goes with N and D, in points of percent."""
+    if trend["problem"]:
+        return ""
+    slopes = (trend["params"], trend["tokens"])
+    by_n, by_d = (f"{100 * slope:+.2f} ± {100 * error:.2f}" for slope, error in slopes)
+    which = ", ".join(map(str, trend["learners"]))
+    return (
+        f"The gap of M = {which} goes by {by_n} points for each factor e of parameters, at equal tokens, and "
+        f"by {by_d} for each of tokens (standard errors of a jackknife over sizes and lengths)."
+    )
+
+
+def _best_table(entries: Sequence[Entry]) -> str:
+    rows = [
+        [entry["title"], f"{best['params']:,}", learners_name(best["learners"]), f"{best['value']:.4g}"]
+        for entry in entries
+        for best in entry["values"]
+    ]
+    return table(["", "parameters", "", "best"], rows)
+
+
+def _best_laws_table(entries: Sequence[Entry]) -> str:
+    rows = [
+        [
+            _name(entry),
+            entry["formula"],
+            _parameters(entry),
+            f"{100 * entry['residual']:.0f}%",
+            f"{entry['at_edge']} of {entry['at_edge'] + len(entry['values'])}",
+        ]
+        for entry in entries
+        if not entry["problem"]
+    ]
+    return table(["best", "law", _PARAMETERS, "mean error", "left out at the grid's edge"], rows)
+
+
+def _problems(entries: Sequence[Entry]) -> list[str]:
+    return [f"Not determined: {_name(entry)}: {entry['problem']}." for entry in entries if entry["problem"]]
+
+
+def _name(entry: Entry) -> str:
+    return entry.get("title", entry["name"]) + (", data-parallel" if entry.get("data_parallel") else "")
+
+
+def _parameters(entry: Entry) -> str:
+    texts = []
+    for name, value in entry["parameters"].items():
+        text = f"{name} = {value:.4g}"
+        if entry["intervals"]:
+            low, high = entry["intervals"][name]
+            text += f" ({low:.4g} to {high:.4g})"
+        texts.append(text)
+    return ", ".join(texts)

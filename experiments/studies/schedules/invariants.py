@@ -37,7 +37,8 @@ class _Process:
         self.reports: dict[Member, Report] = {}  # the newest by clock
         self.heard: dict[Member, float] = {}  # when it last reported
         self.counted: dict[Member, Report] = {}  # its last report that was taken in
-        self.known: dict[Contribution, int] = {}  # steps known of when the offer came
+        self.known: dict[Contribution, int] = {}  # steps known of when the offer came, and was not early
+        self.early: set[Contribution] = set()  # that wait for the reports of their work
         self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
         self.dismissed: set[Member] = set()  # told that they are no members
         self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
@@ -48,7 +49,7 @@ class _Process:
 
 
 class LearnerInvariants:
-    """Holds learners to the rules of docs/protocol.md."""
+    """Holds learners to the rules of docs/how_it_works.md."""
 
     def __init__(self, total_steps: int | None) -> None:
         self.total_steps = total_steps
@@ -104,7 +105,7 @@ class LearnerInvariants:
 
 
 class Invariants:
-    """Holds a shard of the syncer to the rules of docs/protocol.md."""
+    """Holds a shard of the syncer to the rules of docs/how_it_works.md."""
 
     def __init__(
         self,
@@ -147,6 +148,8 @@ class Invariants:
             if isinstance(action, actions.Record) and action.name == "learner_ready":
                 self._begin((action.values["learner"], action.values["incarnation"]), event)
         self._count(core)
+        for c in self._syncer.early & self._syncer.known.keys():
+            self._syncer.known[c] = max(self._syncer.known[c], self._steps_on(c))
         if isinstance(event, events.LearnerJoined):
             self._admitted.setdefault((event.learner, event.incarnation), now)
         for action in out:
@@ -155,6 +158,8 @@ class Invariants:
         require(core.merged_steps == self.committed.merged_steps, "merged steps are known", core.merged_steps)
         deadline = core.next_deadline()
         require(deadline is None or deadline > now, "a deadline that has come is acted on at once", deadline)
+        taken = {c for r in core.rounds for c in r.arrived.values()}
+        self._syncer.early = {offer.contribution for offer in core.offers} - taken
         self.checks += 1
 
     def commit(self, merge: actions.Merge, lineage: int = 0, left_out: Sequence[int] = ()) -> None:

@@ -130,7 +130,11 @@ class RandomSchedule(Observer):
         if self.checked:
             shard = merge.round.fragment % self.plan.shards
             self._last.append((now, f"commit of shard {shard}", merge, []))
-            self.invariants[shard].commit(merge, self.fleet.syncers[shard].lineage, left_out)
+            syncer = self.fleet.syncers[shard]
+            self.invariants[shard].commit(merge, syncer.lineage, left_out)
+            needed = None if syncer.core is None else syncer.core.offers
+            kept = needed is None or syncer.offers == needed
+            require(kept, "arrays are kept of offers that may be merged", syncer.offers, needed)
             self.commit_times.append(now)
             self.shares.merged(merge, left_out, now)
             self._check_pace(now)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from experiments.studies.chaos.killer import Deed, Journal, Killer, agenda
+from experiments.studies.chaos.killer import Journal, Killer, KillerAction, agenda
 from experiments.studies.chaos.processes import PlannedFault
 
 PLAN = (
@@ -50,11 +50,11 @@ def desk(tmp_path):
 
 def test_an_agenda_has_every_fault_and_its_end_in_the_order_of_time():
     assert agenda(PLAN) == [
-        Deed(1.0, "hang", "learner 0", 0),
-        Deed(2.0, "kill", "learner 1", 1),
-        Deed(3.0, "partition", "learner 0", 2),
-        Deed(3.5, "heal", "learner 0", 2),
-        Deed(4.0, "resume", "learner 0", 0),
+        KillerAction(1.0, "hang", "learner 0", 0),
+        KillerAction(2.0, "kill", "learner 1", 1),
+        KillerAction(3.0, "partition", "learner 0", 2),
+        KillerAction(3.5, "heal", "learner 0", 2),
+        KillerAction(4.0, "resume", "learner 0", 0),
     ]
 
 
@@ -76,23 +76,23 @@ def test_a_target_that_is_not_there_is_missed(desk):
 
 
 def test_the_process_after_a_hung_one_that_died_is_left_alone(desk):
-    desk.killer.do(Deed(0.0, "hang", "learner 0", 0))
+    desk.killer.do(KillerAction(0.0, "hang", "learner 0", 0))
     desk.processes["learner 0"] = 200
-    desk.killer.do(Deed(1.0, "resume", "learner 0", 0))
+    desk.killer.do(KillerAction(1.0, "resume", "learner 0", 0))
     assert desk.sent == [(100, signal.SIGSTOP)]
 
 
 def test_partitions_of_one_learner_that_overlap_end_with_the_last(desk):
     for what, fault in (("partition", 0), ("partition", 1), ("heal", 0)):
-        desk.killer.do(Deed(0.0, what, "learner 0", fault))
+        desk.killer.do(KillerAction(0.0, what, "learner 0", fault))
     assert ("learner 0", False) not in desk.cut
-    desk.killer.do(Deed(0.0, "heal", "learner 0", 1))
+    desk.killer.do(KillerAction(0.0, "heal", "learner 0", 1))
     assert desk.cut[-1] == ("learner 0", False)
 
 
 def test_a_killer_that_is_stopped_undoes_what_it_did(desk):
-    desk.killer.do(Deed(0.0, "hang", "learner 0", 0))
-    desk.killer.do(Deed(0.0, "partition", "learner 1", 1))
+    desk.killer.do(KillerAction(0.0, "hang", "learner 0", 0))
+    desk.killer.do(KillerAction(0.0, "partition", "learner 1", 1))
     stop = threading.Event()
     stop.set()
     desk.killer.run([PlannedFault(1000.0, "learner 1", "kill")], stop)

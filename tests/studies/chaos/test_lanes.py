@@ -7,16 +7,16 @@ import pytest
 from experiments.studies.chaos import checks_after
 from experiments.studies.chaos.lanes import (
     StateSpan,
-    aftermaths,
     clock_rate,
     gaps_of,
     lane,
     median_step,
     recoveries,
+    survivor_gaps,
     timelines,
 )
-from experiments.studies.chaos.lanes_figure import draw
 from experiments.studies.chaos.run_files import Blow, Life, read_trace
+from experiments.studies.figures import draw_lanes
 
 T0 = 1_000_000.0
 
@@ -82,7 +82,7 @@ def test_a_learner_that_nothing_befalls_starts_and_steps(made):
     assert told(lane(trace, "learner 0")) == [("recovering", 0.0, 1.0), ("stepping", 1.0, 60.0)]
     assert median_step(trace, "learner 0") == 0.5
     assert clock_rate(trace) == 1.0
-    assert recoveries(trace) == aftermaths(trace) == []
+    assert recoveries(trace) == survivor_gaps(trace) == []
     assert timelines(trace).goodput(T0 + 60) == timelines(trace).uptime(T0 + 60) == 1.0
 
 
@@ -154,7 +154,7 @@ def test_the_longest_gap_of_a_survivor_is_that_around_the_fault(made):
     made.no_step(0, 20.0, 30.0)
     made.no_step(1, 21.0, 24.0)  # while learner 0 is down
     made.no_step(1, 50.0, 56.0)  # long after it is back
-    (after,) = aftermaths(made.trace())
+    (after,) = survivor_gaps(made.trace())
     assert (after.learner, after.blow.kind) == ("learner 1", "kill")
     assert (after.gap_seconds, after.gap_steps) == (3.0, 6.0)
 
@@ -163,7 +163,7 @@ def test_who_is_down_itself_is_no_survivor(made):
     for m in (0, 1):
         made.restart(f"learner {m}", 20.0 + m, 22.0 + m)
         made.no_step(m, 20.0 + m, 30.0)
-    struck = {(a.blow.target, a.learner) for a in aftermaths(made.trace())}
+    struck = {(a.blow.target, a.learner) for a in survivor_gaps(made.trace())}
     assert struck == {("learner 0", "learner 1")}, (
         "learner 1 stood as learner 0 died, not the other way round"
     )
@@ -219,7 +219,7 @@ def test_the_report_tells_all_of_it_and_the_figure_is_drawn(made, tmp_path):
     assert both["loss_ratio"] == pytest.approx(2.0 / 1.9)
     assert "| loss against undisturbed | +5.26% |" in checks_after.table(both)
     assert json.loads(json.dumps(both, allow_nan=False)) == both
-    draw(tmp_path / "chaos.png", trace)
+    draw_lanes(tmp_path / "chaos.png", trace)
     assert (tmp_path / "chaos.png").stat().st_size > 10_000
 
 

@@ -19,9 +19,9 @@ from experiments.studies.scaling.laws import (
     intervals,
     percentiles,
 )
-from experiments.studies.scaling.measurements import GridPlace, ScalingError, mean, redrawn
+from experiments.studies.scaling.measurements import ScalingError, means, redrawn
 from tests.refusals import refusal
-from tests.studies.scaling.synthetic import losses_of
+from tests.studies.scaling.synthetic import losses_of, table_of
 
 MULTIPLES = (5, 10, 20)
 KNOWN = {
@@ -51,7 +51,7 @@ def test_without_noise_the_parameters_are_found_exactly(name):
     fitted = fit(LAWS[name], losses_of(loss, MULTIPLES if "D" in LAWS[name].distinct else (20,)))
     assert fitted.parameters == pytest.approx(known, rel=2e-3)
     assert fitted.residual < 1e-6
-    places = [GridPlace(10**6, 2 * 10**7, 16)]
+    places = table_of({"params": 10**6, "learners": 16})
     assert fitted.predict(places) == pytest.approx([loss(10**6, 2 * 10**7, 16)], rel=1e-3)
 
 
@@ -80,7 +80,7 @@ def test_the_power_law_is_found_whatever_its_parameters(scale, alpha, beta):
 def test_one_wild_loss_moves_a_huber_fit_far_less_than_it_is_wrong():
     loss, known = KNOWN["power"]
     losses = losses_of(loss)
-    losses[GridPlace(350_000, 7_000_000, 8)] = {0: 1.3 * loss(350_000, 7_000_000, 8)}
+    losses.loc[(losses.params == 350_000) & (losses.learners == 8), "loss"] *= 1.3
     found = fit(LAWS["power"], losses).parameters
     assert found["alpha"] == pytest.approx(known["alpha"], abs=1e-3)
     assert found["beta"] == pytest.approx(known["beta"], abs=1e-3)
@@ -88,10 +88,10 @@ def test_one_wild_loss_moves_a_huber_fit_far_less_than_it_is_wrong():
 
 def test_a_law_that_does_not_hold_is_fitted_as_well_as_from_anywhere_else():
     losses = losses_of(KNOWN["floor"][0], noise=0.004, seeds=3, rng=np.random.default_rng(0))
-    places, means = list(losses), np.log([mean(by_seed) for by_seed in losses.values()])
+    places = means(losses)
 
     def cost(fitted):
-        off = np.abs(np.log(fitted.predict(places)) - means) / HUBER
+        off = np.abs(np.log(fitted.predict(places)) - np.log(places.loss)) / HUBER
         return np.sum(np.where(off <= 1, off**2 / 2, off - 0.5))
 
     here = cost(fit(LAWS["power"], losses))
@@ -121,13 +121,9 @@ def test_what_does_not_determine_a_law_is_told_in_one_line(name, grid, told):
 
 
 def test_fewer_places_than_parameters_are_told():
-    places = [
-        GridPlace(20_000, 400_000, 1),
-        GridPlace(50_000, 1_000_000, 2),
-        GridPlace(130_000, 2_600_000, 2),
-    ]
+    places = [{"params": n, "learners": m, "loss": 2.0} for n, m in ((20_000, 1), (50_000, 2), (130_000, 2))]
     with pytest.raises(ScalingError, match="has 4 parameters, but there are 3 places"):
-        fit(LAWS["floor"], {place: {0: 2.0} for place in places})
+        fit(LAWS["floor"], table_of(*places))
 
 
 def test_a_bootstrap_over_many_seeds_holds_the_truth_and_narrows_with_the_noise():
@@ -156,11 +152,12 @@ def test_what_seeds_do_alike_at_all_places_is_not_in_the_interval_of_a_compariso
 
 
 def test_what_seeds_do_alike_at_all_places_is_in_the_interval_of_a_level():
-    place, rng, widths = [GridPlace(130_000, 2_600_000, 4)], np.random.default_rng(5), []
+    place, rng, widths = table_of({"params": 130_000, "learners": 4}), np.random.default_rng(5), []
     for _ in range(8):
         losses = losses_of(KNOWN["power"][0], common=0.015, noise=0.004, seeds=3, rng=rng)
         begin = fit(LAWS["power"], losses).theta
-        drawn = [fit(LAWS["power"], redrawn(losses, rng), begin).predict(place)[0] for _ in range(40)]
+        samples = redrawn(losses, rng, 40)
+        drawn = [fit(LAWS["power"], sample, begin).predict(place)[0] for sample in samples]
         low, high = percentiles([{"log loss": float(np.log(loss))} for loss in drawn])["log loss"]
         widths.append(high - low)
     # A mean of three seeds spreads by 0.015 over the root of 3; a bootstrap of three shows most of that.

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from experiments.studies.scaling import measurements
-from experiments.studies.scaling.measurements import GridPlace, ScalingError
+from experiments.studies.scaling.measurements import ScalingError
 from tests.refusals import refusal
+from tests.studies.scaling.synthetic import table_of
 
 
 def row(loss, params=1000, tokens=20_000, learners=2, seed=0, **settings):
@@ -13,37 +14,39 @@ def row(loss, params=1000, tokens=20_000, learners=2, seed=0, **settings):
     return {"algorithm": "decoupled", "sync.num_learners": learners, "seed": seed, **settings, **figures}
 
 
+def read(*rows, without_loss=0):
+    """The table of these rows."""
+    losses, without = measurements.read_rows(rows)
+    assert without == without_loss
+    return losses
+
+
 def test_runs_that_differ_in_their_seed_alone_are_one_place():
-    study = measurements.read_rows([row(2.0, seed=0), row(2.1, seed=1, tokens=20_003), row(1.9, params=2000)])
-    assert study.losses == {
-        GridPlace(1000, 20_002, 2): {"0": 2.0, "1": 2.1},
-        GridPlace(2000, 20_002, 2): {"0": 1.9},
-    }
-    assert study.without_loss == 0
+    losses = read(row(2.0, seed=0), row(2.1, seed=1, tokens=20_003), row(1.9, params=2000))
+    assert losses.tokens.tolist() == [20_002] * 3 and losses.seed.tolist() == ["0", "1", "0"]
+    assert measurements.means(losses).loss.tolist() == pytest.approx([2.05, 1.9])
 
 
 def test_tokens_within_two_percent_are_one_d_and_others_are_not():
-    study = measurements.read_rows(
-        [row(2.0, tokens=20_000), row(2.1, tokens=20_200, learners=4), row(2.2, tokens=40_000)]
-    )
-    assert sorted(place.tokens for place in study.losses) == [20_100, 20_100, 40_000]
+    rows = [row(2.0, tokens=20_000), row(2.1, tokens=20_200, learners=4), row(2.2, tokens=40_000)]
+    assert read(*rows).tokens.tolist() == [20_100, 20_100, 40_000]
 
 
 def test_a_seed_that_two_sweeps_share_counts_once():
-    study = measurements.read_rows([row(2.0), row(2.0), row(2.2, seed="1")])
-    assert list(study.losses.values()) == [{"0": 2.0, "1": 2.2}]
+    losses = read(row(2.0), row(2.0), row(2.2, seed="1"))
+    assert losses[["seed", "loss"]].to_numpy().tolist() == [["0", 2.0], ["1", 2.2]]
 
 
 def test_data_parallel_has_no_learners_and_text_is_read_as_numbers():
     entry = row(2.0, learners="4", **{"inner.learning_rate": "0.01", "train.steps": "20"})
-    study = measurements.read_rows([entry, {**entry, "algorithm": "data_parallel"}])
-    assert [place.learners for place in study.losses] == [4, 0]
-    assert {(place.inner_rate, place.batch_tokens) for place in study.losses} == {(0.01, 1000.0)}
+    losses = read(entry, {**entry, "algorithm": "data_parallel"})
+    assert losses.learners.tolist() == [4, 0]
+    assert losses[["inner_rate", "batch_tokens"]].to_numpy().tolist() == [[0.01, 1000.0]] * 2
 
 
 def test_runs_without_a_loss_are_counted_and_left_out():
-    study = measurements.read_rows([row(2.0), row(None, seed=1), row(float("nan"), seed=2)])
-    assert (list(study.losses.values()), study.without_loss) == ([{"0": 2.0}], 2)
+    losses = read(row(2.0), row(None, seed=1), row(float("nan"), seed=2), without_loss=2)
+    assert losses.loss.tolist() == [2.0]
 
 
 WRONG = {
@@ -64,26 +67,35 @@ def test_rows_that_lack_something_are_told_in_one_line(rows, told):
 
 
 def test_the_best_hyperparameters_are_those_of_the_lowest_mean():
-    low, high = GridPlace(1000, 20_000, 2, inner_rate=1e-3), GridPlace(1000, 20_000, 2, inner_rate=3e-3)
-    other = GridPlace(1000, 20_000, 4, inner_rate=1e-3)
-    lowest = {high: {0: 2.1, 1: 2.1}, other: {0: 3.0}}
-    assert measurements.best({low: {0: 2.0, 1: 2.4}, **lowest}) == lowest
+    place = {"params": 1000, "learners": 2}
+    losses = [{**place, "inner_rate": 1e-3, "seed": seed, "loss": 2.0 + 0.4 * seed} for seed in (0, 1)]
+    losses += [{**place, "inner_rate": 3e-3, "seed": seed, "loss": 2.1} for seed in (0, 1)]
+    losses.append({"params": 1000, "learners": 4, "inner_rate": 1e-3, "loss": 3.0})
+    assert measurements.best(table_of(*losses)).loss.tolist() == [2.1, 2.1, 3.0]
 
 
 def test_of_each_size_the_most_tokens_are_kept():
-    places = {GridPlace(n, d, 2): {0: 2.0} for n, d in ((1000, 5_000), (1000, 20_000), (2000, 9_000))}
-    assert list(measurements.with_most_tokens(places)) == [
-        GridPlace(1000, 20_000, 2),
-        GridPlace(2000, 9_000, 2),
-    ]
+    sizes = ((1000, 5_000), (1000, 20_000), (2000, 9_000))
+    losses = table_of(*({"params": n, "tokens": d, "learners": 2} for n, d in sizes))
+    assert measurements.with_most_tokens(losses).tokens.tolist() == [20_000, 9_000]
 
 
 def test_one_set_of_seeds_is_drawn_for_all_places_that_have_them_and_follows_from_the_generator():
-    one, other, few = (GridPlace(n, 5_000, 2) for n in (1000, 2000, 3000))
-    losses = {one: {"0": 1.0, "1": 2.0, "2": 3.0}, other: {"2": 30.0, "1": 20.0, "0": 10.0}, few: {"1": 7.0}}
-    for seed in range(20):
-        drawn, again = (measurements.redrawn(losses, np.random.default_rng(seed)) for _ in range(2))
-        assert drawn == again and set(drawn) == set(losses)
-        assert len(drawn[one]) == 3 and set(drawn[one].values()) <= {1.0, 2.0, 3.0}
-        assert {k: 10 * loss for k, loss in drawn[one].items()} == drawn[other]
-        assert set(drawn[few].values()) == {7.0}
+    by_seed = {
+        1000: {"0": 1.0, "1": 2.0, "2": 4.0},
+        2000: {"2": 40.0, "1": 20.0, "0": 10.0},
+        3000: {"1": 7.0},
+    }
+    rows = [
+        {"params": n, "learners": 2, "seed": seed, "loss": loss}
+        for n, own in by_seed.items()
+        for seed, loss in own.items()
+    ]
+    found = set()
+    samples = (measurements.redrawn(table_of(*rows), np.random.default_rng(0), 20) for _ in range(2))
+    for drawn, again in zip(*samples, strict=True):
+        assert drawn.equals(again)
+        one, other, few = drawn.loss
+        assert other == pytest.approx(10 * one) and few == 7.0 and 1.0 <= one <= 4.0
+        found.add(one)
+    assert len(found) > 5

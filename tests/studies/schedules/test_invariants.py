@@ -32,6 +32,7 @@ class Run:
         known = self.invariants.committed
         self.core = types.SimpleNamespace(
             rounds=(),
+            offers=(),
             versions=known.versions,
             merged_steps=known.merged_steps,
             live=(0, 1),
@@ -179,7 +180,7 @@ def test_work_that_is_merged_twice_is_noticed(run):
     merge = run.gather()
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
-    ledger = run.invariants._ledgers[run.learners[0]]
+    ledger = run.together._ledgers[run.learners[0]]
     ledger._made[1, 1, 1, 1, 10] = ledger._made[1, 0, 1, 1, 10]
     for number in range(2):
         run.step(number)
@@ -194,7 +195,7 @@ def test_work_that_is_merged_twice_is_noticed(run):
 def test_a_batch_that_is_drawn_again_by_another_process_is_noticed(run):
     """Its steps are others, but what they learnt from is merged already."""
     merge = run.gather()
-    ledger = run.invariants._ledgers[run.learners[0]]
+    ledger = run.together._ledgers[run.learners[0]]
     [_, (step, _)] = ledger.history
     ledger.history[1] = step, 7
     run.invariants._merged_batches[0, 7] = step + 1
@@ -244,7 +245,7 @@ def test_more_rounds_in_flight_than_the_overlap_are_noticed(run):
     for number in range(2):
         run.step(number)
     second = run.arrive(RoundId(2, 0))
-    with broken("at most 1 rounds of a part are in flight"):
+    with broken("at most 1 rounds are in flight"):
         run.syncer(events.Timeout(), second)
 
 

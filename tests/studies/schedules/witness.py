@@ -18,15 +18,16 @@ class Witness(Observer):
     def __init__(self) -> None:
         self.merges: list[actions.Merge] = []
         self.merge_times: list[float] = []
-        self.drops: list[actions.Drop] = []
+        self.drops: list[str] = []  # their reasons
         self.waited: set[int] = set()
 
     def merged(self, merge, left_out, now):
         self.merges.append(merge)
         self.merge_times.append(now)
 
-    def dropped(self, drop, now):
-        self.drops.append(drop)
+    def noted(self, name, values, now):
+        if name == "drop":
+            self.drops.append(values["reason"])
 
     def entered(self, learner, state, chips, now):
         if state in WAITING:

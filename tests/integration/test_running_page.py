@@ -1,4 +1,4 @@
-"""Every command of docs/engines.md runs here as far as it can, or its command line is read to its end."""
+"""Every command of docs/running.md runs here as far as it can, or its command line is read to its end."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from ddiloco.launch.assignment import PREFIX
 from tests.integration.programs import ROOT
 from tests.launch.recorded import Commands
 
-PAGE = ROOT / "docs" / "engines.md"
+PAGE = ROOT / "docs" / "running.md"
 ENGINES = ("docker", "kubectl")
 
 

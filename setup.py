@@ -54,7 +54,6 @@ setup(
             "hypothesis>=6.100",
             "jsonschema>=4",
             "mypy>=1.15",
-            "pdoc>=15",
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -146,8 +146,9 @@ class ModelRecipe(Recipe):
     def program(self, mesh: Mesh, kind: int) -> TrainProgram:
         """The inner step of `kind` rows, compiled."""
         e, task, saved = self._experiment, self._task, self._experiment.train.executable
-        wanted = e.model, e.inner, e.train.steps, mesh, kind, tuple(task.row.items()), task.loss
-        return _program(*wanted) if saved is None else TrainProgram(*wanted, saved)
+        wanted = e.model, e.inner, mesh, kind, tuple(task.row.items()), task.loss
+        program = _program(*wanted) if saved is None else TrainProgram(*wanted, saved)
+        return program.of_run(e.train.steps)
 
     def step_flops(self, kind: int) -> float:
         """By the model's own formula, for `kind` rows."""

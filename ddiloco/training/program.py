@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import pathlib
@@ -66,7 +67,6 @@ class TrainProgram:
         self,
         model_config: Any,
         inner: InnerConfig,
-        total_steps: int,
         mesh: Mesh,
         rows: int,
         row: tuple[tuple[str, jax.ShapeDtypeStruct], ...],
@@ -78,7 +78,7 @@ class TrainProgram:
         `saved_step`: a file with the compiled step; raises ConfigError where that is not this one.
         """
         self.mesh = mesh
-        self._inner, self._total_steps = inner, total_steps
+        self._inner, self._total_steps = inner, 0  # by which the learning rate goes, and nothing compiled
         self._laid = state_shardings(model_config, inner, mesh)
         self.shardings = self._laid.params
         state = abstract_state(model_config, inner, mesh)
@@ -92,11 +92,17 @@ class TrainProgram:
         self._init_optimizer = init.lower(state.params).compile()
         zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.params)
         self._zeros = jax.jit(zeros, out_shardings=self.shardings)
-        copy = functools.partial(jax.tree.map, jnp.copy)
-        self._copy = jax.jit(copy, out_shardings=self.shardings).lower(state.params).compile()
-        copy_inner = jax.jit(copy, out_shardings=self._laid.opt_state)
+        copied = functools.partial(jax.tree.map, jnp.copy)
+        self._copy = jax.jit(copied, out_shardings=self.shardings).lower(state.params).compile()
+        copy_inner = jax.jit(copied, out_shardings=self._laid.opt_state)
         self._copy_inner = copy_inner.lower(state.opt_state).compile()
         self.inner_leaves: list[jax.ShapeDtypeStruct] = jax.tree.leaves(state.opt_state)
+
+    def of_run(self, total_steps: int) -> TrainProgram:
+        """The same compiled programs for a run of so many steps."""
+        other = copy.copy(self)
+        other._total_steps = total_steps
+        return other
 
     def tokens(self, batch: Mapping[str, np.ndarray]) -> int:
         """The targets of the batch that count."""

@@ -46,7 +46,7 @@ def newest(workdir):
     return SnapshotStore(workdir / FOLDER, keep=9).newest(nobody_warns)
 
 
-@pytest.mark.parametrize("algorithm", ["data_parallel", "lone_learner"])
+@pytest.mark.parametrize("algorithm", ["data_parallel", pytest.param("lone_learner", marks=pytest.mark.slow)])
 def test_a_job_goes_on_as_if_it_had_never_stopped(data_dir, tmp_path, algorithm):
     settings = experiment(data_dir, algorithm, snapshot=SNAPSHOTS)
     whole, taken = run(settings)

@@ -11,7 +11,7 @@ from tests.dashboard import planted
 RUNS = {
     "steady": {},
     "thin_link": {"bandwidth": [1e6, 1e6, 1e6, 400.0]},
-    "third_speed": {"step_seconds": [1.0, 1.0, 1.0, 3.0]},
+    "third_speed": {"step_seconds": [1.0, 1.0, 1.0, 3.0], "steps": 150},
     "long_steps": {"step_seconds": [300.0], "steps": 40},
     "lives": {"lives": "50,2,fail,\n120,2,recover,\n200,1,fail,"},
     "all_links_thin": {"bandwidth": [300.0], "steps": 100},
@@ -24,7 +24,7 @@ RUNS = {
     },
     "one_job_waits": {"step_seconds": [1.0, 1.0, 1.0, 3.0], "algorithm": "data_parallel", "steps": 20},
     "restarts": {"lives": "\n".join(f"{t},2,fail,\n{t + 5},2,recover," for t in (20, 80, 140, 200))},
-    "late_offers": {"latency": [0.0, 0.0, 0.0, 9.0]},
+    "late_offers": {"latency": [0.0, 0.0, 0.0, 9.0], "steps": 150},
     "far_apart": {"latency": [2.5]},
 }
 OTHERS = {

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from ddiloco.data import digits
 from ddiloco.data.errors import DataError
@@ -21,6 +20,8 @@ def splits(digits_dir):
 
 
 def test_every_image_stands_in_just_one_split_as_scikit_learn_has_it(splits):
+    from sklearn.datasets import load_digits  # here, since its import takes a second and more
+
     known = load_digits()
     place = {split: [i for i in range(1797) if digits.split_of(i) == split] for split in splits}
     for split, source in splits.items():

@@ -67,23 +67,14 @@ SKIPPED = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"  # a zstd frame of no data, as pzstd
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" * 16 + b"\nsize 12345\n"
 
 
+NAMES = ("a.jsonl", "a.JSONL", "part-00000", "a.jsonl.1", "a.jsonl-00000-of-2", "a.txt", "a.csv")
+NAMES += ("a.parquet", "a.gz")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "a.jsonl",
-        "a.jsonlines",
-        "a.jl",
-        "a.JSONL",
-        "part-00000",
-        "a.jsonl.1",
-        "a.jsonl-00000-of-2",
-        "a.txt",
-        "a.csv",
-        "a.parquet",
-        "a.gz",
-    ],
+    ("name", "before"),
+    [*((name, b"") for name in NAMES), ("a.txt", BOM), ("a", b"\n \n"), ("a.gz", BOM + b"\r\n")],
 )
-@pytest.mark.parametrize("before", [b"", BOM, b"\n \n", BOM + b"\r\n"], ids=["", "BOM", "blank", "both"])
 def test_json_lines_are_rows_by_any_name(name, before, tmp_path):
     assert read(tmp_path, name, before + ROWS) == TEXTS
 
@@ -102,7 +93,7 @@ def test_json_lines_are_rows_by_any_name(name, before, tmp_path):
         pytest.param(PARQUET, id="Parquet"),
     ],
 )
-@pytest.mark.parametrize("name", ["a", "a.jsonl", "a.gz", "a.zst"])
+@pytest.mark.parametrize("name", ["a", "a.zst"])
 def test_compressions_and_parquet_are_known_by_their_magic(name, content, tmp_path):
     assert read(tmp_path, name, content) == TEXTS
 
@@ -146,7 +137,7 @@ def test_rows_longer_than_what_is_looked_at_are_rows(tmp_path):
         "text\n",
     ],
 )
-@pytest.mark.parametrize("name", ["a", "a.txt", "a.jl", "a.md"])
+@pytest.mark.parametrize("name", ["a", "a.jl"])
 def test_prose_and_source_code_stay_plain_text(name, text, tmp_path):
     assert read(tmp_path, name, text.encode()) == [text]
 
@@ -210,7 +201,7 @@ def test_byte_order_marks_are_dropped_everywhere(tmp_path):
     ],
     ids=told_only,
 )
-@pytest.mark.parametrize("name", ["a", "a.txt", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.jsonl"])
 def test_other_kinds_are_refused_by_name(name, content, told, tmp_path):
     with pytest.raises(DataError) as error:
         read(tmp_path, name, content)
@@ -239,7 +230,7 @@ def test_a_name_that_promises_what_is_not_there_is_refused(name, content, told, 
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda data: packed("zstd", data)])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
 @pytest.mark.parametrize(
     ("row", "told"),
     [

@@ -92,6 +92,7 @@ def test_a_data_set_out_of_reach_says_how_to_get_it(tmp_path, no_network):
     assert f"{tmp_path}/c4/en/" in message
 
 
+@pytest.mark.slow
 def test_a_data_set_out_of_reach_fails_within_seconds_and_without_a_traceback(tmp_path):
     code = (
         "import sys, urllib.request\n"

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ddiloco.config import ConfigError, build, to_dict
+from ddiloco.config import ConfigError, build
 from ddiloco.data.batches import Selection, shard_seed
 from ddiloco.data.errors import DataError
 from ddiloco.data.settings import DataConfig
@@ -88,7 +88,7 @@ def test_each_epoch_has_its_own_order_of_the_same_documents(few):
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 10])
+@pytest.mark.parametrize("lanes", [3, 10])
 def test_interleaved_rows_read_every_document_once_an_epoch_and_in_one_piece(few, train_texts, lanes):
     config = dataclasses.replace(few, sequence_length=256, interleave=lanes)
     begun, ended, reading = [], 0, {}
@@ -140,10 +140,10 @@ def test_data_parallel_draws_the_very_rows_of_the_learners(config):
         assert_equal(next(together), {name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
-@pytest.mark.parametrize("steps", [0, 1, 17, 60])
-@pytest.mark.parametrize("interleave", [1, 4])
-@pytest.mark.parametrize("shards", [(2,), (3, 0)])
+@pytest.mark.parametrize(
+    ("prefetch", "steps", "interleave", "shards"),
+    [(0, 0, 4, (2,)), (3, 1, 1, (3, 0)), (0, 17, 4, (3, 0)), (3, 60, 4, (2,)), (0, 60, 1, (2,))],
+)
 def test_a_restored_iterator_continues_exactly(few, prefetch, steps, shards, interleave):
     # 60 steps: beyond an epoch
     config = dataclasses.replace(few, sequence_length=1024, prefetch=prefetch, interleave=interleave)
@@ -159,17 +159,6 @@ def test_prefetching_changes_no_batch_and_no_count(config):
         assert_equal(next(plain), next(ahead))
         assert plain.get_state() == ahead.get_state()
     ahead.close()
-
-
-def test_a_position_from_when_tokens_were_counted_still_fits(config):
-    first, again = batches(config), batches(config)
-    for _ in range(3):
-        next(first)
-    state = first.get_state()
-    assert state["batches"] == 3
-    again.set_state({**state, "tokens": 700})
-    assert again.get_state() == state
-    assert_equal(next(again), next(first))
 
 
 @pytest.mark.parametrize(
@@ -263,13 +252,6 @@ def test_a_large_held_out_split_is_read_only_up_to_the_pool(config, monkeypatch)
 def test_an_empty_held_out_split_is_an_error(config):
     with pytest.raises(DataError, match=r"^config.data.eval_split: .* no record in split"):
         held_out_text(dataclasses.replace(config, eval_split="validation[:0]"), TOKENIZER, 4, 1)
-
-
-def test_settings_survive_a_round_trip():
-    config = DataConfig(sequence_length=32, shuffle=False)
-    assert build(DataConfig, to_dict(config)) == config
-    with pytest.raises(ConfigError, match=r"config\.sequence_length"):
-        build(DataConfig, {"sequence_length": 0})
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def trained(make_loop, workdir, **settings):
     return ddiloco.train(make_loop, workdir, **changes)
 
 
-@pytest.mark.parametrize("example", [plain_loop, nnx_loop])
+@pytest.mark.parametrize("example", [plain_loop, pytest.param(nnx_loop, marks=pytest.mark.slow)])
 def test_an_example_learns_in_threads(example, tmp_path):
     done = trained(example.make_loop, tmp_path, steps=48, train={"min_step_seconds": (0.02, 0.02)})
     first, *_, last = (score["loss"] for score in done.summary["eval_history"])

@@ -176,7 +176,7 @@ def lives(draw):
     return model, slices, sorted(interruptions, key=lambda one: (one.time, one.slice))
 
 
-@settings(max_examples=times(100, 300))
+@settings(max_examples=times(50, 300))
 @given(lives())
 def test_any_life_is_the_one_that_is_lived_second_by_second(life):
     model, slices, interruptions = life
@@ -189,7 +189,7 @@ def test_any_life_is_the_one_that_is_lived_second_by_second(life):
     assert lived == Ticks(slices, interruptions, model).run(horizon)
 
 
-@settings(max_examples=40)
+@settings(max_examples=times(12, 40))
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.floats(0.2, 3.0))
 def test_the_simulators_sums_are_those_of_timelines_fed_with_the_same_changes(seed, jobs, elastic, hours):
     model = FailureModel(mtbi_years=1e-4 * hours, chips_per_slice=2, return_seconds=500.0)

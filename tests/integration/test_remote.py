@@ -74,7 +74,7 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
     assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["12"]
 
 
-@pytest.mark.parametrize("preset", ["decoupled", "diloco"])
+@pytest.mark.parametrize("preset", ["decoupled", pytest.param("diloco", marks=pytest.mark.slow)])
 def test_processes_that_skip_nearly_all_steps_end_with_exit_code_1_and_one_line(programs, preset, tmp_path):
     steps = 600
     changes = [f"--config=configs/dense.py:{preset}", *STEADY[:2], "--config.driver=remote"]

@@ -143,6 +143,7 @@ def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_con
     assert summary["inner_states"]["fresh"] == 2, "no process was started again"
 
 
+@pytest.mark.slow
 def test_over_a_long_and_lossy_link_a_run_comes_to_its_end_with_all_tokens(new_job):
     steps = 60
     kept = [s for s in UNENDING if "train.steps" not in s and "quorum" not in s]

@@ -55,7 +55,9 @@ def begun(workdir, process):
     until(merged, "a merge", LIMIT)
 
 
-@pytest.mark.parametrize("driver", ["local", "remote", pytest.param("virtual", marks=SLOW)])
+@pytest.mark.parametrize(
+    "driver", ["remote", *(pytest.param(name, marks=SLOW) for name in ("local", "virtual"))]
+)
 def test_a_run_whose_terminal_closes_saves_all_and_leaves(driver, in_terminal, programs, tmp_path):
     settings = [*programs.training(tmp_path), *DRIVERS[driver]]
     process, shown = in_terminal(sys.executable, "-m", "experiments.train", *settings)

@@ -162,12 +162,6 @@ def test_probes_ask_where_roles_answer_and_processes_end_before_they_are_killed(
             assert float(given[f"{PREFIX}GRACE"]) < pod["terminationGracePeriodSeconds"]
 
 
-def test_containers_of_one_pod_have_ports_of_their_own():
-    for pod in pods(objects()):
-        taken = [port["containerPort"] for container in pod["containers"] for port in container["ports"]]
-        assert len(taken) == len(set(taken))
-
-
 def test_a_slice_of_no_whole_number_of_hosts_is_refused():
     with pytest.raises(ConfigError, match="topology: 2x2x4 has 16 chips, no multiple of 3 a host"):
         gke.plan(FLEET, gke.Gke("image", "tpu-v5p-slice", "2x2x4", chips=3))

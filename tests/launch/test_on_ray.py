@@ -133,7 +133,10 @@ def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
 
 @pytest.mark.parametrize(
     ("main", "whose"),
-    [(ray_mains.refused_once, "learner 0"), (ray_mains.syncer_refused_once, "syncer")],
+    [
+        (ray_mains.refused_once, "learner 0"),
+        pytest.param(ray_mains.syncer_refused_once, "syncer", marks=pytest.mark.slow),
+    ],
 )
 def test_a_refusal_of_a_node_ends_no_run_that_has_settled(main, whose, nodes, tmp_path, monkeypatch):
     nodes.have(1)
@@ -148,6 +151,7 @@ def test_a_refusal_of_a_node_ends_no_run_that_has_settled(main, whose, nodes, tm
         assert f"{whose} has ended with exit code 2" in told
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(nodes, tmp_path):
     nodes.have(1)
     stop, codes = threading.Event(), []
@@ -172,6 +176,7 @@ def test_a_syncer_that_fails_again_and_again_without_a_merge_between_ends_the_ru
     assert (tmp_path / "starts").read_text().count("another") >= 4
 
 
+@pytest.mark.slow
 def test_learners_that_all_fail_again_and_again_without_a_merge_between_end_the_run(
     nodes, tmp_path, monkeypatch
 ):
@@ -192,6 +197,7 @@ class Unpacked(Exception):
         return (os.listdir, self.args)
 
 
+@pytest.mark.slow
 def test_an_actor_that_a_node_cannot_unpack_is_told_and_begun_again(nodes, tmp_path, monkeypatch):
     nodes.have(1)
     monkeypatch.setattr(on_ray, "PAUSE", 0.0)

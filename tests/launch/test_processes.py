@@ -133,7 +133,9 @@ def test_jax_is_as_the_environment_of_each_program_says(tmp_path, devices, wide)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no arenas")
-@pytest.mark.parametrize("imported", [[], ["starts_threads"]], ids=["quiet", "threads of an import"])
+@pytest.mark.parametrize(
+    "imported", [pytest.param([], id="quiet", marks=pytest.mark.slow), ["starts_threads"]]
+)
 def test_all_threads_of_a_program_allocate_in_one_arena(tmp_path, imported):
     # Of a caller of its own: the fork server of the tests imports what they need.
     told, path = tmp_path / "told", os.pathsep.join([str(tmp_path), os.getcwd()])

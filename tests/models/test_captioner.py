@@ -91,7 +91,7 @@ def reference(params, config, batch):
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("scan", [False, True], ids=["by itself", "scanned"])
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_forward_is_the_float64_reference(scan):
     config = dataclasses.replace(TINY, scan_layers=scan)
     params, batch = random_parameters(config), captioned_images(3, 5)
@@ -99,7 +99,7 @@ def test_forward_is_the_float64_reference(scan):
     np.testing.assert_allclose(logits_of(config, params, batch), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [None, 32])
+@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.slow), 32])
 def test_exact_match_counts_just_the_captions_that_greedy_decoding_writes(chunk):
     params, batch = random_parameters(TINY, deviation=0.6), captioned_images(8, 6, seed=2)
     written = write_captions(TINY, params, batch["image"], 6, BOS, EOS)

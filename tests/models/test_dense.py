@@ -43,16 +43,6 @@ def test_forward_is_the_float64_reference(changes):
     np.testing.assert_allclose(logits_of(config, params, batch), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_tied_head_has_no_parameters_and_is_the_transposed_embedding():
-    tied = dataclasses.replace(TINY, tie_embeddings=True)
-    params, batch = random_parameters(tied), packed_batch(5, 3, 16, TINY.vocab_size)
-    assert not any(name.startswith("head") for name in params)
-    untied = dict(params, **{"head/kernel": params["embed/embedding"].T})
-    np.testing.assert_allclose(
-        logits_of(tied, params, batch), logits_of(TINY, untied, batch), rtol=1e-6, atol=1e-6
-    )
-
-
 BATCH = packed_batch(6, 3, 16, TINY.vocab_size)
 
 
@@ -62,7 +52,7 @@ def loss_and_gradient(params, config):
     return next_token_loss(config, params, BATCH, z_loss=0.01).objective
 
 
-OFTEN = (("full", False), ("dots_saveable", True))
+OFTEN = (("dots_saveable", True),)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +76,11 @@ def test_remat_and_scan_change_neither_loss_nor_gradient_and_remat_does_recomput
 @pytest.mark.parametrize(
     "chunk", [pytest.param(8, marks=pytest.mark.slow), 19, pytest.param(100, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True, "logit_softcap": 2.0}], ids=["", "tied"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.slow), {"tie_embeddings": True, "logit_softcap": 2.0}],
+    ids=["", "tied"],
+)
 def test_logits_in_chunks_give_the_same_loss_and_gradient(chunk, changes):
     whole = dataclasses.replace(TINY, **changes)
     params, config = random_parameters(whole), dataclasses.replace(whole, logits_chunk=chunk)
@@ -114,13 +108,6 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits(
     assert 1e-6 < difference < 0.1
 
 
-def test_fresh_parameters_predict_about_evenly():
-    config = dataclasses.replace(TINY, model_dim=64, vocab_size=256)
-    batch = packed_batch(8, 8, 32, 256)
-    sums = jax.jit(next_token_loss, static_argnums=0)(config, dict(drawn_parameters(config, 0)), batch)
-    assert np.log(256) - 0.1 < float(sums.nll / sums.tokens) < np.log(256) + 1.0
-
-
 def test_flops_are_six_a_weight_in_a_matmul_and_twelve_for_attention():
     in_matmuls = num_parameters(TINY) - 32 * 16 - (2 * 16 + 2 * 4) * 2 - 16
     attention = 12 * TINY.num_layers * TINY.num_heads * TINY.head_dim * 100
@@ -130,7 +117,8 @@ def test_flops_are_six_a_weight_in_a_matmul_and_twelve_for_attention():
 
 
 def test_the_registry_finds_the_model_of_settings():
-    assert model_of(build(MODELS["dense"].config, {"num_layers": 1})) is MODELS["dense"]
+    for name in ("dense", "moe"):
+        assert model_of(build(MODELS[name].config, {"num_layers": 1})) is MODELS[name]
     with pytest.raises(TypeError, match="str is not the settings of a model; there are captioner, dense, "):
         model_of("dense")
 

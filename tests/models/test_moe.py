@@ -13,7 +13,7 @@ from flax import nnx
 from hypothesis import strategies
 
 from ddiloco.config import ConfigError, build
-from ddiloco.models import MODELS, model_of, moe
+from ddiloco.models import moe
 from ddiloco.models.moe import MoEConfig, flops_per_token
 from ddiloco.models.parameter import unconstrained
 from ddiloco.training.loss import next_token_loss
@@ -41,7 +41,6 @@ DROPLESS = dataclasses.replace(CAPPED, capacity_factor=None)
 BOTH = pytest.mark.parametrize("config", [CAPPED, DROPLESS], ids=["capped", "dropless"])
 
 run = jax.jit(output, static_argnums=0)
-counts_of = jax.jit(moe.router_counts)
 
 
 def output_of(config, params, batch):
@@ -55,10 +54,9 @@ def output_of(config, params, batch):
         {"capacity_factor": None},
         {"shared_expert_dim": 12, "dense_layers": 1, "activation": "geglu"},
         {"capacity_factor": None, "experts_per_token": 1, "normalize_gates": False, "tie_embeddings": True},
-        {"experts_per_token": 3, "capacity_factor": 1.0, "remat": "full"},
-        {"num_layers": 3, "dense_layers": 1, "scan_layers": True, "remat": "full", "shared_expert_dim": 12},
+        {"num_layers": 3, "dense_layers": 1, "scan_layers": True, "remat": "full", "experts_per_token": 3},
     ],
-    ids=["capped", "dropless", "capped_shared_dense", "dropless_switch", "three_rematted", "scanned"],
+    ids=["capped", "dropless", "capped_shared_dense", "dropless_switch", "scanned_three"],
 )
 def test_forward_is_the_float64_reference(changes):
     config = dataclasses.replace(CAPPED, **changes)
@@ -131,39 +129,6 @@ def test_the_routers_gradient_is_the_central_difference(config):
     assert (ahead - behind) / (2 * nudge) == pytest.approx(norm, rel=2e-2)
 
 
-def routing_of(logits_BxLxE, experts_per_token):
-    logits = jnp.asarray(logits_BxLxE, jnp.float32)
-    best, experts = jax.lax.top_k(jax.nn.softmax(logits), experts_per_token)
-    return moe.Routing(experts, best, logits)
-
-
-def test_an_even_router_has_balance_one_and_the_entropy_of_a_die():
-    counts = counts_of(routing_of(np.zeros((2, 6, 8)), 2), jnp.ones((2, 6), bool))
-    assert float(counts["balance"]) == pytest.approx(12)
-    assert float(counts["entropy"]) == pytest.approx(12 * math.log(8), rel=1e-6)
-    assert float(counts["router_z"]) == pytest.approx(12 * math.log(8) ** 2, rel=1e-6)
-
-
-def test_sure_tokens_spread_evenly_have_balance_one_and_all_on_one_expert_e():
-    sure = 50.0 * np.eye(4)
-    spread = counts_of(routing_of(sure[None, [0, 1, 2, 3, 3, 2, 1, 0]], 1), jnp.ones((1, 8), bool))
-    assert float(spread["balance"]) == pytest.approx(8)
-    assert float(spread["entropy"]) == pytest.approx(0, abs=1e-6)
-    same = counts_of(routing_of(sure[None, [2] * 8], 1), jnp.ones((1, 8), bool))
-    assert float(same["balance"]) == pytest.approx(8 * 4)
-    np.testing.assert_array_equal(same["load"], [0, 0, 8, 0])
-
-
-def test_the_balance_loss_pulls_probability_off_the_busy_expert():
-    logits = np.zeros((1, 8, 4)) + np.array([1.0, 0.5, 0.0, 0.0])
-
-    def balance(logits):
-        return counts_of(routing_of(logits, 1), jnp.ones((1, 8), bool))["balance"]
-
-    gradient = jax.grad(balance)(jnp.asarray(logits, jnp.float32))[0]
-    assert (gradient[:, 0] > 0).all() and (gradient[:, 1:] < 0).all()
-
-
 choice = strategies.tuples(strategies.integers(0, 4), strategies.booleans())  # the expert; whether it counts
 rows_of_choices = strategies.integers(1, 3).flatmap(
     lambda rows: strategies.lists(
@@ -183,16 +148,6 @@ def test_a_choice_has_as_many_before_it_as_its_row_has_earlier_for_the_expert(ro
         for (expert, count), place in zip(row, places, strict=True):
             assert not count or place == before[expert]
             before[expert] += count
-
-
-@hypothesis.given(strategies.integers(0, 2**20))
-@hypothesis.settings(max_examples=12, derandomize=True)
-def test_drops_are_what_the_load_of_a_row_has_over_the_places(seed):
-    params, batch = random_parameters(CAPPED, seed), packed_batch(seed, 1, 12, 32)
-    sums = output_of(CAPPED, params, batch).sums
-    over = np.maximum(np.asarray(sums["load"]) - CAPPED.places(12), 0).sum(axis=-1)
-    np.testing.assert_array_equal(sums["dropped"], over)
-    assert (sums["load"].sum(axis=-1) == 2 * (batch["segments"] > 0).sum()).all()
 
 
 def test_places_are_the_fair_share_times_the_factor_rounded_up_and_no_more_than_tokens():
@@ -264,10 +219,6 @@ def test_operations_and_activated_parameters_are_those_that_a_token_passes():
     in_matmuls = num_parameters(config) - idle_tables - moe.idle_parameters(config)
     attention = 12 * config.num_layers * config.num_heads * config.head_dim * 100
     assert flops_per_token(config, 100) == 6 * in_matmuls + attention
-
-
-def test_the_registry_finds_the_model_of_settings():
-    assert model_of(build(MODELS["moe"].config, {"num_layers": 1})) is MODELS["moe"]
 
 
 @pytest.mark.parametrize(

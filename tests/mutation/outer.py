@@ -10,7 +10,7 @@ MUTANTS = (
         "weights: steps count, not tokens a step",
         "return c_tokens * (c_tokens / c_steps) if c_steps else 0.0",
         "return c_tokens * c_steps if c_steps else 0.0",
-        ("outer/test_contribution_weights.py", *MERGING),
+        MERGING,
     ),
     Mutant(
         "merging: a learner that would not move counts in the mean of directions",

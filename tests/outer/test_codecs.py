@@ -19,7 +19,7 @@ from tests.long import times
 LARGEST = {"int8": 127, "int4": 7, "int2": 1}
 LOSSY = [name for name, codec in CODECS.items() if not codec.of_parameters]
 BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
-LENGTHS = (0, 1, 2, 63, 64, 65, 127, 128, 129, 300)  # about a half and a whole group, and odd ones
+LENGTHS = (0, 1, 64, 65, 128, 129, 300)  # about a half and a whole group, and odd ones
 
 # Few lengths, so that few programs are compiled; magnitudes over the whole range of the promise.
 VECTORS = st.sampled_from(LENGTHS).flatmap(
@@ -49,7 +49,7 @@ def normal(*shape, seed=0):
 
 
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=times(20, 60))
+@settings(max_examples=times(14, 60))
 @given(x=VECTORS)
 def test_the_error_is_within_the_bound_and_zeros_stay_zeros(name, x):
     codec = CODECS[name]
@@ -75,7 +75,7 @@ def test_what_is_not_finite_never_comes_back_as_a_number(name, n, where, bad, re
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 7), (3, 5), (2, 3, 43), (129,), (4, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 7), (2, 3, 43), (4, 128)], ids=str)
 def test_an_array_of_any_shape_comes_back_in_it_and_takes_the_bytes_that_are_told(name, shape):
     x = normal(*shape)
     arrays, y = there_and_back(name, np.asarray(x, np.float32))
@@ -99,7 +99,7 @@ def test_bf16_is_the_nearest_bfloat16():
 
 
 @pytest.mark.parametrize("name", LARGEST)
-@pytest.mark.parametrize("n", [1, 64, 127, 128, 129, 1000])
+@pytest.mark.parametrize("n", [1, 129, 300])
 def test_integers_are_the_nearest_multiples_of_their_groups_scale(name, n):
     x = normal(n)
     (scales, _), y = there_and_back(name, x)
@@ -236,16 +236,6 @@ def test_any_bytes_of_the_right_length_are_read_or_found_unsound(name, seed):
     elif not all(np.abs(x).max(initial=0) < 1e20 for x in read):
         with pytest.raises(InvalidContribution, match="not finite or beyond"):
             model.validate(0, read)
-
-
-@pytest.mark.parametrize("name", LOSSY)
-def test_a_nan_of_a_learner_is_found_after_its_way(name):
-    anchor = pieces_of(parameters(0))
-    theta = tuple(a.copy() for a in anchor)
-    next(x for x in theta if x.size).flat[3] = np.nan
-    model = GlobalModel(LAYOUT, parameters(0), OuterConfig(codec=name), 1)
-    with pytest.raises(InvalidContribution, match="not finite"):
-        model.validate(0, model.decode(0, sent(name, theta, anchor)[0], anchor))
 
 
 @pytest.mark.parametrize("name", LOSSY)

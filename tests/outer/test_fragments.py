@@ -6,6 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ddiloco.outer.fragments import BALANCE_BOUND, STRATEGIES, Piece, fragment, is_embedding
+from tests.long import times
 
 NAMES = st.sampled_from(
     ["embedder/table", "head/kernel", "final_norm/scale"]
@@ -31,7 +32,7 @@ def layout_or_skip(shapes, num_fragments, strategy, **options):
         assume(False)
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(30, 60))
 @given(SHAPES, st.integers(1, 12), st.sampled_from(sorted(STRATEGIES)), st.booleans())
 def test_every_element_is_in_exactly_one_piece(shapes, num_fragments, strategy, split_large):
     layout = layout_or_skip(shapes, num_fragments, strategy, split_large=split_large)
@@ -45,7 +46,7 @@ def test_every_element_is_in_exactly_one_piece(shapes, num_fragments, strategy, 
     assert sum(layout.bytes) == 4 * sum(count.size for count in seen.values())
 
 
-@settings(max_examples=100)
+@settings(max_examples=times(40, 100))
 @given(SHAPES, st.integers(1, 12))
 def test_balanced_is_within_four_thirds_of_the_mean_where_rows_are_small_enough(shapes, num_fragments):
     share = 4 * sum(int(np.prod(shape)) for shape in shapes.values()) / num_fragments
@@ -56,7 +57,7 @@ def test_balanced_is_within_four_thirds_of_the_mean_where_rows_are_small_enough(
     assert layout.balance == pytest.approx(max(layout.bytes) / share)
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(30, 60))
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.integers(2, 3))
 def test_balanced_without_splitting_is_within_four_thirds_of_the_optimum(sizes, num_fragments):
     assume(len(sizes) >= num_fragments)

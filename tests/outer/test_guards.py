@@ -6,7 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
-from ddiloco.outer.guards import Guard, GuardConfig, Offered, Past, direction, norm, offered
+from ddiloco.outer.guards import (
+    SAMPLE,
+    Guard,
+    GuardConfig,
+    Offered,
+    Past,
+    direction,
+    norm,
+    offered,
+    sampled_cosines,
+)
+from tests.long import times
 
 SEEDS = st.integers(0, 2**32 - 1)
 CONFIG = GuardConfig()
@@ -38,7 +49,7 @@ def kinds(verdict):
     return [(notice.kind, notice.learner) for notice in verdict.notices]
 
 
-@settings(max_examples=40)
+@settings(max_examples=times(15, 40))
 @given(SEEDS, st.integers(1, 8), st.booleans())
 def test_honest_learners_are_never_left_out_whatever_their_number_and_the_learning_rate(seed, most, alone):
     rng = np.random.default_rng(seed)
@@ -211,7 +222,7 @@ def test_no_more_than_a_minority_is_ever_in_quarantine(rng):
     assert len(guard.quarantined) == 2
 
 
-@settings(max_examples=10)
+@settings(max_examples=3)
 @given(SEEDS)
 def test_the_same_offers_are_judged_the_same_again(seed):
     def all_verdicts():
@@ -281,3 +292,52 @@ def test_one_turn_of_odd_data_is_not_held_against_a_learner_and_more_are(fragmen
         assert not any(turn(cosine))
     found = [away for _ in range(max(3, 24 // fragments)) for away in turn(-0.4)]
     assert found[-1] == {0}
+
+
+# Cosines on a sample of elements that nobody can foresee.
+
+
+def deltas(seed, shapes, count):
+    rng = np.random.default_rng(seed)
+    shared = [rng.standard_normal(shape) for shape in shapes]
+    return [[(x + rng.standard_normal(x.shape)).astype(np.float32) for x in shared] for _ in range(count)]
+
+
+def exact(vectors):
+    rows = np.stack([np.concatenate([piece.ravel() for piece in v]) for v in vectors]).astype(np.float64)
+    lengths = np.linalg.norm(rows, axis=1)
+    return rows @ rows.T / np.outer(lengths, lengths)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 5]))
+def test_of_a_small_fragment_they_are_exact(seed, count):
+    shapes = [(7, 11), (3,), ()]
+    vectors = deltas(seed, shapes, count)
+    anchor = [np.full(shape, 0.25, np.float32) for shape in shapes]
+    sent = [[a - x for a, x in zip(anchor, v, strict=True)] for v in vectors]
+    cosines = sampled_cosines(anchor, sent, np.ones((3, count), np.float32))
+    np.testing.assert_allclose(cosines, exact(vectors), atol=1e-6)
+
+
+def test_of_a_large_fragment_they_are_within_the_noise_of_a_sample_and_follow_from_the_norms():
+    shapes = [(1000, 400), (5,), (300, 1000)]
+    vectors = deltas(0, shapes, 3)
+    anchor = [np.zeros(shape, np.float32) for shape in shapes]
+    sent = [[-x for x in v] for v in vectors]
+    norms = np.float32([[np.linalg.norm(piece) for piece in column] for column in zip(*vectors, strict=True)])
+    cosines = sampled_cosines(anchor, sent, norms)
+    assert np.abs(cosines - exact(vectors)).max() < 5 / np.sqrt(SAMPLE)
+    again = sampled_cosines(anchor, sent, norms)
+    np.testing.assert_array_equal(cosines, again)
+    other = norms.copy()
+    other[0, 1] = np.nextafter(other[0, 1], np.float32(np.inf))
+    assert (sampled_cosines(anchor, sent, other)[0] != cosines).any()
+
+
+def test_whoever_did_not_move_has_no_direction():
+    anchor = [np.ones(4, np.float32)]
+    sent = [[np.ones(4, np.float32)], [np.zeros(4, np.float32)]]
+    cosines = sampled_cosines(anchor, sent, np.float32([[0, 2]]))
+    assert np.isnan(cosines[0, 1])
+    assert cosines[1, 1] == pytest.approx(1)

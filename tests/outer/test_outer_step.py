@@ -24,9 +24,7 @@ def float64_rda(vectors, weights):
     return np.dot(weights, norms) * mean / np.linalg.norm(mean)
 
 
-@pytest.mark.parametrize(
-    ("merge", "embeddings"), [("rda", "direct"), ("rda", "rda"), ("direct", "direct"), ("direct", "rda")]
-)
+@pytest.mark.parametrize(("merge", "embeddings"), [("rda", "direct"), ("rda", "rda"), ("direct", "rda")])
 def test_two_rounds_equal_the_mathematics_and_embeddings_have_a_rule_of_their_own_with_rda(merge, embeddings):
     config = OuterConfig(
         merge=merge, embeddings=embeddings, optimizer="nesterov", learning_rate=0.7, momentum=0.9

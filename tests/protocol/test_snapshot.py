@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 from ddiloco.protocol.snapshot import Epoch
+from tests.long import times
 
 LEARNERS = (0, 1, 2)
 
@@ -94,7 +95,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(100, 300))
 @given(ACTIONS, st.lists(st.integers(0, 50), min_size=1))
 def test_each_message_is_in_a_state_or_in_a_channel_and_never_in_both(todo, order):
     fleet, checked = Fleet(), 0

@@ -165,8 +165,6 @@ def spoiled_weights(experiment, folder):
     [
         ("local", "decoupled"),
         ("remote", "decoupled"),
-        ("virtual", "decoupled"),
-        ("local", "data_parallel"),
         ("virtual", "data_parallel"),
     ],
 )
@@ -182,10 +180,14 @@ def test_weights_that_are_not_finite_are_refused_before_anything_is_written(
     assert not workdir.exists()
 
 
-@pytest.mark.parametrize("end", [None, "<end>"])
 @pytest.mark.parametrize(
-    ("driver", "algorithm"),
-    [("local", "decoupled"), ("remote", "decoupled"), ("virtual", "decoupled"), ("local", "data_parallel")],
+    ("driver", "algorithm", "end"),
+    [
+        ("local", "decoupled", None),
+        ("local", "decoupled", "<end>"),
+        ("remote", "decoupled", None),
+        ("virtual", "data_parallel", None),
+    ],
 )
 def test_a_run_whose_documents_have_no_end_says_so(driver, algorithm, end, data_dir, tmp_path):
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

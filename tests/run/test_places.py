@@ -118,11 +118,10 @@ def place(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", WAYS, ids=lambda name: name[:10])
-@pytest.mark.parametrize("driver", ["local", "remote"])
+@pytest.mark.parametrize(
+    ("driver", "name"), [*(("local", name) for name in WAYS), ("remote", "file")], ids=lambda name: name[:10]
+)
 def test_a_workdir_that_cannot_be_is_refused_before_training(driver, name, place, programs):
-    if driver == "remote" and name == "set":
-        pytest.skip("the syncer finds it, and the launcher tells how its processes end, too")
     done = programs.train(place / name, f"--config.driver={driver}", "--config.log.page=")
     assert_refused(done, f"workdir: {place / name}: {WAYS[name].format(place)}\n")
 
@@ -147,8 +146,8 @@ def test_a_workdir_that_cannot_be_is_refused_before_training(driver, name, place
         ("learner", ["--learner_id=0", "--config.remote.copies=PLACE"], "config.remote.copies"),
     ],
 )
-@pytest.mark.parametrize("name", ["file", "dangling"])
-def test_no_program_begins_what_it_could_not_write(program, given, flag, name, place, programs):
+def test_no_program_begins_what_it_could_not_write(program, given, flag, place, programs):
+    name = "dangling" if program == "sweep" else "file"
     done = programs.run(program, *(word.replace("PLACE", str(place / name)) for word in given))
     told = WAYS[name].format(place)
     assert done.returncode == 2, done.stderr

@@ -39,12 +39,12 @@ def steps_of(workdir, learner):
     ("driver", "algorithm"),
     [
         ("virtual", "decoupled"),
-        ("virtual", "streaming"),
-        ("virtual", "diloco"),
         ("virtual", "data_parallel"),
-        ("local", "decoupled"),
         ("local", "diloco"),
         ("local", "lone_learner"),
+        pytest.param("virtual", "streaming", marks=pytest.mark.slow),
+        pytest.param("virtual", "diloco", marks=pytest.mark.slow),
+        pytest.param("local", "decoupled", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_learns_nothing_ends_with_what_was_good(driver, algorithm, data_dir, tmp_path, capsys):
@@ -69,7 +69,7 @@ def test_a_run_that_learns_nothing_ends_with_what_was_good(driver, algorithm, da
     assert "ended early" in told.out and told.err.splitlines()[-1] == f"error: {result.failure}"
 
 
-@pytest.mark.parametrize("algorithm", ["diloco", "streaming"])
+@pytest.mark.parametrize("algorithm", ["diloco", pytest.param("streaming", marks=pytest.mark.slow)])
 def test_where_learners_wait_and_the_guard_leaves_out_all_that_they_offer_the_run_goes_on(
     algorithm, data_dir, tmp_path
 ):
@@ -127,7 +127,12 @@ def loop_experiment(driver, algorithm="decoupled", learners=4, **settings):
 
 
 @pytest.mark.parametrize(
-    ("driver", "algorithm"), [("virtual", "decoupled"), ("local", "decoupled"), ("local", "diloco")]
+    ("driver", "algorithm"),
+    [
+        ("virtual", "decoupled"),
+        ("local", "diloco"),
+        pytest.param("local", "decoupled", marks=pytest.mark.slow),
+    ],
 )
 def test_where_one_learner_skips_the_others_train_on(driver, algorithm, tmp_path):
     result = run(loop_experiment(driver, algorithm, bad=[2]), tmp_path)

@@ -32,7 +32,7 @@ def toy(tmp_path, monkeypatch):
     return tmp_path / "configs" / "toy.py"
 
 
-@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
+@pytest.mark.parametrize("algorithm", ["decoupled", pytest.param("data_parallel", marks=pytest.mark.slow)])
 def test_two_files_are_a_model_that_trains(algorithm, toy, data_dir, tmp_path):
     config = program.load_config(f"{toy}:{algorithm}")
     config.driver = "virtual"

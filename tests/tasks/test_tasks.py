@@ -14,6 +14,7 @@ from ddiloco.models import MODELS
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse, task_of, to_json
 from ddiloco.tasks import TASKS, language_modelling, task_class
+from experiments.cli import program
 from tests import workbench
 from tests.refusals import refusal
 
@@ -167,3 +168,13 @@ def test_images_train_under_every_algorithm(name, algorithm, data_dir, tmp_path)
     assert summary["finished"]
     assert 0 <= summary["eval_accuracy"] <= 1
     assert (tmp_path / "sample.txt").exists() == (name == "captioner")
+
+
+@pytest.mark.slow
+def test_four_learners_classify_at_least_96_percent_of_held_out_digits(tmp_path):
+    """The claim of configs/vit.py:tiny, run in full."""
+    config = program.load_config("configs/vit.py:tiny")
+    assert (config.algorithm, config.sync.num_learners) == ("decoupled", 4)
+    config.driver = "virtual"
+    config.data.data_dir = str(tmp_path / "tfds")
+    assert run(config, tmp_path / "run")["eval_accuracy"] >= 0.96

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddiloco.telemetry import files
 from ddiloco.telemetry.alarms import Alarms
 from ddiloco.telemetry.files import GrowingFile, GrowingFiles
+from tests.long import times
 
 
 class FaultyDisk:
@@ -40,7 +41,7 @@ steps = st.one_of(st.binary(min_size=1, max_size=9), st.sampled_from(["flush", "
 disk = st.lists(st.one_of(st.none(), st.integers(1, 12)), max_size=20)
 
 
-@settings(max_examples=150)
+@settings(max_examples=times(60, 150))
 @given(st.lists(steps, max_size=20), disk)
 def test_every_byte_is_written_once_and_in_order_however_writes_fail_or_stop_half_way(script, takes):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

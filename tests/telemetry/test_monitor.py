@@ -43,6 +43,23 @@ def test_a_scripted_run_gives_exactly_its_summary_and_files(make, tmp_path):
     assert sorted(path.name for path in workdir.iterdir()) == left
 
 
+VALUES = {"step": 8, "fragment": 1, "version": 2, "quorum": 2, "learners": [0, 2], "tokens": 640}
+
+
+def test_every_merge_and_nothing_else_has_a_line_in_order_with_time_and_values(make, tmp_path):
+    monitor = make(3)
+    put(monitor, Noted("round", VALUES, 4.5), Transferred(1, sent=30, received=70))
+    for name in ("round_skipped", "round_abandoned", "learner_lost", "drop"):
+        put(monitor, Noted(name, {"step": 4, "fragment": 0, "learner": 0, "reason": "died"}, 5.0))
+    put(monitor, Noted("round", {**VALUES, "version": 3, "learners": [1], "cosine": 0.5}, 6.25))
+    monitor.stop()
+    assert lines(tmp_path / "run" / "rounds.jsonl") == [
+        {"time": 4.5, **VALUES, "bytes_sent": 0, "bytes_received": 0},
+        {"time": 6.25, **VALUES, "version": 3, "learners": [1], "cosine": 0.5}
+        | {"bytes_sent": 30, "bytes_received": 70},
+    ]
+
+
 def test_a_learner_whose_clock_is_wrong_or_that_lies_spoils_no_figure(make, tmp_path):
     now = [1000.0]
     monitor = make(clock=lambda: now[0])
@@ -217,7 +234,7 @@ def test_steps_are_complete_once_a_full_disk_has_room_again(make, tmp_path, monk
     monitor.start()
     put(monitor, *(step(0, number) for number in range(1, 10)))
     put(monitor, Flush(confirmed.set), Flush(answered.set, summary=True))
-    until(lambda: monitor._alarms.sentences and answered.is_set())
+    until(answered.is_set)
     assert not confirmed.is_set(), "these steps may be what led to a snapshot"
     folder.unlink()
     put(monitor, step(0, 10))

@@ -13,10 +13,6 @@ from ddiloco.telemetry.records import Evaluated, Noted, StateChanged, StepDone
 from ddiloco.telemetry.state import RunState
 
 
-def nothing(state):
-    pass
-
-
 def one_step(state):
     state.apply(StepDone(0, 1, 1.0, 10, {"loss": 5.0}))
 
@@ -40,9 +36,7 @@ def everything(state):
     state.evaluations += [Evaluated(step, step, step, 5.0 - step / 100) for step in (0, 100, 200)]
 
 
-@pytest.mark.parametrize(
-    ("learners", "feed"), [(1, nothing), (1, one_step), (1, only_nan), (2, everything), (12, everything)]
-)
+@pytest.mark.parametrize(("learners", "feed"), [(1, one_step), (1, only_nan), (12, everything)])
 def test_any_run_gives_a_figure_and_leaves_no_other_file(tmp_path, run_info, learners, feed):
     state = RunState(run_info(learners), None)
     feed(state)

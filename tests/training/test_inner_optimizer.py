@@ -101,16 +101,6 @@ def test_biases_do_not_decay_whatever_their_axes():
     }
 
 
-def test_decay_alone_shrinks_matrices_by_rate_times_decay():
-    config = InnerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.1, final_fraction=1.0)
-    optimizer = make_inner_optimizer(config, {})
-    params = {"head/kernel": jnp.ones((2, 2)), "final_norm/scale": jnp.ones(2)}
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = optimizer.update(zeros, optimizer.init(params), params, rate=learning_rate_at(config, 10, 3))
-    np.testing.assert_allclose(updates["head/kernel"], np.full((2, 2), -0.05), rtol=1e-6)
-    np.testing.assert_array_equal(updates["final_norm/scale"], np.zeros(2))
-
-
 def test_ten_steps_are_the_float64_adamw():
     config = InnerConfig(
         learning_rate=0.1, warmup_steps=3, final_fraction=0.0, weight_decay=0.3, b1=0.8, b2=0.9, clip_norm=2.0

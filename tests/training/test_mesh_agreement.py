@@ -62,7 +62,7 @@ def test_the_kernel_of_attention_runs_inside_of_stages():
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("model", ["dense", "captioner"])
+@pytest.mark.parametrize("model", ["dense", pytest.param("captioner", marks=pytest.mark.slow)])
 def test_no_device_looks_up_the_tokens_of_another_copy_of_the_model(model):
     config, mesh = dataclasses.replace(CONFIG, num_layers=1, vocab_size=400), mesh_of(8, data=2, fsdp=4)
     batch, loss_of = BATCHES[0], next_token_loss
@@ -101,9 +101,10 @@ def alone():
         pytest.param(SCANNED, {"data": 1, "fsdp": 8}, 1, marks=pytest.mark.slow),
         pytest.param(CONFIG, {"data": 1, "tensor": 8}, 1, marks=pytest.mark.slow),
         pytest.param(CONFIG, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
-        (SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
-        (SCANNED, {"data": 1, "expert": 2, "tensor": 4}, 1),
-        (SCANNED, {"data": 2, "fsdp": 4}, 2),
+        pytest.param(SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
+        pytest.param(SCANNED, {"data": 1, "expert": 2, "tensor": 4}, 1, marks=pytest.mark.slow),
+        (SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 2),
+        pytest.param(SCANNED, {"data": 2, "fsdp": 4}, 2, marks=pytest.mark.slow),
     ],
     ids=[
         "data8",
@@ -112,6 +113,7 @@ def alone():
         "data2_fsdp2_tensor2",
         "scanned_data2_fsdp2_tensor2",
         "scanned_expert2_tensor4",
+        "scanned_data2_fsdp2_tensor2_accumulated",
         "scanned_data2_fsdp4_accumulated",
     ],
 )

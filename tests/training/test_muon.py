@@ -178,7 +178,7 @@ def compiled_update(axes, mesh, **lying):
 @pytest.mark.parametrize(
     ("axes", "sizes", "lying"),
     [
-        (AXES, {"data": 1, "fsdp": 8}, {}),
+        pytest.param(AXES, {"data": 1, "fsdp": 8}, {}, marks=pytest.mark.slow),
         (AXES, {"data": 2, "fsdp": 2, "tensor": 2}, {}),
         (AXES, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, {}),
         (SIX, {"data": 1, "stage": 2, "fsdp": 4}, {}),

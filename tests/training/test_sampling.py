@@ -48,7 +48,7 @@ KINDS = {
     "experts": dataclasses.replace(EXPERTS, capacity_factor=None),
     "stacked experts": dataclasses.replace(EXPERTS, capacity_factor=None, dense_layers=1, scan_layers=True),
 }
-OFTEN = ("tied and capped", "stacked", "stacked experts")
+OFTEN = ("tied and capped", "stacked experts")
 
 
 @pytest.mark.parametrize(

@@ -325,9 +325,15 @@ def test_a_learner_that_returns_goes_on_with_the_inner_state_of_a_peer(data_dir,
     assert given == [(0.0, 0, "fresh"), (0.0, 1, "fresh"), (7.25, 1, "peer")]
 
 
-@pytest.mark.parametrize("seconds", [1.0, 0.01])  # of a step; to start takes 30
-@pytest.mark.parametrize("train", [{}, {"tokens": 12 * 2 * 2 * 32}], ids=["steps", "tokens"])
-@pytest.mark.parametrize(("go", "come"), [("leave", "join"), ("fail", "recover")])
+@pytest.mark.parametrize(
+    ("go", "come", "train", "seconds"),  # seconds of a step; to start takes 30
+    [
+        ("leave", "join", {}, 1.0),
+        ("leave", "join", {"tokens": 12 * 2 * 2 * 32}, 0.01),
+        ("fail", "recover", {"tokens": 12 * 2 * 2 * 32}, 1.0),
+        ("fail", "recover", {}, 0.01),
+    ],
+)
 def test_a_fleet_in_which_everybody_is_away_for_long_goes_on_when_they_return(
     go, come, train, seconds, data_dir, tmp_path
 ):

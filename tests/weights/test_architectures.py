@@ -16,8 +16,9 @@ OF_TEXT = {"bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddi
 RECORDED = pathlib.Path(__file__).parent / "recorded"
 
 
-@pytest.mark.parametrize("changes", [{}, {"scan_layers": True}], ids=["plain", "stacked"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "changes"), [*((case, {}) for case in CASES), ("qwen3_moe", {"scan_layers": True})]
+)
 def test_weights_of_transformers_give_its_logits(case, changes):
     config, recorded = model(case, **changes), np.load(RECORDED / case / "logits.npz")
     ours = logits(config, dict(InitialWeights(config, RECORDED / case)), recorded["inputs"])

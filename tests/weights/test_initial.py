@@ -220,8 +220,9 @@ def test_one_file_beside_an_index_is_read_as_by_transformers(tmp_path):
     assert f"{first}: cannot be read: " in refused(MOE, tmp_path)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(np.nan, np.float32), (np.inf, ml_dtypes.bfloat16), (-np.inf, np.float16)]
+)
 def test_a_tensor_that_is_not_finite_is_refused_with_its_file(value, dtype, tmp_path):
     (*_, last), tensors = in_shards(tmp_path)
     name = next(iter(tensors[last]))

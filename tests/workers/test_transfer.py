@@ -26,7 +26,6 @@ WIDE = dataclasses.replace(TINY, vocab_size=256)  # so that tensors are split al
 SHAPES = {name: leaf.shape for name, leaf in abstract_parameters(WIDE).items()}
 LAYOUT = fragment(SHAPES, 4)
 SPLIT = next(p for p in range(4) if any(not piece.whole for piece in LAYOUT.fragments[p]))
-LOSSY = [name for name, codec in CODECS.items() if not codec.of_parameters]
 MESHES = {
     "one device": lambda: mesh_of(1),
     "fsdp and tensor over eight": lambda: mesh_of(8, data=1, fsdp=4, tensor=2),
@@ -54,7 +53,7 @@ def placed(values, shardings):
     return {name: jax.device_put(value.copy(), shardings[name]) for name, value in values.items()}
 
 
-@pytest.mark.parametrize("mixing", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
 def test_an_update_mixes_what_is_due_and_leaves_the_rest(mixing, transfer, shardings):
     own, theirs = numbers(0), numbers(1)
     update = [np.array(piece) for piece in take(LAYOUT, SPLIT, theirs)]
@@ -80,9 +79,9 @@ def test_at_mixing_0_nothing_survives_of_an_own_value_not_even_nan(transfer, sha
     ("mesh_name", "codec"),
     [
         pytest.param("one device", "f32", marks=pytest.mark.slow),
-        ("fsdp and tensor over eight", "int8"),
-        ("stages over eight", "f32"),
-        pytest.param("stages over eight", "int8", marks=pytest.mark.slow),
+        pytest.param("fsdp and tensor over eight", "int8", marks=pytest.mark.slow),
+        pytest.param("stages over eight", "f32", marks=pytest.mark.slow),
+        ("stages over eight", "int8"),
     ],
 )
 def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself(mesh_name, codec):
@@ -182,7 +181,7 @@ def test_an_own_copy_that_an_offer_keeps_survives_what_donates_its_source(shardi
 BOUND = 2.0**-22  # of float32's own rounding, for parameters of a normal distribution
 
 
-@pytest.fixture(scope="module", params=LOSSY)
+@pytest.fixture(scope="module", params=["bf16", "int4"])  # one without groups, one with
 def codec(request):
     return request.param
 
@@ -198,9 +197,10 @@ def on_the_host(offer):
 @pytest.mark.parametrize(
     ("mesh_name", "codec"),
     [
-        *(("fsdp and tensor over eight", name) for name in LOSSY),
-        ("one device", "int4"),
-        ("stages over eight", "int4"),
+        ("fsdp and tensor over eight", "bf16"),
+        ("fsdp and tensor over eight", "int4"),
+        ("one device", "int8"),
+        ("stages over eight", "sign"),
     ],
 )
 def test_an_offer_is_encoded_alike_on_one_device_and_on_many(mesh_name, codec):
@@ -352,7 +352,7 @@ def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
 
 @pytest.mark.parametrize(
     ("name", "error_feedback"),
-    [(name, feedback) for name in CODECS for feedback in (False, True)[: 1 + (name != "f32")]],
+    [("f32", False), ("int4", False), ("int4", True), ("sign", True)],
 )
 def test_with_rebase_a_learner_keeps_what_it_did_since_the_offer_that_is_in_the_update(name, error_feedback):
     learner = Learner(name, error_feedback, rebase=True)

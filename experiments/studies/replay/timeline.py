@@ -271,7 +271,7 @@ def _followed(decided: Sequence[Any]) -> str:
                 phrases.append(f"tells laggards of step {step}")
             case actions.Drop(reason=reason):
                 phrases.append(f"drops it: {reason}")
-            case actions.Record(name=name) if name != "round":
+            case actions.Record(name=name) if not isinstance(action, actions.Published):
                 phrases.append(name.replace("_", " "))
             case actions.Finish():
                 phrases.append("the run is over")

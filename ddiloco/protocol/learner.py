@@ -454,10 +454,10 @@ class LearnerCore:
     def _end_with_others(self) -> list[actions.LearnerAction]:
         """Sets the clock to the end, with what there is, if all shards ask for it or are over."""
         members = [session for session in self._sessions if session.member]
-        ends_at = max((session.ends_at for session in members), default=0)
-        if ends_at <= self.clock or not all(session.ends_at or self._is_over(session) for session in members):
+        end = max((session.ends_at for session in members), default=0)
+        if end <= self.clock or not all(session.ends_at or self._is_over(session) for session in members):
             return []
-        self.clock = ends_at
+        self.clock = end
         if self._started:
             last = self._started.pop()
             self._started.append(dataclasses.replace(last, clock=self.clock, held=self._held()))

@@ -30,7 +30,7 @@ from experiments.bench.measuring import row
 from experiments.cli import program
 
 ROOT = pathlib.Path(__file__).parents[2]
-FRAGMENTS, STEPS, PATIENCE = 12, 36, 900.0
+FRAGMENTS, STEPS, TIMEOUT = 12, 36, 900.0
 TRACE_SECONDS = 0.02  # between two looks
 SETTINGS = {
     "driver": "remote",
@@ -116,7 +116,7 @@ def _peaks(folder: pathlib.Path, hosts: int, width: int, layers: int) -> Peaks:
             started.append(start("experiments.bench.hosts", str(file), *place))
         try:
             for process in started:
-                if process.wait(PATIENCE):
+                if process.wait(TIMEOUT):
                     raise RuntimeError(f"{process.args} ended with {process.returncode}")
         finally:
             for process in started:

@@ -9,7 +9,7 @@ from ddiloco.config import ConfigError
 from ddiloco.remote.wire.security import Security
 
 FILES = ("ca.pem", "cert.pem", "key.pem")
-LEAST_TOKEN = 16  # characters
+MIN_TOKEN_LENGTH = 16  # characters
 
 
 def load_security(token_file: str | None, tls: str | None, text: str | None = None) -> Security:
@@ -40,7 +40,7 @@ def load_security(token_file: str | None, tls: str | None, text: str | None = No
         secret = known if operator is None else [*known, operator]
         mixed = len(own) not in (0, len(rows)) or len({*known}) < len(rows)
         if not known or mixed or len({*secret}) < len(secret) or any(map(_weak, secret)):
-            line = f"one line of at least {LEAST_TOKEN} ASCII characters"
+            line = f"one line of at least {MIN_TOKEN_LENGTH} ASCII characters"
             where = "DDILOCO_TOKEN" if token_file is None else f"token_file: {token_file}"
             raise ConfigError(f"{where}: must hold {line}, or NUMBER TOKEN for each learner")
     if tls is not None:
@@ -50,7 +50,7 @@ def load_security(token_file: str | None, tls: str | None, text: str | None = No
 
 
 def _weak(token: str) -> bool:
-    return len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()
+    return len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable()
 
 
 def _read_secret(path: str, flag: str) -> bytes:

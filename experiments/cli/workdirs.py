@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from experiments.cli import program
 
-MOST = 16  # runs on one page
+MAX_RUNS = 16  # runs on one page
 
 
 def runs_in(folders: Iterable[pathlib.Path]) -> list[pathlib.Path]:
@@ -23,6 +23,6 @@ def runs_in(folders: Iterable[pathlib.Path]) -> list[pathlib.Path]:
         if not runs:
             raise program.UsageError(f"workdir: {folder}: there is no run in it")
         found += runs
-    if len(found) > MOST:
-        raise program.UsageError(f"workdir: names {len(found)} runs, but must name {MOST} at most")
+    if len(found) > MAX_RUNS:
+        raise program.UsageError(f"workdir: names {len(found)} runs, but must name {MAX_RUNS} at most")
     return found

@@ -529,11 +529,12 @@ def draw_lanes(path: pathlib.Path, trace: Trace) -> None:
     with figure_at(path, 12, 1.6 + 0.55 * len(lanes)) as figure:
         axes = figure.add_subplot()
         for state, colour in _STATES.items():
+            label: str | None = state  # one entry in the legend is enough
             for place, spans in enumerate(lanes.values()):
                 bars = [(span.start - start, span.end - span.start) for span in spans if span.state == state]
-                axes.broken_barh(bars, (place - 0.3, 0.6), color=colour, lw=0)
-            if any(span.state == state for spans in lanes.values() for span in spans):
-                axes.broken_barh([], (0, 0), color=colour, label=state)
+                if bars:
+                    axes.broken_barh(bars, (place - 0.3, 0.6), color=colour, lw=0, label=label)
+                    label = None
         for kind, (marker, colour) in _FAULTS.items():
             struck = [blow for blow in trace.blows if blow.kind == kind and blow.target in lanes]
             places = [list(lanes).index(blow.target) - 0.4 for blow in struck]

@@ -275,8 +275,8 @@ def test_after_an_update_that_was_lost_come_two_small_differences_or_the_version
     fleet, told = small_fleet(TWO, 12)
     fleet.syncer.arrays.traffic = Traffic(version=(100,), offer=(0,), difference=(difference,))
     down = fleet.places[1].down
-    fleet.calendar.at(3.5, lambda: setattr(down, "cut", True))
-    fleet.calendar.at(4.5, lambda: setattr(down, "cut", False))
+    fleet.calendar.at(3.5, down.cut.add, 0)
+    fleet.calendar.at(4.5, down.cut.clear)
     run(fleet)
     received = [[count for m, _, count in told.of("bytes") if m == n and count] for n in (0, 1)]
     one = difference

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 CHUNK = 1 << 16  # bytes read at a time
-_PATIENCE = 10.0  # seconds for the proxy's thread to answer
+_TIMEOUT = 10.0  # seconds for the proxy's thread to answer
 
 Address = tuple[str, int]
 
@@ -60,7 +60,7 @@ class Proxy:
         if self._thread.is_alive():
             self._do(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_PATIENCE)
+            self._thread.join(_TIMEOUT)
             self._loop.close()
 
     def __enter__(self) -> Proxy:
@@ -74,7 +74,7 @@ class Proxy:
         return lambda now, size: now
 
     def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_PATIENCE)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_TIMEOUT)
 
     # In the loop's thread.
 

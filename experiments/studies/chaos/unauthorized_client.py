@@ -15,7 +15,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 
 IDLE = 60  # connections or calls that say nothing, at a time
-_PATIENCE = 3.0  # seconds
+_TIMEOUT = 3.0  # seconds
 _CALLS = (wire.CONTROL, wire.UPDATES, wire.OFFERS, wire.PEERS, wire.DONATE)
 
 
@@ -43,7 +43,7 @@ class UnauthorizedClient:
         found = []
         with contextlib.suppress(OSError):  # the syncer is down, or lets no more in
             for _ in range(number):
-                found.append(socket.create_connection((host, int(port)), _PATIENCE))
+                found.append(socket.create_connection((host, int(port)), _TIMEOUT))
         return found
 
     def _idle_connections(self, stop: threading.Event) -> None:
@@ -75,11 +75,11 @@ class UnauthorizedClient:
 
         def messages() -> Iterator[bytes]:
             yield from said
-            never.wait(_PATIENCE)
+            never.wait(_TIMEOUT)
 
         with Security().channel(self._address, wire.options(5.0)) as channel:
             calls = [
-                channel.stream_stream(kind)(messages(), metadata=Security(token).metadata, timeout=_PATIENCE)
+                channel.stream_stream(kind)(messages(), metadata=Security(token).metadata, timeout=_TIMEOUT)
                 for kind in _CALLS
                 for _ in range(IDLE // 4)
             ]

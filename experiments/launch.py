@@ -259,7 +259,9 @@ def _syncer_pod(experiment) -> dict[str, int]:
     )
     roles = {"syncer_memory": syncer, "part_memory": part, "evaluator_memory": evaluator}
     memory = {name: math.ceil(1.15 * most) + 4 * GIB for name, most in roles.items()}
-    return memory | {"syncer_disk": 4 * (remote.keep_versions + 1) * sum(layout.bytes) + 20 * GIB}
+    return memory | {
+        "syncer_disk": 4 * (experiment.recovery.keep_versions + 1) * sum(layout.bytes) + 20 * GIB
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Sets a stopped run of processes back: `python -m experiments.rollback --workdir=DIR --to=STEP`.
 
-The syncer keeps the last versions of each fragment (config.remote.keep_versions). Each becomes the newest
+The syncer keeps the last versions of each fragment (config.recovery.keep_versions). Each becomes the newest
 that was merged at global step STEP or before; what came later is moved to DIR/previous/N. Then start the
 syncer again with --resume, and the learners as before.
 """

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import operator
 import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from etils import epath
 
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.waits import waiting
@@ -19,18 +22,20 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage import run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.durable import DurableState
+from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.storage.snapshots.resuming import snapshot_header
 from ddiloco.storage.snapshots.store import FOLDER, Snapshot
 from ddiloco.telemetry import records
 from ddiloco.telemetry.files import read_json
 from ddiloco.telemetry.trimming import SUMMARY
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.evaluator import Evaluations, Evaluator
-from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, Pieces
+from ddiloco.workers.exchange import Delivery, EventDelivery, InnerState, Leave, Pieces
 from ddiloco.workers.learner_arrays import Equipment
-from ddiloco.workers.learner_worker import LearnerWorker
-from ddiloco.workers.resuming import Origin, run_of
+from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
+from ddiloco.workers.resuming import Origin, about_states, from_checkpoint, inner_of, run_of
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots.recording import LearnerRecording
 from ddiloco.workers.snapshots.taking import SnapshotTaker
@@ -112,7 +117,7 @@ class LocalRun:
           SnapshotError: the snapshot is damaged.
         """
         e = assembly.experiment
-        self._assembly, self._record, self._stop = assembly, record, stop
+        self._assembly, self._record, self._stop, self._workdir = assembly, record, stop, workdir
         origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         earlier = None if workdir is None else run_mark.begun(workdir / DURABLE)
         self._resumes = origin is not None or earlier is not None
@@ -122,7 +127,7 @@ class LocalRun:
         if workdir is None:
             self._model = assembly.global_model(assembly.initial_parameters())
         else:
-            kept = e.remote.keep_versions
+            kept = e.recovery.keep_versions
             durable = DurableState(workdir / DURABLE, assembly.layout, record, stop, self._run, kept)
             self._model, state = durable_start(assembly, durable, earlier is not None, snapshot, record)
         with waiting("the merge to compile"):
@@ -241,20 +246,54 @@ class LocalRun:
         if position is not None:
             equipment.batches.set_state(position)
         resumed = None if origin is None else origin.learner(learner, position, equipment.transfer)
+        folder = None if self._workdir is None else epath.Path(self._workdir) / "learners" / str(learner)
+        states, about = LearnerStates(folder), about_states(e, self._assembly.layout, self._run)
+        state = self._newest(states) if origin is None and self._resumes else None
+        if state is not None:
+            resumed = from_checkpoint(
+                state, about, self._syncer.furthest(learner), self._syncer.core.versions
+            )
+        if resumed is not None and resumed.values["position"]:
+            equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
+        tape = self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with)
+
+        def inner_state(versions: tuple[int, ...]) -> InnerState | None:
+            if origin is not None:  # only who needs the snapshot keeps it
+                return None if resumed else origin.donated()
+            newest = self._newest(states)
+            inner = None if newest is None else inner_of(newest)
+            undone = inner is not None and any(map(operator.gt, inner.versions, versions))
+            return None if undone else inner
+
+        def keep(made: LearnerState) -> None:
+            tape.sync()  # else it would name an entry that is nowhere
+            states.keep(made)
+
+        every, checkpoints = e.recovery.checkpoint_every, None
+        if folder is not None and every:
+            checkpoints = Checkpoints(Checkpointing(keep, every, f"{folder}", self._record), about)
         worker = LearnerWorker(
             core,
             equipment,
             send,
             LocalOffers(self._senders, self._syncer),
             self._record,
-            # Only who needs the snapshot keeps it.
-            inner_state=(lambda _: None) if origin is None or resumed else (lambda _: origin.donated()),
-            tape=self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with),
+            inner_state=inner_state,
+            tape=tape,
             recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
+            checkpoints=checkpoints,
             resumed=resumed,
         )
         link = LocalLink(learner, worker, self._record)
         return worker
+
+    def _newest(self, states: LearnerStates) -> LearnerState | None:
+        """The learner's newest state of this run, where there is one; an alarm if none can be read."""
+        try:
+            return states.newest(self._run)
+        except ValueError as error:
+            self._record(records.Alarm(f"{error}", time.time()))
+            return None
 
     def _gather(self) -> None:
         """Waits until all learners have resumed: a round without one would overwrite its unmerged work."""

@@ -110,11 +110,9 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
     joining = 2 * whole + 2 * inner
     kept = whole if outer.update_codec != "f32" else 0
     kept += (e.sync.overlap + 1) * offer_bytes(layout, outer)
-    if e.remote.checkpoint_every:
-        kept += inner
-    if e.snapshot.every:
-        anchors = 0 if outer.codec == "f32" else 2 if outer.error_feedback else 1
-        kept += (1 + anchors) * whole + inner
+    anchors = 0 if outer.codec == "f32" else 2 if outer.error_feedback else 1
+    copies = bool(e.recovery.checkpoint_every) + bool(e.snapshot.every)
+    kept += copies * ((1 + anchors) * whole + inner)
     return Needs(whole // hosts, max(joining, kept + donor_bytes(e)) // hosts)
 
 

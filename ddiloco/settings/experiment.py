@@ -13,7 +13,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop, removed
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
-from ddiloco.settings.saving import SnapshotConfig, TapeConfig
+from ddiloco.settings.saving import RecoveryConfig, SnapshotConfig, TapeConfig
 from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import task_class
 from ddiloco.telemetry.writers import NEEDS
@@ -162,6 +162,7 @@ class Experiment:
     )
     log: LogConfig = section(LogConfig, may_change="process")
     tape: TapeConfig = section(TapeConfig, may_change="process")
+    recovery: RecoveryConfig = section(RecoveryConfig, may_change="process")
     snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
     resume: bool = setting(
         False, "resume from the newest complete snapshot in the workdir", may_change="process"

@@ -65,17 +65,6 @@ class RemoteConfig:
         "welcomes slow",
         above=0.0,
     )
-    checkpoint_every: float = setting(
-        60.0, "seconds between a learner's own copies of its inner optimizer state; 0: none", at_least=0.0
-    )
-    copies: str = setting(
-        "", "folder for these copies, also in a bucket (gs://...); empty: learners/ in each one's workdir"
-    )
-    keep_versions: int = setting(
-        3,
-        "versions of each fragment on the syncer's disk, the newest included, to roll back to; 1: only that",
-        at_least=1,
-    )
     spares: int = setting(
         0, "compiled processes that driver=remote keeps ready to take a dead learner's place", at_least=0
     )

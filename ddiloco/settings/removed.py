@@ -17,7 +17,10 @@ REMOVED = {
     "outer.guard.strikes": "three of twelve offers put a learner in quarantine",
     "outer.guard.warm_up": "it is 6 rounds",
     "outer.split_large": "large tensors are cut along their rows",
+    "remote.checkpoint_every": "it is recovery.checkpoint_every",
+    "remote.copies": "it is recovery.checkpoint_folder",
     "remote.handshake": "it is 20 s",
+    "remote.keep_versions": "it is recovery.keep_versions",
     "tape.max_gib": "it is 4 GiB",
 }
 

@@ -1,4 +1,4 @@
-"""The settings `config.tape` and `config.snapshot`: what a run leaves to be replayed or resumed."""
+"""The settings `config.tape`, `config.recovery` and `config.snapshot`: what a run leaves to go on with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ class TapeConfig:
     """Whether a run can be replayed."""
 
     enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryConfig:
+    """What is kept for processes that are started again."""
+
+    checkpoint_every: float = setting(
+        60.0,
+        "seconds between two checkpoints of a learner's state, which it also keeps as it leaves; 0: none",
+        at_least=0.0,
+    )
+    checkpoint_folder: str = setting(
+        "", "folder for these, also in a bucket (gs://...); empty: learners/ in each one's workdir"
+    )
+    keep_versions: int = setting(
+        3,
+        "versions of each fragment on the syncer's disk, the newest included, to roll back to; 1: only that",
+        at_least=1,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
     """
     target = next_previous(workdir)
     others = [path for path in workdir.glob("*") if path.name in MADE_AGAIN]
-    for path in (*others, *workdir.glob("learners/*/inner_state*")):  # those are of a later step
+    for path in (*others, *workdir.glob("learners/*/state.*")):  # those are of a later step
         shutil.move(path, _made(target / path.relative_to(workdir)))
     names = ("rounds.jsonl", "states.jsonl", "recoveries.jsonl")
     for path in (*workdir.glob("learners/[0-9]*/steps.jsonl"), *(workdir / name for name in names)):

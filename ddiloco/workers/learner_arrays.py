@@ -14,7 +14,7 @@ from jax.sharding import Mesh, Sharding
 
 from ddiloco.arrays.blocks import Blocks
 from ddiloco.protocol.learner import KEPT_OFFERS
-from ddiloco.storage.snapshots.array_names import named, numbered, of_kind
+from ddiloco.storage.array_names import named, numbered, of_kind
 from ddiloco.training.corruption import differing_devices
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.transfer import FragmentTransfer, Offer
@@ -169,7 +169,9 @@ class TrainingArrays:
 
     def offered(self, fragment: int, steps: int) -> Offer:
         """The offer that was made then."""
-        return self._offers[fragment][steps]
+        offer = self._offers.get(fragment, {}).get(steps)
+        # Of one that was restored at most that is there by which an update is applied: no step was since.
+        return self.offer(fragment, steps) if offer is None or not offer.arrays else offer
 
     def apply(
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
@@ -204,9 +206,10 @@ class TrainingArrays:
 
         Returns:
           Arrays on their way to the host, which later steps do not change: `params/<name>`, `inner/<i>` in
-          the order of `Program.inner_leaves`, and `anchor/<p>/<i>` and `residual/<p>/<i>`
-          if the codec keeps them; none of these before the first welcome. And JSON values: `position` of
-          the batches, and `steps` of this process.
+          the order of `Program.inner_leaves`, `anchor/<p>/<i>` and `residual/<p>/<i>` if the codec keeps
+          them, and of offers on the present versions, by their steps, what an update that has them needs:
+          `own/<p>/<steps>/<i>` and `left/<p>/<steps>/<i>`; none of these before the first welcome. And JSON
+          values: `position` of the batches, and `steps` of this process.
         """
         arrays: dict[str, jax.Array] = {}
         if self._state is not None:
@@ -215,6 +218,9 @@ class TrainingArrays:
         for kind, held in self._held.items():
             for p, pieces in held.items():
                 arrays |= named(f"{kind}/{p}", pieces)
+        for p, kept in self._offers.items():
+            for steps, offer in kept.items():
+                arrays |= named(f"own/{p}/{steps}", offer.own) | named(f"left/{p}/{steps}", offer.residual)
         for array in arrays.values():
             array.copy_to_host_async()
         return self._settled(arrays), {"position": self.position(), "steps": self._steps}
@@ -235,6 +241,12 @@ class TrainingArrays:
             found = of_kind(kind, arrays)
             for p in sorted({int(name.partition("/")[0]) for name in found}):
                 held[p] = transfer.place(p, numbered(str(p), found))
+        own, left = of_kind("own", arrays), of_kind("left", arrays)
+        for key in dict.fromkeys(name.rpartition("/")[0] for name in [*own, *left]):
+            p, steps = map(int, key.split("/"))
+            residual, kept = (numbered(key, found) for found in (left, own))
+            placed = (transfer.place(p, arrays) if arrays else () for arrays in (residual, kept))
+            self._offers.setdefault(p, {})[steps] = Offer((), *placed)
 
     def draw_from(self, position: dict[str, Any] | None) -> None:
         """Moves the batches; None: to their start, where they must be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import math
 import queue
 import threading
@@ -18,9 +19,11 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.storage.learner_state import LearnerState, StateHeader
 from ddiloco.storage.tape.recorder import LearnerTape
 from ddiloco.telemetry import records
 from ddiloco.training.step_meter import StepMeter
+from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.device_calls import DeviceCalls
 from ddiloco.workers.exchange import (
     BetweenSteps,
@@ -40,6 +43,13 @@ from ddiloco.workers.transfer import Offer
 
 HANGS = 10.0  # a step this many times as long as the longest before it sends no more heartbeats
 Result = TypeVar("Result")
+
+
+class Checkpoints(NamedTuple):
+    """How a learner's state is kept."""
+
+    keeper: Checkpointing
+    about: Mapping[str, Any]  # what a StateHeader says of the run
 
 
 class OfferLink(Protocol):
@@ -86,13 +96,14 @@ class LearnerWorker:
         stepped: Callable[[], None] = lambda: None,
         tape: LearnerTape | None = None,
         recording: LearnerRecording | None = None,
+        checkpoints: Checkpoints | None = None,
         resumed: ResumedLearner | None = None,
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
         """`inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
         `stepped` is called after each finished step.
-        `tape` and `recording` are None if no tape is kept and no snapshots are taken. `resumed`: the state of
-        the learner in the snapshot, if the run resumes from one.
+        `tape`, `recording` and `checkpoints` are None if no tape is kept, no snapshots are taken and its
+        state is not kept. `resumed`: the state of before with which the learner goes on; None: it joins.
         """
         self.inbox = Inbox()
         self.tokens = 0  # trained on so far, steps under way too; written by this thread alone
@@ -101,14 +112,14 @@ class LearnerWorker:
         self._equipment = equipment
         self._to_syncer, self._offers = to_syncer, offers
         self._record = record
-        trained = 0 if resumed is None else resumed.steps
+        trained = 0 if resumed is None else resumed.trained
         self._actor = LearnerActor(core, make_arrays(equipment, self._erred), self, trained)
         devices = equipment.program.mesh.devices.flat
         self._meter = StepMeter(devices, equipment.step_flops, equipment.peak_flops)
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._inner_state, self._stepped = inner_state, stepped
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
-        self._recording = recording
+        self._recording, self._checkpoints = recording, checkpoints
         self._resumed = resumed
         if resumed is not None:
             self.tokens = resumed.tokens
@@ -161,6 +172,8 @@ class LearnerWorker:
             while not self._leaving:
                 self._step_or_wait()
             self._finish_steps(leave=0)
+            if self._checkpoints is not None:
+                self._checkpoints.keeper.last(self._state if self.core.recovered else None)
             self._enter(State.FINISHED)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
@@ -174,13 +187,14 @@ class LearnerWorker:
             self._tape.end()
 
     def _join(self) -> None:
-        """Asks the syncer to join, or resumes with the learner's state in the snapshot."""
+        """Asks the syncer to join, or goes on with a state of before."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self._actor.join()
         else:
+            began = resumed.begins_with
             resumed.load(self._actor.arrays, self.core.policy.mixing)
-            self._actor.perform(self._actor.resume(resumed.begins_with.work))
+            self._actor.perform(self._actor.resume(began.work, began.began))
         self.joining.set()
 
     def _step_or_wait(self) -> None:
@@ -188,6 +202,9 @@ class LearnerWorker:
         self._take_deliveries(None)
         if self._leaving:
             return
+        if self._checkpoints is not None and self.core.recovered and self._checkpoints.keeper.due:
+            self._finish_steps(leave=0)  # what they skip must not be counted
+            self._checkpoints.keeper.take(self._state)
         if not self.core.recovered:
             self._wait()
         elif self.core.done or self.core.blocked:
@@ -293,6 +310,21 @@ class LearnerWorker:
             return
         state = {"time": time.time(), "tokens": self.tokens}
         self._recording.record(self.core, self._actor.arrays.state, state)
+
+    def _state(self) -> LearnerState:
+        """The whole state, with no step under way."""
+        arrays, values = self._actor.arrays.state()
+        origin = self._tape.gave() if self._tape.on else None
+        about = StateHeader(
+            **self._checkpoints.about,
+            work=self.core.work,
+            position=values["position"],
+            trained=self._actor.trained,
+            tokens=self.tokens,
+            steps=values["steps"],
+            origin=None if origin is None else dataclasses.astuple(origin),
+        )
+        return LearnerState(about, arrays)
 
     def _donate(self) -> None:
         """Gives a copy of the inner state to everyone whose versions are applied; does not wait for steps."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.work import FragmentWork, LearnerWork
 from ddiloco.settings.experiment import Experiment
+from ddiloco.storage.array_names import named, numbered, of_kind
 from ddiloco.storage.durable import Start
-from ddiloco.storage.snapshots.array_names import named, numbered, of_kind
+from ddiloco.storage.learner_state import LearnerState
 from ddiloco.storage.snapshots.parts import SYNCER_PART, Needs, is_fragments_part, learner_part
 from ddiloco.storage.snapshots.store import Snapshot, SnapshotError, SnapshotPart
 from ddiloco.storage.tape.entries import InnerOrigin
@@ -29,23 +31,19 @@ from ddiloco.workers.learner_arrays import TrainingArrays
 from ddiloco.workers.snapshots.recording import fragments_from_json
 from ddiloco.workers.transfer import FragmentTransfer
 
-_CODEC_STATE = ("anchor", "residual")  # kept by a learner for the codec of its outer gradients
+_CODEC_STATE = ("anchor", "residual", "own", "left")  # kept by a learner for its outer gradients
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumedLearner:
-    """A learner's state in a snapshot, with the updates that were on their way to it then."""
+    """A learner's state of before: a checkpoint, or a snapshot's with updates that were on their way."""
 
     begins_with: ResumedWith  # what its core begins with; work that such an update overwrites is not counted
     tokens: int  # how many it had trained on
+    trained: int  # inner steps that its inner state has taken in
     arrays: dict[str, np.ndarray | Blocks]  # until they are loaded
     values: Mapping[str, Any]
-    updates: dict[int, Pieces]  # by fragment, likewise
-
-    @property
-    def steps(self) -> int:
-        """How many it had taken."""
-        return self.values["steps"]
+    updates: dict[int, Pieces] = dataclasses.field(default_factory=dict)  # by fragment, likewise
 
     def load(self, arrays: TrainingArrays, mixing: float) -> None:
         """Loads the state onto the learner's devices, sets the batches' position and applies the updates.
@@ -57,6 +55,50 @@ class ResumedLearner:
             arrays.apply(p, mixing, pieces)
         self.arrays.clear()
         self.updates.clear()
+
+
+def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
+    """What the headers of learners' states say of the run: one that says otherwise is not gone on with."""
+    outer = experiment.outer
+    return {
+        "run": run,
+        "layout": layout.fingerprint,
+        "codec": (outer.codec, outer.error_feedback, experiment.sync.rebase),
+        "num_shards": experiment.num_data_shards,
+    }
+
+
+def from_checkpoint(
+    state: LearnerState, about: Mapping[str, Any], began: Watermark, versions: Sequence[int]
+) -> ResumedLearner | None:
+    """How a learner goes on with its own state of before; None: only the inner state can be used.
+
+    So it is where the data are dealt otherwise, which may give others what is in work of the state that is
+    not merged, where its offers were encoded otherwise, and where all fragments have newer versions: then
+    nothing in it can be merged, and a peer's inner state may be newer.
+
+    `about`: as `about_states` gives it. `began`: the furthest work of the learner that is merged, or may be;
+    its data go on after that, or where the state ends if that is later. `versions`: the newest, by fragment.
+    """
+    header, position = state.header, state.header.position
+    if any(getattr(header, name) != value for name, value in about.items()):
+        return None
+    if not any(own.version >= newest for own, newest in zip(header.work.fragments, versions, strict=True)):
+        return None
+    if began > header.work.reached:
+        position = json.loads(began.position) if began.position else None
+    origin = None if header.origin is None else InnerOrigin(*header.origin)
+    values = {"position": position, "steps": header.steps}
+    begins_with = ResumedWith(header.work, began.bare, origin=origin)
+    return ResumedLearner(begins_with, header.tokens, header.trained, dict(state.arrays), values)
+
+
+def inner_of(state: LearnerState) -> InnerState:
+    """The inner optimizer state alone."""
+    header = state.header
+    versions = tuple(fragment.version for fragment in header.work.fragments)
+    origin = None if header.origin is None else InnerOrigin(*header.origin)
+    return InnerState(header.work.clock, versions, state.inner, origin, header.trained)
 
 
 def run_of(snapshot: Snapshot | None) -> str:
@@ -162,8 +204,9 @@ class Origin:
         updates = {p: pieces[p] for p in lacking}
         values = {"position": position, "steps": part.state["steps"]}
         work = LearnerWork(clock, reached.life, reached.steps, tuple(fragments))
-        begins_with = ResumedWith(self.name, work)
-        return ResumedLearner(begins_with, part.state["tokens"], arrays, values, updates)
+        begins_with = ResumedWith(work, snapshot=self.name)
+        steps, tokens = part.state["steps"], part.state["tokens"]
+        return ResumedLearner(begins_with, tokens, steps, arrays, values, updates)
 
     def donated(self) -> InnerState | None:
         """The inner state for a learner without a part: that of the lowest numbered part."""

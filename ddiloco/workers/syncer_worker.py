@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
 import queue
 import threading
 import time
@@ -13,7 +15,7 @@ import numpy as np
 
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.durable import DurableState
@@ -38,11 +40,21 @@ from ddiloco.workers.syncer_actor import SyncerActor, Version
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
+_ANSWER_SECONDS = 10.0  # for the thread to say what is merged of a learner
 _NOTED_SECONDS = 10.0  # for the authority to note a part's last merges
 
 Decided = Sequence[actions.SyncerAction | news.Word | ToPart]
 FromOthers = FromPart | PartConnected | news.News | CutBegun | CutOver | FragmentsWritten
 """What the authority and the parts of a syncer tell each other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FurthestAsked:
+    """Asks how far a learner's work is merged, or may be."""
+
+    learner: int
+    answer: concurrent.futures.Future[Watermark]  # cancelled when it is no longer wanted
+
 
 Message = (
     events.SyncerEvent
@@ -53,6 +65,7 @@ Message = (
     | Gathered
     | SnapshotMessage
     | Completed
+    | FurthestAsked
     | records.Stop
 )
 
@@ -134,6 +147,18 @@ class SyncerWorker:
         version = self._actor.version(event.round.fragment, event.contribution.version)
         self._merging.take_offer(event, arrays, version.pieces, epoch)
 
+    def furthest(self, learner: int) -> Watermark:
+        """The furthest of a learner's work that is merged, or may be yet; for other threads.
+
+        Nothing where the syncer's thread does not answer in time.
+        """
+        if not self._thread.is_alive():
+            return self.core.furthest(learner)
+        asked = FurthestAsked(learner, concurrent.futures.Future())
+        self._inbox.put(asked)
+        concurrent.futures.wait([asked.answer], _ANSWER_SECONDS)
+        return NOTHING_MERGED if asked.answer.cancel() else asked.answer.result()
+
     @property
     def waiting(self) -> int:
         """How many messages the thread has yet to take."""
@@ -202,6 +227,9 @@ class SyncerWorker:
                 self._record_state(fragments)
             case StateRecorded() | PartWritten() | Completed():
                 self._take_of_snapshot(message)
+            case FurthestAsked(learner, answer):
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(self.core.furthest(learner))
             case records.Stop():
                 pass
             case events.LearnerJoined():

@@ -46,7 +46,7 @@ SETTINGS = {
     "eval.num_batches": 1,
     "eval.batch_size": 2,
     "sample.tokens": 0,
-    "remote.checkpoint_every": 0.0,
+    "recovery.checkpoint_every": 0.0,
 }
 
 

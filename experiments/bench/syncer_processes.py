@@ -222,7 +222,8 @@ def _experiment(traffic: PlayedTraffic) -> Experiment:
     config.outer.update(codec=traffic.up, update_codec=traffic.down, optimizer="nesterov")
     config.train.steps = traffic.steps
     config.virtual.num_chips = traffic.learners
-    config.remote.update(parts=traffic.parts, keep_versions=1, gather=PATIENCE)
+    config.remote.update(parts=traffic.parts, gather=PATIENCE)
+    config.recovery.keep_versions = 1
     return parse(config)
 
 

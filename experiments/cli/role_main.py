@@ -279,7 +279,7 @@ class _Process:
 
     def _folder(self) -> epath.Path | None:
         """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
-        a, copies = self.assignment, self.experiment.remote.copies
+        a, copies = self.assignment, self.experiment.recovery.checkpoint_folder
         if a.workdir is not None:
             own = a.workdir / "learners" / str(a.learner)
             with program.os_errors_as_usage("workdir", a.workdir):
@@ -292,7 +292,7 @@ class _Process:
                 check_folder(pathlib.Path(folder))
             folder.mkdir(parents=True, exist_ok=True)
         except Exception as error:  # of a bucket, whose libraries raise errors of their own
-            raise ConfigError(f"config.remote.copies: {folder}: {reason(error)}") from None
+            raise ConfigError(f"config.recovery.checkpoint_folder: {folder}: {reason(error)}") from None
         return folder
 
     def _ended(self, preempted: bool) -> int:

@@ -23,7 +23,7 @@ from experiments.studies.compiling.report import Compilation, CompiledProgram, r
 from tests.integration.programs import SMALLEST
 from tests.refusals import assert_refused
 
-NO_COPIES = {"checkpoint_every": 0.0, "donor_host": ""}
+NO_CHECKPOINTS = {"checkpoint_every": 0.0}
 
 needs_libtpu = pytest.mark.skipif(not topology.has_compiler(), reason="needs libtpu")
 
@@ -116,13 +116,21 @@ def test_an_unknown_chip_and_a_missing_compiler_are_told_in_one_line(monkeypatch
         topology.slice_of("v5e:2x2")
 
 
-@pytest.mark.parametrize("more", [{"snapshot": {"every": 100}}, {}, {"remote": NO_COPIES}])
-def test_what_fits_has_room_for_a_copy_of_the_state_on_its_way_to_the_disk_or_to_a_peer(more):
+@pytest.mark.parametrize(
+    ("more", "copied"),
+    [
+        ({"snapshot": {"every": 100}, "recovery": NO_CHECKPOINTS}, lambda state, inner: state),
+        ({}, lambda state, inner: state),
+        ({"recovery": NO_CHECKPOINTS}, lambda state, inner: inner),
+        ({"recovery": NO_CHECKPOINTS, "remote": {"donor_host": ""}}, lambda state, inner: 0.0),
+    ],
+)
+def test_what_fits_has_room_for_a_copy_of_the_state_on_its_way_to_the_disk_or_to_a_peer(more, copied):
     experiment = config()
     changed = {name: dataclasses.replace(getattr(experiment, name), **x) for name, x in more.items()}
     experiment = dataclasses.replace(experiment, **changed)
     state = Compilation(experiment, topology.Slice(jax.devices()[:1], None)).state_bytes
-    copied = {"snapshot": state, "remote": 0.0}.get(next(iter(more), ""), inner_bytes(experiment))
+    copied = copied(state, inner_bytes(experiment))
     step = CompiledProgram("step", 1.0, arguments=state, temp=1000.0, cost=Cost(flops=1.0))
     for hbm, fits in ((state + 1000 + copied, True), (state + 999 + copied, False)):
         chip = dataclasses.replace(CHIPS["v5e"], hbm_bytes=hbm)

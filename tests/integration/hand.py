@@ -33,7 +33,7 @@ UNENDING = (
     "--config.remote.gather=0",
     "--config.remote.keepalive=3",
     "--config.remote.longest_backoff=0.5",
-    "--config.remote.checkpoint_every=0.3",
+    "--config.recovery.checkpoint_every=0.3",
 )
 TRANSFORMER = ("--config=configs/dense.py", *SMALLEST, *UNENDING)  # for what a loop cannot have
 AFFLICTED = "tests.integration.afflicted"
@@ -106,10 +106,10 @@ class Job:
         return lines(self.workdir / "learners" / str(learner) / "steps.jsonl")
 
     def own_step(self, learner):
-        """The step of the learner's own last copy of its inner state, which needs no syncer."""
-        paths = sorted((self.workdir / "learners" / str(learner)).glob("inner_state.0.*[0-9]"))
+        """The step of the learner's own last checkpoint, which needs no syncer."""
+        paths = sorted((self.workdir / "learners" / str(learner)).glob("state.0.*[0-9]"))
         try:
-            return array_file.load(paths[-1], b"ddiloco inner state of a host 1\n")[0]["step"]
+            return array_file.load(paths[-1], b"ddiloco learner state of a host 1\n")[0]["work"]["clock"]
         except (FileNotFoundError, IndexError):  # the next one may have replaced it
             return -1
 

@@ -111,7 +111,7 @@ def two_hosts(programs, job, affliction=None, changes=()):
 
 
 def test_host_0_ends_where_it_fails_alone_and_the_others_with_it(programs, new_job):
-    job = new_job((*TRANSFORMER, *HOSTS, *ALONE, "--config.remote.checkpoint_every=0"))
+    job = new_job((*TRANSFORMER, *HOSTS, *ALONE, "--config.recovery.checkpoint_every=0"))
     syncer, hosts = job.syncer(), two_hosts(programs, job, affliction="step:5")
     (code, _, err), (other, _, told) = (job.left(process) for process in hosts)
     assert (code, other) == (1, 1), err + told
@@ -144,15 +144,18 @@ ENDS = ((signal.SIGSTOP, "0.1"), (signal.SIGTERM, "0"))  # hung, and preempted
 
 @pytest.mark.slow
 def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):
-    changes = (*UNENDING, "--config.remote.checkpoint_every=0.5", "--config.remote.host_timeout=3.0", PACED)
-    changes += ("--config.remote.donor_host=", f"--config.remote.copies={tmp_path}/copies")  # no peer gives
+    changes = (*UNENDING, "--config.recovery.checkpoint_every=0.5", "--config.remote.host_timeout=3.0", PACED)
+    changes += (
+        "--config.remote.donor_host=",
+        f"--config.recovery.checkpoint_folder={tmp_path}/copies",
+    )  # no peer gives
     process = start(programs, tmp_path, *changes, devices=4)
 
     wait = functools.partial(wait_for, [process])
 
     def kept():
         """Copies of the inner state that both hosts have."""
-        files = list((tmp_path / "copies" / "0").glob("inner_state.*"))
+        files = list((tmp_path / "copies" / "0").glob("state.*"))
         own = [{path.suffix for path in files if path.stem.endswith(f".{host}")} for host in (0, 1)]
         return own[0] & own[1]
 
@@ -193,7 +196,7 @@ def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_a
     rng, killed = random.Random(0), collections.Counter()
     often = (f"--config.remote.restarts={KILLS}", f"--config.remote.parts={parts}")
     process = start(
-        programs, tmp_path, *UNENDING, "--config.remote.checkpoint_every=0.5", *often, PACED, devices=4
+        programs, tmp_path, *UNENDING, "--config.recovery.checkpoint_every=0.5", *often, PACED, devices=4
     )
     rounds, everyone = tmp_path / "rounds.jsonl", ["syncer", "0", "0", "0.1", "0.1", "1"]
     if parts > 1:

@@ -1,57 +1,80 @@
 """A run of threads that is killed goes on with what is in its workdir: nothing merged counts twice."""
 
+import signal
+
 import pytest
 
+from experiments.studies.chaos.committed import check_work
+from experiments.studies.replay.reading import read_tape
 from tests.integration.programs import LIMIT
 from tests.integration.remote_runs import STEADY, UNENDING, lines, merged_batches, summary_of, wait_for
 
-LOCAL = "--config.driver=local"
+LOCAL, RESUME = "--config.driver=local", "--resume"
+OFTEN = "--config.recovery.checkpoint_every=0.5"
 
 
-def kill_after(programs, workdir, rounds, *more):
-    """Starts a run of threads, and kills it once so many merges are recorded."""
-    process = programs.start("train", *programs.training(workdir), LOCAL, *UNENDING, *more)
+def end_after(programs, workdir, rounds, number, *more):
+    """Starts a run, and ends it by a signal once so many merges more are recorded."""
+    had = len(lines(workdir / "rounds.jsonl"))
+    process = programs.start("train", *programs.training(workdir), *UNENDING, OFTEN, *more)
     try:
-        merged = lambda: len(lines(workdir / "rounds.jsonl")) >= rounds  # noqa: E731
-        wait_for([process], merged, f"{rounds} merges")
-    finally:
+        merged = lambda: len(lines(workdir / "rounds.jsonl")) >= had + rounds  # noqa: E731
+        wait_for([process], merged, f"{rounds} merges", 2 * LIMIT)
+        process.send_signal(number)
+    except BaseException:
         process.kill()
-        process.communicate()
+        raise
+    return programs.finish(process)
+
+
+def resumed_with(workdir, learner):
+    """What each process of a learner went on with, in order; None: it joined."""
+    paths = (workdir / "tape").glob(f"learner-{learner}-*.tape")
+    in_order = sorted(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
+    return [read_tape(path).header.resumed for path in in_order]
 
 
 def assert_nothing_twice(rounds):
-    """No version was made twice, and no work on one was merged twice; a kill loses lines that wait."""
-    made = [(r["fragment"], r["version"]) for r in rounds]
+    """No version was made twice, and no token was merged twice; a kill loses lines that wait."""
     for p in range(3):
-        versions = [version for q, version in made if q == p]
+        versions = [r["version"] for r in rounds if r["fragment"] == p]
         assert versions == sorted(set(versions))
-    merged = [(r["fragment"], c[0], c[2]) for r in rounds for c in r["contributions"]]
-    assert len(set(merged)) == len(merged)
+    assert check_work(rounds).twice_tokens == 0
 
 
-def test_a_run_of_threads_that_is_killed_again_and_again_goes_on_with_its_merges(programs, tmp_path):
+def test_a_run_of_threads_that_is_killed_and_stopped_goes_on_with_its_merges_and_states(programs, tmp_path):
     batches = [0, 0]
-    for kill in range(2):
-        kill_after(programs, tmp_path, 9 * (kill + 1), *["--resume"] * bool(kill))
+    ends = [(signal.SIGKILL, ()), (signal.SIGTERM, (RESUME,)), (signal.SIGTERM, ("--resume=auto",))]
+    for number, flag in ends:
+        ended = end_after(programs, tmp_path, 12, number, LOCAL, *flag)
+        assert ended.returncode == (143 if number == signal.SIGTERM else -number), ended.stderr
         now = [merged_batches(tmp_path, m) for m in ("0", "1")]
         assert all(later > before for later, before in zip(now, batches, strict=True))
         batches = now
-    steps = max(r["step"] for r in lines(tmp_path / "rounds.jsonl")) + 60
-    last = programs.train(tmp_path, LOCAL, *STEADY, f"--config.train.steps={steps}", "--resume=auto")
-    assert last.returncode == 0, last.stderr
     assert_nothing_twice(lines(tmp_path / "rounds.jsonl"))
-    summary = summary_of(tmp_path)
-    assert (summary["finished"], summary["failures"], summary["step"]) == (True, [], steps)
     assert not (tmp_path / "previous").exists(), "nothing was set aside"
+    processes = [resumed_with(tmp_path, m) for m in (0, 1)]
+    assert [len(of_one) for of_one in processes] == [3, 3]
+    assert [of_one[0] for of_one in processes] == [None, None]
+    assert any(of_one[2] for of_one in processes), "who leaves keeps its state, of which most is current"
     again = programs.run("replay", f"--workdir={tmp_path}")
     assert again.returncode == 0, again.stderr
     assert "the same as the run's" in again.stdout
-    over = programs.train(tmp_path, LOCAL, *STEADY, f"--config.train.steps={steps}", "--resume=auto")
+
+
+def test_a_run_that_goes_on_to_its_end_is_over(programs, tmp_path):
+    first = programs.train(tmp_path, LOCAL, *STEADY)
+    assert first.returncode == 0, first.stderr
+    more = programs.train(tmp_path, LOCAL, *STEADY, "--config.train.steps=24", RESUME)
+    assert more.returncode == 0, more.stderr
+    summary = summary_of(tmp_path)
+    assert (summary["finished"], summary["failures"], summary["step"]) == (True, [], 24)
+    over = programs.train(tmp_path, LOCAL, *STEADY, "--config.train.steps=24", "--resume=auto")
     assert (over.returncode, over.stderr.strip()) == (0, f"the run in {tmp_path} is over")
 
 
 def test_where_no_run_has_begun_none_goes_on(programs, tmp_path):
-    result = programs.train(tmp_path, LOCAL, "--resume")
+    result = programs.train(tmp_path, LOCAL, RESUME)
     assert result.returncode == 1
     assert result.stderr.strip() == f"error: {tmp_path}: no run has begun there that could go on"
 
@@ -59,7 +82,7 @@ def test_where_no_run_has_begun_none_goes_on(programs, tmp_path):
 @pytest.mark.parametrize("algorithm", ["data_parallel", "decoupled"])
 def test_what_keeps_no_merges_is_not_resumed(algorithm, programs, tmp_path):
     driver = LOCAL if algorithm == "data_parallel" else "--config.driver=virtual"
-    result = programs.train(tmp_path, driver, f"--config.algorithm={algorithm}", "--resume")
+    result = programs.train(tmp_path, driver, f"--config.algorithm={algorithm}", RESUME)
     which = "data_parallel" if algorithm == "data_parallel" else "a virtual run"
     assert result.returncode == 2
     assert result.stderr.strip() == (
@@ -69,15 +92,10 @@ def test_what_keeps_no_merges_is_not_resumed(algorithm, programs, tmp_path):
 
 @pytest.mark.slow
 def test_processes_of_a_launcher_that_is_killed_go_on(programs, tmp_path):
-    process = programs.start("train", *programs.training(tmp_path), "--config.driver=remote", *UNENDING)
-    try:
-        wait_for([process], lambda: len(lines(tmp_path / "rounds.jsonl")) >= 9, "9 merges", LIMIT)
-    finally:
-        process.kill()
-        process.communicate()
+    remote = "--config.driver=remote"
+    assert end_after(programs, tmp_path, 9, signal.SIGKILL, remote).returncode == -signal.SIGKILL
     steps = max(r["step"] for r in lines(tmp_path / "rounds.jsonl")) + 60
-    more = ("--config.driver=remote", *STEADY, f"--config.train.steps={steps}", "--resume")
-    last = programs.train(tmp_path, *more)
+    last = programs.train(tmp_path, remote, *STEADY, f"--config.train.steps={steps}", RESUME)
     assert last.returncode == 0, last.stderr
     assert_nothing_twice(lines(tmp_path / "rounds.jsonl"))
     assert summary_of(tmp_path)["finished"]

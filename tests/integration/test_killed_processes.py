@@ -25,7 +25,7 @@ from tests.integration.remote_runs import (
 )
 from tests.remote.ends import alive
 
-OFTEN = "--config.remote.checkpoint_every=1.0"
+OFTEN = "--config.recovery.checkpoint_every=1.0"
 
 
 @dataclasses.dataclass

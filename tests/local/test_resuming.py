@@ -10,7 +10,7 @@ import pytest
 from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol.work import FragmentWork
 from ddiloco.run.recipes import assembly_of
-from ddiloco.storage.snapshots.array_names import of_kind
+from ddiloco.storage.array_names import of_kind
 from ddiloco.storage.snapshots.parts import is_syncers
 from ddiloco.storage.snapshots.store import PartWriter, SnapshotError, SnapshotPart, SnapshotStore
 from ddiloco.telemetry import records

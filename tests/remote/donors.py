@@ -11,11 +11,12 @@ import numpy as np
 from ddiloco.remote.learner import gift as gifts
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.inner_format import InnerFormat
-from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.exchange import InnerState, InnerStateWanted
+from tests.learner_states import needs_all, state_with
 from tests.remote.ends import PATIENCE, TERMS, LearnerEnd
 
 LEAVES = (
@@ -97,10 +98,17 @@ def notes(syncer):
 
 
 def keep(folder, state, run=""):
-    """Keeps it in the folder, as the learner's own copy."""
-    OwnCopies(folder, FORMAT).keep(state, run)
+    """Keeps it in the folder, in the learner's own state."""
+    LearnerStates(folder).keep(state_with(state, run))
 
 
 def recovery(end, folder=None, stepping=lambda steps: None, make=ProcessRecovery, inner=FORMAT, **changes):
     config = dataclasses.replace(RemoteConfig(), **changes)
-    return make(end.client, inner, Security(), config, OwnCopies(folder, inner), stepping)
+    return make(
+        end.client,
+        inner,
+        Security(),
+        config,
+        LearnerStates(folder, None if inner.whole else needs_all),
+        stepping,
+    )

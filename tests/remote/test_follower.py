@@ -15,13 +15,15 @@ from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.hosts import HostPlace
-from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage import array_file, bounded_reads
+from ddiloco.storage.array_names import named
+from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.inbox import Inbox
+from tests.learner_states import needs_all
 from tests.remote.donors import OF_A_HOST, state
 from tests.remote.ends import PATIENCE, assert_same, update, welcome
 
@@ -51,7 +53,7 @@ def test_a_host_that_cannot_read_its_blocks_in_a_snapshot_says_so_and_lives(tmp_
     """The other hosts may have read theirs: host 0 has all of them begin otherwise."""
     follower = Follower.__new__(Follower)
     follower._workdir, follower._say, follower._assembly = tmp_path, queue.SimpleQueue(), unittest.mock.Mock()
-    follower._copies, follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(3))
+    follower._kept, follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(3))
     follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
     follower._do(pb.Order(restore=3))
     done = follower._say.get(timeout=PATIENCE).done
@@ -75,7 +77,7 @@ def test_a_host_whose_disk_hangs_follows_the_others_all_the_same(tmp_path, monke
     follower._workdir, follower._say, follower._assembly = tmp_path, queue.SimpleQueue(), unittest.mock.Mock()
     follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(2))
     follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
-    follower._copies = OwnCopies(tmp_path, OF_A_HOST, 1)
+    follower._kept = LearnerStates(tmp_path, needs_all, 1)
     monkeypatch.setattr("ddiloco.remote.learner.follower.SnapshotStore.open", hangs)
     follower._do(pb.Order(restore=3))
     done = follower._say.get(timeout=PATIENCE).done
@@ -84,7 +86,7 @@ def test_a_host_whose_disk_hangs_follows_the_others_all_the_same(tmp_path, monke
     assert list(follower._numbers()) == []
     alarm = follower._say.get(timeout=PATIENCE).alarm
     assert alarm.startswith(f"host 1: {tmp_path}: the disk hangs") and alarm.endswith(
-        "no own copy of the inner optimizer state is used"
+        "no checkpoint of the learner is used"
     )
 
 
@@ -137,12 +139,13 @@ def test_of_the_versions_that_come_amid_a_long_step_hosts_hold_the_newest_as_hos
 
 def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path, monkeypatch):
     for number in (5, 6):
-        OwnCopies(tmp_path, OF_A_HOST, 1).save(number, list(map(jnp.asarray, state(number).arrays)))
+        own = named("inner", list(map(jnp.asarray, state(number).arrays)))
+        LearnerStates(tmp_path, needs_all, 1).save(number, own)
     read, load = [], array_file.load
     monkeypatch.setattr(array_file, "load", lambda path, magic: read.append(path.suffix) or load(path, magic))
     follower = Follower.__new__(Follower)
-    follower._copies, follower._fetched = OwnCopies(tmp_path, OF_A_HOST, 1), {}
-    assert follower._copies.numbers() == [6, 5]
+    follower._kept, follower._fetched = LearnerStates(tmp_path, needs_all, 1), {}
+    assert follower._kept.numbers() == [6, 5]
     assert [follower._taken(number)[0].all for number in (6, 5)] == [6, 5]
     assert follower._taken(0) is None
     assert read == [".6", ".5", ".5"]
@@ -157,7 +160,7 @@ def test_a_host_asks_its_counterpart_first_and_then_host_0_which_has_what_all_ho
     follower, found = Follower.__new__(Follower), []
     follower._place, follower._security, follower._token = HostPlace(host, 5, "127.0.0.1:1"), Security(), ""
     follower._config, follower._inner, follower._fetched = RemoteConfig(), OF_A_HOST, {}
-    follower._say, follower._copies = queue.SimpleQueue(), OwnCopies(None, OF_A_HOST, host)
+    follower._say, follower._kept = queue.SimpleQueue(), LearnerStates(None, needs_all, host)
     fetch = "ddiloco.remote.learner.follower.fetch_copy"
     monkeypatch.setattr(fetch, lambda asking, addresses, *_: found.extend(addresses))
     follower._fetch(pb.Order.Fetch(copy=7, addresses=["a", "b", "c"]))
@@ -170,7 +173,7 @@ def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_lat
     follower._fetched, follower._held, follower._states, follower._say = {}, {}, {}, queue.SimpleQueue()
     follower._place, follower._security, follower._token = HostPlace(1, 2, "127.0.0.1:1"), Security(), ""
     follower._config, follower._inner = RemoteConfig(), OF_A_HOST
-    follower._copies = OwnCopies(None, OF_A_HOST, 1)
+    follower._kept = LearnerStates(None, needs_all, 1)
 
     def fetch(*_):
         assert comes.wait(PATIENCE)
@@ -211,7 +214,7 @@ def test_a_host_that_cannot_reach_host_0_ends_and_says_so(monkeypatch):
     monkeypatch.setattr("ddiloco.remote.learner.follower.end_at_once", end)
     follower = Follower.__new__(Follower)
     follower._config, follower._security = RemoteConfig(donor_host=""), Security()
-    follower._copies, follower._say = OwnCopies(None, OF_A_HOST, 1), queue.SimpleQueue()
+    follower._kept, follower._say = LearnerStates(None, needs_all, 1), queue.SimpleQueue()
     with reserved_port() as nobody, pytest.raises(Ended, match=f"host 1: host 0 .* 127.0.0.1:{nobody}$"):
         follower._place = HostPlace(1, 2, f"127.0.0.1:{nobody - 1}")
         follower.run(threading.Event())

@@ -28,7 +28,6 @@ from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.likeness import TELLING
-from ddiloco.remote.learner.own_copies import OfAllHosts, OwnCopies
 from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -36,9 +35,11 @@ from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.run.recipes import assembly_of
 from ddiloco.storage import bounded_reads
+from ddiloco.storage.learner_state import LearnerStates, OfAllHosts
 from ddiloco.storage.snapshots.store import SnapshotError
 from ddiloco.workers.exchange import InnerState
 from experiments.cli.credentials import load_security
+from tests.learner_states import needs_all, state_with
 from tests.remote.donors import OF_A_HOST, assert_same, notes, recovery, state, with_client
 from tests.remote.ends import PATIENCE, SyncerEnd, certificates, ended, until, update, welcome
 from tests.remote.host_ends import SECURITY, Host, Leading
@@ -392,10 +393,10 @@ def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_p
     syncer = SyncerEnd()
     hosts = leading.hosts(copies=[70, 77])
     with ended(syncer, end := with_client(syncer.address, 0)):
-        copies = OwnCopies(tmp_path, OF_A_HOST)
+        states = LearnerStates(tmp_path, needs_all)
         for number, versions in ((70, (2, 2)), (77, (3, 4))):
             arrays = OfAllHosts([jnp.asarray(array) for array in state(number).arrays], number)
-            copies.keep(InnerState(7, versions, arrays, trained=TELLING), "")
+            states.keep(state_with(InnerState(7, versions, arrays, trained=TELLING)))
         make = functools.partial(recovery, end, tmp_path, inner=OF_A_HOST)
         make = functools.partial(make, make=functools.partial(HostRecovery, leading.followers))
         assert make().inner_state((4, 3)) is None

@@ -24,7 +24,6 @@ from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Ro
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.learner.inner_format import InnerFormat
-from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
@@ -34,6 +33,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.remote import RemoteConfig
+from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import InnerState, InnerStateWanted
 from ddiloco.workers.syncer_worker import SyncerWorker
@@ -184,9 +184,7 @@ def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, mo
         with ended(late := with_client(end.address, 0), *peers):
             for n, peer in enumerate(peers):
                 joined(end, peer, number=1 + n)
-            found = ProcessRecovery(
-                late.client, LARGE_INNER, Security(), RemoteConfig(), OwnCopies(None, LARGE_INNER)
-            )
+            found = ProcessRecovery(late.client, LARGE_INNER, Security(), RemoteConfig(), LearnerStates(None))
             state = found.inner_state((3, 4))
             assert len(taken) >= 2
             assert (state is not None) is another

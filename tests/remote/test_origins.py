@@ -5,13 +5,15 @@ import pytest
 
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.remote.learner.inner_format import InnerFormat
-from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.payload import chunks
 from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.storage.tape.entries import InnerOrigin
 from ddiloco.workers.exchange import InnerState
+from ddiloco.workers.resuming import inner_of
+from tests.learner_states import state_with
 from tests.remote.donors import read_donation
 
 ARRAYS = [np.arange(6, dtype=np.float32)]
@@ -21,8 +23,8 @@ ORIGIN = InnerOrigin(2, 1_700_000_000_000_000, 5)
 
 @pytest.mark.parametrize("origin", [ORIGIN, None])
 def test_a_copy_on_disk_says_under_which_number_its_learner_noted_it(origin, tmp_path):
-    OwnCopies(tmp_path, FORMAT).keep(InnerState(7, (3, 4), ARRAYS, origin), "")
-    assert OwnCopies(tmp_path, FORMAT).newest("").origin == origin
+    LearnerStates(tmp_path).keep(state_with(InnerState(7, (3, 4), ARRAYS, origin)))
+    assert inner_of(LearnerStates(tmp_path).newest("")).origin == origin
 
 
 def donation(**told):

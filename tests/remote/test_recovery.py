@@ -81,7 +81,7 @@ def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_pat
         assert recovery(end, tmp_path).inner_state((3, 4)) is None
         keep(tmp_path, given := state(2))
         assert_same(recovery(end, tmp_path).inner_state((9, 9)), given)
-        (path,) = tmp_path.glob("inner_state*")
+        (path,) = tmp_path.glob("state.*")
         path.write_bytes(path.read_bytes()[:-9])
         assert recovery(end, tmp_path).inner_state((3, 4)) is None
         until(lambda: len(notes(syncer)) == 3, "three notes")

@@ -35,7 +35,7 @@ def experiment(**groups):
 
 
 def test_a_learner_needs_more_where_it_keeps_copies_and_gives_them_away_and_less_on_several_hosts():
-    plain = experiment(remote={"checkpoint_every": 0.0, "donor_host": ""})
+    plain = experiment(remote={"donor_host": ""}, recovery={"checkpoint_every": 0.0})
     layout = assembly_of(plain).layout
     whole, inner = sum(layout.bytes), memory_needs.inner_bytes(plain)
     assert 2 * whole <= inner < 2.1 * whole, "two moments"
@@ -47,7 +47,7 @@ def test_a_learner_needs_more_where_it_keeps_copies_and_gives_them_away_and_less
     in_flight = (keeps.sync.overlap + 1) * (
         max(layout.bytes) + max(memory_needs.encoded_bytes(layout, "int8"))
     )
-    kept = whole + inner + (2 * whole + inner) + inner
+    kept = whole + 2 * (2 * whole + inner) + inner
     assert memory_needs.learner_needs(keeps, layout, 1).most == kept + in_flight
     assert memory_needs.offer_bytes(layout, keeps.outer) == in_flight // (keeps.sync.overlap + 1)
     assert memory_needs.learner_needs(keeps, layout, 4).most == (kept + in_flight) // 4

@@ -29,7 +29,7 @@ def run(tmp_path):
     for m in (0, 1):
         steps = [{"time": float(i * (m + 1)), "step": i, "tokens": 10} for i in range(1, 11)]
         write(workdir / "learners" / str(m) / "steps.jsonl", steps)
-    for name in ("0/inner_state.0.70", "1/inner_state.0.77", "1/inner_state.1.77"):
+    for name in ("0/state.0.70", "1/state.0.77", "1/state.1.77"):
         (workdir / "learners" / name).write_text("of a later step")
     rounds = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
     lines = [{"time": 4.0 * i, "fragment": p, "version": v} for i, (v, p) in enumerate(rounds, 1)]
@@ -122,7 +122,7 @@ def test_what_is_cut_off_and_what_is_made_anew_is_kept_aside(run):
     assert {path.name for path in target.iterdir()} == {
         "learners", "rounds.jsonl", "states.jsonl", "summary.json", "config.json", "loss.png", "checkpoints",
     }  # fmt: skip
-    for later in ("0/inner_state.0.70", "1/inner_state.0.77", "1/inner_state.1.77"):
+    for later in ("0/state.0.70", "1/state.0.77", "1/state.1.77"):
         assert (target / "learners" / later).exists()
         assert not (run / "learners" / later).exists()
     assert len(read(target / "learners/1/steps.jsonl")) == 6

@@ -8,7 +8,7 @@ import pytest
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol import events, news
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.protocol.parts import Part
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
@@ -272,7 +272,7 @@ class Disk:
     def __init__(self):
         self.remembered, self.go = [], threading.Event()
 
-    def commit(self, merged, model, watermarks):
+    def commit(self, merged, model, watermarks, delays):
         return True
 
     def remember(self, incarnations):
@@ -356,7 +356,7 @@ class SlowDisk:
         self.slow, self.held = slow, []
         self.begun, self.free = threading.Event(), threading.Event()
 
-    def commit(self, merged, model, watermarks):
+    def commit(self, merged, model, watermarks, delays):
         if merged.fragment == self.slow:
             self.begun.set()
             assert self.free.wait(PATIENCE)
@@ -403,3 +403,17 @@ def test_a_fragment_waits_for_its_own_commit_alone(stopped):
         assert worker.stop(PATIENCE)
     assert disk.held == [(1, 1), (0, 1)] and worker.core.versions == (1, 1)
     assert worker.failure is None
+
+
+def test_other_threads_are_told_how_far_a_learner_s_work_is_merged_or_may_be(desk):
+    one = desk(2)
+    assert one.worker.furthest(0) == Watermark()
+    round_id = one.peers[0].is_asked()
+    upto = Watermark(1, 2, "[2]")
+    contribution = Contribution(0, 1, fragment=0, version=0, step=2, steps=2, tokens=10, upto=upto)
+    one.peers[0].report()
+    one.worker.take_offer(events.FragmentArrived(round_id, contribution), (full(1.0),))
+    until(lambda: one.worker.furthest(0) == upto, "the offer, which may be merged")
+    assert (one.worker.furthest(0).position, one.worker.furthest(1)) == ("[2]", Watermark())
+    assert one.worker.stop(PATIENCE)
+    assert one.worker.furthest(0) == upto, "also once the thread has ended"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from ddiloco.outer.encoding import FragmentDecoder
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.learner.part_connections import PartConnections
@@ -22,6 +22,7 @@ from ddiloco.remote.wire.event_messages import syncer_event
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.schema import codec
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
 from ddiloco.telemetry.throughput import Pace
 from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
@@ -67,6 +68,8 @@ class SyncerClient:
         self.outbox = Outbox(learner)
         self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
         self.newest_incarnation = 0  # of this learner, as far as the syncer knew
+        self.furthest: Watermark | None = None  # of its work as it joined; None: that is not known
+        self.versions: tuple[int, ...] = ()  # by fragment, the newest then
         self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
         self.run = ""  # the run that has let it in, hex
         self.peers_token = ""  # that learners show to each other
@@ -269,6 +272,8 @@ class _Connection:
         client._accepted(accepted)
         if client.connections == 1:
             client.resume_from = accepted.resume_from
+            client.furthest = None if accepted.parts else codec.read(accepted.furthest)
+            client.versions = tuple(accepted.versions)
         if self._parts is None:
             self._streams = self._make_streams(channels, self._metadata, self.broke, pb.Order.Streams())
         client.outbox.accepted()

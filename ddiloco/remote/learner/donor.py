@@ -21,13 +21,13 @@ import numpy as np
 
 from ddiloco.arrays.blocks import Cut, owned
 from ddiloco.remote.learner.inner_format import InnerFormat
-from ddiloco.remote.learner.own_copies import OfAllHosts, new_number
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message, cuts_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Gate, Security, check_reach
 from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.storage.learner_state import OfAllHosts, new_number
 from ddiloco.telemetry.records import reason
 from ddiloco.workers.exchange import InnerState, InnerStateWanted
 from ddiloco.workers.inbox import Inbox

@@ -26,7 +26,7 @@ from ddiloco.remote.learner.gift import Asking, fetch_copy
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.host_snapshots import write_own
 from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once
-from ddiloco.remote.learner.own_copies import OwnCopies
+from ddiloco.remote.learner.likeness import check_alike
 from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -34,7 +34,9 @@ from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
+from ddiloco.storage.array_names import numbered
 from ddiloco.storage.bounded_reads import bounded
+from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.storage.snapshots.store import FOLDER, SnapshotError, SnapshotStore
 from ddiloco.telemetry.records import reason
 from ddiloco.telemetry.throughput import Pace
@@ -115,9 +117,8 @@ class Follower:
         if self._decode is not None:
             self._decode.compile()
         self._inner = inner_of(equipment)
-        self._copies = OwnCopies(folder, self._inner, place.number)
-        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="inner-copies")
-        self._writing: concurrent.futures.Future[None] | None = None
+        self._kept = LearnerStates(folder, needs_of(equipment), place.number)
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._held: dict[int, Sequence[jax.Array]] = {}  # copies of the inner state, by their numbers
         self._states: dict[int, Mapping[str, jax.Array] | Exception] = {}  # of all arrays, likewise
         self._donor = Donor(self._security, e.remote.keepalive, self._held)
@@ -164,9 +165,9 @@ class Follower:
 
     def _numbers(self) -> Sequence[int]:
         try:
-            return bounded(self._copies.numbers, self._copies.folder)
+            return bounded(self._kept.numbers, self._kept.folder)
         except TimeoutError as error:
-            self._alarm(f"{error}: no own copy of the inner optimizer state is used")
+            self._alarm(f"{error}: no checkpoint of the learner is used")
             return ()
 
     def _said(self, donor_port: int, copies: Collection[int]) -> Iterator[bytes]:
@@ -209,15 +210,14 @@ class Follower:
                 except Exception as error:  # such as no memory for it: only the copy is given up
                     self._alarm(f"no copy of the inner optimizer state: {reason(error)}")
             case "save":
-                if order.save in self._held:
-                    self._save(order.save, self._held[order.save])
+                self._save(order.save, self._states.get(order.save))
             case "drop":
                 for copies in (self._held, self._states, self._fetched):
                     copies.pop(order.drop, None)
             case "copy_all":
                 try:
                     self._states[order.copy_all] = self._arrays.state()[0]
-                except Exception as error:  # such as no memory for it: only the snapshot is given up
+                except Exception as error:  # such as no memory for it: only what it is for is given up
                     self._states[order.copy_all] = error
             case "write":
                 self._writer.submit(self._write_part, order.write, self._states[order.write.copy])
@@ -227,6 +227,13 @@ class Follower:
                     self._done(order.restore)
                 except (SnapshotError, TimeoutError) as error:  # host 0 says how the learner begins then
                     self._done(order.restore, f"{error}")
+                self._donor.attach(None, self._inner, self._patience())
+            case "go_on":
+                try:
+                    self._go_on(order.go_on)
+                    self._done(order.go_on)
+                except (OSError, ValueError, TimeoutError) as error:  # host 0 says how it begins then
+                    self._done(order.go_on, f"{error}")
                 self._donor.attach(None, self._inner, self._patience())
             case "fetch":
                 self._fetched[order.fetch.copy] = ()  # until it has come, or is dropped
@@ -248,9 +255,19 @@ class Follower:
         """This host's blocks of a copy that was fetched or is on disk; None: there is none."""
         found, self._fetched = self._fetched, {}
         if copy and copy not in found:
-            found[copy] = self._copies.load(copy)[1]
-        self._copies.forget()
+            found[copy] = self._inner_on_disk(copy)
+        self._kept.forget()
         return found.get(copy)
+
+    def _inner_on_disk(self, number: int) -> Sequence[Blocks]:
+        """This host's blocks of the inner state in a checkpoint; raises as `LearnerStates.load`."""
+        return numbered("inner", self._kept.load(number)[1])
+
+    def _go_on(self, number: int) -> None:
+        """Loads this host's blocks of the state with which the learner goes on."""
+        arrays = bounded(lambda: self._kept.load(number)[1], self._kept.folder)
+        self._kept.forget()
+        self._arrays.restore(arrays, {"position": None, "steps": 0})
 
     def _fetch(self, order: pb.Order.Fetch) -> None:
         """Fetches this host's blocks of a peer's inner state, which must be like the copy on disk."""
@@ -261,11 +278,14 @@ class Follower:
             if addresses:  # its counterpart, then host 0, which alone has what all hold
                 addresses.insert(0, addresses.pop(self._place.number % len(addresses)))
             blocks = fetch_copy(asking, addresses, order.copy, order.seconds)
-            self._copies.check_like(order.like, blocks)
+            if order.like:
+                check_alike(self._inner_on_disk(order.like), blocks)
             if order.copy in self._fetched:
                 self._fetched[order.copy] = blocks
         except grpc.RpcError as error:
             problem = error.details() or error.code().name
+        except OSError as error:
+            problem = f"the own copy cannot be read: {reason(error)}"
         except (WireError, ValueError) as error:
             problem = f"{error}"
         self._done(order.copy, problem)
@@ -287,7 +307,7 @@ class Follower:
 
     def _restore(self, number: int) -> None:
         """Loads the learner's state in a snapshot; updates on their way to it are there from then on."""
-        self._copies.forget()
+        self._kept.forget()
         e, layout, folder = self._assembly.experiment, self._assembly.layout, self._workdir / FOLDER
 
         def read() -> ResumedLearner | None:
@@ -304,17 +324,19 @@ class Follower:
                 self._here[key_of(told)] = told
         self._arrays.restore(resumed.arrays, resumed.values)
 
-    def _save(self, number: int, arrays: Sequence[jax.Array]) -> None:
-        """Starts writing the copy, unless the last one is still being written: then this host lacks it."""
-        if self._writing is None or self._writing.done():
-            self._writing = self._writer.submit(self._write, number, arrays)
+    def _save(self, number: int, arrays: Mapping[str, jax.Array] | Exception | None) -> None:
+        """Writes the copy after the one before; where it could not be made this host lacks it."""
+        if arrays is not None:
+            self._writer.submit(self._write, number, arrays)
 
-    def _write(self, number: int, arrays: Sequence[jax.Array]) -> None:
+    def _write(self, number: int, arrays: Mapping[str, jax.Array] | Exception) -> None:
         try:
-            self._copies.save(number, arrays)
+            if isinstance(arrays, Exception):
+                raise arrays
+            self._kept.save(number, arrays)
             self._say.put(pb.FromHost(kept=number))
         except Exception as error:
-            self._alarm(f"the inner optimizer state is not kept: {reason(error)}")
+            self._alarm(f"a checkpoint is not kept: {reason(error)}")
 
     def _alarm(self, problem: str) -> None:
         self._say.put(pb.FromHost(alarm=f"host {self._place.number}: {problem}"))

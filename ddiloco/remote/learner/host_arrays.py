@@ -14,8 +14,8 @@ from ddiloco.data.host_batches import HostBatch, HostBatches, joined
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.inner_format import InnerFormat
-from ddiloco.remote.learner.own_copies import OfAllHosts, StateOfAllHosts, new_number
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.storage.learner_state import OfAllHosts, StateOfAllHosts, new_number
 from ddiloco.storage.snapshots.parts import Needs
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
@@ -43,7 +43,7 @@ def inner_of(equipment: Equipment) -> InnerFormat:
 
 
 def needs_of(equipment: Equipment) -> Needs:
-    """Which blocks of a learner's arrays in a snapshot this host needs, by the names that `state` gives."""
+    """Which blocks of a learner's arrays this host needs, by the names that `TrainingArrays.state` gives."""
     program: TrainProgram = equipment.program
     inner = program.inner_needs()
 
@@ -55,7 +55,7 @@ def needs_of(equipment: Equipment) -> Needs:
             case "inner":
                 return inner[int(rest)]
             case _:
-                fragment, _, piece = rest.partition("/")
+                fragment, *_, piece = rest.split("/")
                 return equipment.transfer.needs(int(fragment))[int(piece)]
 
     return needs

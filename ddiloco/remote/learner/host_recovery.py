@@ -11,10 +11,10 @@ from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.host_arrays import dropped_with
 from ddiloco.remote.learner.likeness import TELLING
-from ddiloco.remote.learner.own_copies import OfAllHosts
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage.learner_state import LearnerState, OfAllHosts
 from ddiloco.workers.exchange import InnerState
 
 
@@ -26,7 +26,7 @@ class HostRecovery(ProcessRecovery):
         self._followers = followers
         self._like = 0  # the own copy, if it says what others must be like
 
-    def keep(self, state: InnerState) -> None:
+    def keep(self, state: LearnerState) -> None:
         """As a ProcessRecovery's; the other hosts keep theirs."""
         self._followers.order(pb.Order(save=state.arrays.number))
         super().keep(state)

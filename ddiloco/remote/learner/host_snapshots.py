@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 import jax
 
 from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.learner.own_copies import StateOfAllHosts
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage.learner_state import StateOfAllHosts
 from ddiloco.storage.snapshots.parts import (
     PartFiles,
     PartWriter,

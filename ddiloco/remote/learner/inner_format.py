@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from ddiloco.arrays.blocks import Cut
+from ddiloco.arrays.blocks import Blocks, Cut
 from ddiloco.outer.codecs import ArrayFormat
 
 
@@ -24,3 +24,14 @@ class InnerFormat:
         formats = [[a.dtype.name, list(a.shape)] for a in self.arrays]
         self.fingerprint = hashlib.sha256(json.dumps(formats).encode()).hexdigest()
         self.bytes = sum(a.nbytes for a in self.arrays)
+
+    def fits(self, arrays: Sequence[np.ndarray | jax.Array | Blocks]) -> bool:
+        """Whether these are the arrays of such a state."""
+        return len(arrays) == len(self.arrays) and all(
+            tuple(one.shape) == form.shape and _dtypes(one) <= {form.dtype}
+            for one, form in zip(arrays, self.arrays, strict=True)
+        )
+
+
+def _dtypes(array: np.ndarray | jax.Array | Blocks) -> set[np.dtype]:
+    return {one.dtype for one in (array.blocks.values() if isinstance(array, Blocks) else [array])}

@@ -95,6 +95,15 @@ class Lead:
         except WireError as error:
             raise SnapshotError(f"{error}") from None
 
+    def go_on(self, number: int) -> None:
+        """Has the others load their blocks of the learner's state under this number, and waits for them.
+
+        Raises:
+          WireError: one of them cannot, or its disk hangs, and so the learner must not go on with it.
+        """
+        with self.followers.doing(number, pb.Order(go_on=number)):
+            self.followers.done(number, time.monotonic() + bounded_reads.LONGEST)
+
     def writer(self, folder: pathlib.Path, patience: Callable[[], float]) -> PartWriter:
         """What writes the learner's part of a snapshot with all hosts; waits so many seconds for them."""
         return HostPartWriter(folder, self.followers, patience)

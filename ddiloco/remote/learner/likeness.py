@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,6 +49,12 @@ def alike(ours: Sequence[Profile], theirs: Sequence[Profile]) -> bool:
         if max(own.size, other.size) > own.factor * min(own.size, other.size):
             return False
     return True
+
+
+def check_alike(ours: Sequence[np.ndarray | jax.Array | Blocks], theirs: Sequence[Any]) -> None:
+    """Raises ValueError where a peer's blocks are unlike those of the learner's own last state."""
+    if not alike(profile(ours), profile(theirs)):
+        raise ValueError("they are unlike the own copy")
 
 
 class Comparison:

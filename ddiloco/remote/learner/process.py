@@ -6,12 +6,13 @@ import contextlib
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from ddiloco.config import ConfigError
+from ddiloco.data.errors import DataError
 from ddiloco.goodput.waits import waiting
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
@@ -21,21 +22,23 @@ from ddiloco.remote.learner.host_arrays import inner_of, needs_of
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.leading import Lead
-from ddiloco.remote.learner.own_copies import OwnCopies
-from ddiloco.remote.learner.recovery import Checkpointer, ProcessRecovery
+from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage.bounded_reads import bounded
+from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.storage.snapshots.parts import LEARNER_COPIES, parts_folder
 from ddiloco.storage.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.telemetry.profile import Watch
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.exchange import InnerState, Leave
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
-from ddiloco.workers.learner_worker import LearnerWorker
-from ddiloco.workers.resuming import Origin, ResumedLearner
+from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
+from ddiloco.workers.resuming import Origin, ResumedLearner, about_states, from_checkpoint
 from ddiloco.workers.snapshots.recording import LearnerRecording
 from ddiloco.workers.tapes import Tapes
 
@@ -85,7 +88,7 @@ class LearnerProcess:
           address: the syncer's, HOST:PORT.
           stop: ends it early.
           note: takes a line on what happens to the connection.
-          folder: where it keeps copies of its inner optimizer state; None: nowhere.
+          folder: where it keeps checkpoints of its state; None: nowhere.
           workdir: where its tape goes; None: it keeps none.
           stepping: called after the first step, and after the first of each return.
           watches: see the records, such as to take a trace of some steps.
@@ -216,8 +219,12 @@ class LearnerProcess:
             equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core)
             record = lead.watching(record)
             make_recovery = lead.recovery
-        recovery = make_recovery(client, inner, self._security, config, OwnCopies(folder, inner), steps)
+        states = LearnerStates(folder, None if lead is None else needs_of(equipment))
+        recovery = make_recovery(client, inner, self._security, config, states, steps)
+        about = about_states(self._experiment, self._assembly.layout, client.run)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
+        if resumed is None and recovery.donated is None:
+            resumed = self._from_checkpoint(equipment, client, recovery, inner, about)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
         writer = None
@@ -226,6 +233,14 @@ class LearnerProcess:
             patience = lambda: client.pace.patience(self._experiment.snapshot.timeout, size)  # noqa: E731
             staging = parts_folder(workdir / FOLDER)
             writer = PartWriter(staging) if lead is None else lead.writer(staging, patience)
+        every, checkpoints = self._experiment.recovery.checkpoint_every, None
+        if folder is not None and every:
+
+            def keep(state: LearnerState) -> None:
+                tape.sync()  # else it would name an entry that is nowhere
+                recovery.keep(state)
+
+            checkpoints = Checkpoints(Checkpointing(keep, every, f"{folder}", record), about)
         watched = record
         for watch in watches:
             watched = watch.watching(watched)
@@ -239,6 +254,7 @@ class LearnerProcess:
             recovery.stepped,
             tape,
             LearnerRecording(core.learner, writer, client.tell_of_snapshot),
+            checkpoints,
             resumed,
             make_arrays,
         )
@@ -251,14 +267,46 @@ class LearnerProcess:
                 stack.callback(watch.close)
             if writer is not None:
                 stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
-            if folder is not None and config.checkpoint_every:
-                every = config.checkpoint_every
-                checkpointer = Checkpointer(worker.inbox, recovery.keep, folder, every, record)
-                checkpointer.start()
-                stack.callback(checkpointer.stop, _ABANDONED_SECONDS)
             worker.start()
             _wait(worker, stop)
         return worker.failure
+
+    def _from_checkpoint(
+        self,
+        equipment: Equipment,
+        client: SyncerClient,
+        recovery: ProcessRecovery,
+        inner: InnerFormat,
+        about: Mapping[str, Any],
+    ) -> ResumedLearner | None:
+        """The learner's own newest state, if this process goes on with it.
+
+        Without one, or with one that cannot be used whole, it joins as a new learner, with the inner state.
+        """
+        begun = time.monotonic()
+        state = None if client.furthest is None else recovery.newest()
+        if state is None or not inner.fits(state.inner):
+            return None
+        try:
+            resumed = from_checkpoint(state, about, client.furthest, client.versions)
+            if resumed is not None and resumed.values["position"] is not None:
+                equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
+            if resumed is not None and self._lead is not None:
+                self._lead.go_on(state.arrays.number)
+            if resumed is not None:
+                values = {
+                    "inner_state": "checkpoint",
+                    "donor_step": resumed.begins_with.work.clock,
+                    "trained": resumed.trained,
+                    "bytes": inner.bytes,
+                    "seconds": time.monotonic() - begun,
+                }
+                client.outbox.record(records.Noted("recovered", values, time.time()))
+            return resumed
+        except (DataError, WireError, LookupError, TypeError, ValueError) as error:
+            problem = f"{records.reason(error)}: the learner joins again"
+            client.outbox.record(records.Alarm(problem, time.time()))
+            return None
 
     def _resumed(
         self,

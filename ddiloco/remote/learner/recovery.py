@@ -7,29 +7,26 @@ resumes from, a fresh one. Before the first merge no peer is asked: all begin al
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
-from etils import epath
 
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.gift import Asking, Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
-from ddiloco.remote.learner.own_copies import OwnCopies
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError, ended_after
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage.bounded_reads import bounded
+from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.telemetry import records
-from ddiloco.workers.exchange import InnerState, InnerStateWanted
-from ddiloco.workers.inbox import Inbox
+from ddiloco.workers.exchange import InnerState
+from ddiloco.workers.resuming import inner_of
 
 _ASK_SECONDS = 5.0  # for the syncer to name the peers
 _AT_ONCE = 4  # peers that are asked at the same time; of one the arrays are taken
@@ -46,16 +43,16 @@ class ProcessRecovery:
         inner: InnerFormat,
         security: Security,
         config: RemoteConfig,
-        copies: OwnCopies,
+        states: LearnerStates,
         stepping: Callable[[bool], None] = lambda steps: None,
     ) -> None:
-        """`copies`: the learner's own. `stepping`: told at the first step after a join that the learner
+        """`states`: the learner's own. `stepping`: told at the first step after a join that the learner
         steps, and where it asks for an inner state that it does not."""
         self.donated: InnerState | None = None  # by a learner of the snapshot that the run resumes from
         self._client, self._inner = client, inner
         self._stepping, self._steps = stepping, False
         self._without = 0  # peers that had nothing to give
-        self._security, self._config, self._copies = security, config, copies
+        self._security, self._config, self._states = security, config, states
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
@@ -84,9 +81,18 @@ class ProcessRecovery:
             self._steps = True
             self._stepping(True)
 
-    def keep(self, state: InnerState) -> None:
-        """Keeps an own copy on disk; returns once it is durable. Raises OSError."""
-        self._copies.keep(state, self._client.run)
+    def keep(self, state: LearnerState) -> None:
+        """Keeps the learner's state on disk; returns once it is durable. Raises OSError."""
+        self._states.keep(state)
+
+    def newest(self) -> LearnerState | None:
+        """The learner's newest state of this run, where there is one; an alarm if none can be read."""
+        try:
+            run, shared = self._client.run, self._shared()
+            return bounded(lambda: self._states.newest(run, shared), self._states.folder)
+        except (ValueError, TimeoutError) as error:
+            self._client.outbox.record(records.Alarm(str(error), time.time()))
+            return None
 
     def _from_peers(
         self, versions: tuple[int, ...], own: InnerState | None, patience: float
@@ -173,14 +179,16 @@ class ProcessRecovery:
         return None
 
     def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
-        """The newest own copy, unless it has versions that are lost: only where a run is set back are any."""
-        try:
-            run, shared = self._client.run, self._shared()
-            state = bounded(lambda: self._copies.newest(run, shared), self._copies.folder)
-        except (ValueError, TimeoutError) as error:
-            self._client.outbox.record(records.Alarm(str(error), time.time()))
+        """That of the newest own state, unless it has versions that are lost, as where a run is set back."""
+        found = self.newest()
+        if found is None:
             return None
-        if state is not None and any(a > b for a, b in zip(state.versions, versions, strict=False)):
+        state = inner_of(found)
+        if not self._inner.fits(state.arrays):
+            problem = "the learner's last state is of another inner optimizer: it is not used"
+            self._client.outbox.record(records.Alarm(problem, time.time()))
+            return None
+        if any(a > b for a, b in zip(state.versions, versions, strict=False)):
             values = {"reason": "own copy: of steps that were undone"}
             self._client.outbox.record(records.Noted("drop", values, time.time()))
             return None
@@ -189,56 +197,3 @@ class ProcessRecovery:
     def _shared(self) -> Collection[int] | None:
         """The numbers of the copies that can be used; None: all."""
         return None
-
-
-class Checkpointer:
-    """Keeps a recent copy of the learner's inner state on disk, in a thread of its own."""
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        keep: Callable[[InnerState], None],
-        folder: epath.Path,
-        every: float,
-        record: Callable[[Any], None],
-    ) -> None:
-        """`keep`: as a ProcessRecovery's, whose copies are in `folder`. `every`: seconds between two."""
-        self._inbox, self._keep, self._folder, self._every = inbox, keep, folder, every
-        self._record = record
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="inner-checkpoints", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def stop(self, timeout: float) -> bool:
-        """Ends the thread after the copy under way; returns whether it ended in time."""
-        self._stopping.set()
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._every):
-            answer: concurrent.futures.Future[InnerState] = concurrent.futures.Future()
-            self._inbox.put(InnerStateWanted((), answer))
-            try:
-                state = self._awaited(answer)
-            except Exception:  # it is cancelled, or the learner has told why there is none
-                continue
-            if state is not None:
-                self._save(state)
-
-    def _awaited(self, answer: concurrent.futures.Future[InnerState]) -> InnerState | None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                return answer.result(0.2)
-        answer.cancel()
-        return None
-
-    def _save(self, state: InnerState) -> None:
-        try:
-            self._keep(state)
-        except Exception as error:  # of the disk, of a bucket's library, or no memory for the bytes
-            problem = f"{self._folder}: {records.reason(error)}: the inner optimizer state is not kept"
-            self._record(records.Alarm(problem, time.time()))

@@ -257,7 +257,7 @@ class PartRun:
         if run_mark.begun(self._folder) != mark:
             raise DurableStateError(f"{self._folder}: is not of the authority's run")
         self._locks.enter_context(owned_fragments(self._folder, self._own))
-        uplink, keep = self._uplink, e.remote.keep_versions
+        uplink, keep = self._uplink, e.recovery.keep_versions
         durable = DurableState(self._folder, self._assembly.layout, uplink.record, self._stop, mark.run, keep)
         durable.sweep(self._own)
         self._pace = durable.pace

@@ -15,6 +15,7 @@ from ddiloco.config import ConfigError
 from ddiloco.goodput.waits import waiting
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
+from ddiloco.protocol.messages import NOTHING_MERGED
 from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -146,6 +147,8 @@ class SyncerRun:
             links,
             lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
             lambda: self._syncer.waiting > _MOST_WAITING,
+            (lambda learner: NOTHING_MERGED) if parts else self._syncer.furthest,
+            lambda: self._syncer.core.versions,
         )
         self._server.know(core.state().incarnations)
         for lost in core.lost_for_good(lambda m: m >= e.most_learners or management.drained(m)):
@@ -198,8 +201,8 @@ class SyncerRun:
                 durable.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned_fragments(durable.folder, range(layout.num_fragments)))
             if parts == 1:
-                self.locks.push(stack.pop_all())
                 self._model, state = durable_start(assembly, durable, resumed, snapshot, self._record)
+                self.locks.push(stack.pop_all())
                 return state
             if not resumed:
                 durable.sweep(range(layout.num_fragments))
@@ -284,7 +287,7 @@ def run_syncer(
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
     run = earlier.run if earlier is not None else run_of(snapshot)
-    keep = assembly.experiment.remote.keep_versions
+    keep = assembly.experiment.recovery.keep_versions
     durable = DurableState(folder, assembly.layout, record, stop, run, keep)
     if earlier is not None and not earlier.start:
         with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments

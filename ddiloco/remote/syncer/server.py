@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from ddiloco.protocol import events
+from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.remote.syncer.admission import LEAP, Admission
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
@@ -56,15 +58,18 @@ class SyncerServer:
         parts: PartLinks | None = None,
         boundary_seconds: Callable[[int], float] = lambda learner: 0.0,
         crowded: Callable[[], bool] = lambda: False,
+        furthest: Callable[[int], Watermark] = lambda learner: NOTHING_MERGED,
+        versions: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
         `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
         an operator. `parts`: the processes that merge, where this one does not. `boundary_seconds`: that a
         learner takes for the steps that its devices have at a time; 0.0: not known. `crowded`: whether so
-        much of what learners said waits that no more of it is read.
+        much of what learners said waits that no more of it is read. `furthest`: of a learner's work, what is
+        merged, or may be. `versions`: of the fragments.
         """
-        self._crowded = crowded
+        self._crowded, self._furthest, self._versions = crowded, furthest, versions
         self._boundary_seconds = boundary_seconds
         self._parts = parts
         self.intake = RecordIntake(record)
@@ -231,10 +236,12 @@ class SyncerServer:
         except WireError as error:
             self._calls.count(None, error)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        # For a process that goes on with its state; what is merged later the core finds as it joins.
+        furthest = NOTHING_MERGED if message.hello.session else self._furthest(message.hello.learner)
         with self._coming_and_going:
-            return self._admitted(message.hello, context)
+            return self._admitted(message.hello, furthest, context)
 
-    def _admitted(self, hello: pb.Hello, context: grpc.ServicerContext) -> Session:
+    def _admitted(self, hello: pb.Hello, furthest: Watermark, context: grpc.ServicerContext) -> Session:
         caller = self._security.caller(context)
         with self._lock:
             known = self._newest_incarnation.get(hello.learner, 0)
@@ -270,6 +277,8 @@ class SyncerServer:
             run=self._run,
             peers_token=self._peers_token,
             parts=0 if self._parts is None else self._parts.count,
+            furthest=dataclasses.asdict(furthest),
+            versions=self._versions(),
         )
         session.say(pb.ToLearner(accepted=accepted))
         if self._parts is not None:

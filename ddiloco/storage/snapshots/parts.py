@@ -28,7 +28,7 @@ from ddiloco.arrays.blocks import Blocks, Box, Cut, Gathered, overlap, owned
 from ddiloco.arrays.finite import NotFiniteError, check_finite, check_state
 from ddiloco.config import ConfigError, build
 from ddiloco.storage import array_file
-from ddiloco.storage.snapshots.array_names import is_kind
+from ddiloco.storage.array_names import is_kind
 from ddiloco.telemetry.records import reason
 
 SYNCER_PART = "syncer"

@@ -46,6 +46,11 @@ class TapeFile:
         self._chain = zlib.crc32(payload, check)
         self._write(_HEAD.pack(len(payload), check, self._chain) + payload)
 
+    def sync(self) -> None:
+        """Makes durable what was appended, as far as the disk lets it."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file)
+
     def close(self) -> None:
         """Closes the file."""
         with contextlib.suppress(OSError):

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.config import build
+from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.work import LearnerWork
+from ddiloco.storage.tape.entries import InnerOrigin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +40,15 @@ class SnapshotName:
 
 @dataclasses.dataclass(frozen=True)
 class ResumedWith:
-    """What a learner has when it resumes from a snapshot, as `LearnerCore.resume` takes it."""
+    """What a learner has when it goes on with a state of before, as `LearnerCore.resume` takes it.
 
-    snapshot: SnapshotName
+    The state is in a snapshot, or is that which another tape of the learner names.
+    """
+
     work: LearnerWork
+    began: Watermark = NOTHING_MERGED
+    snapshot: SnapshotName | None = None
+    origin: InnerOrigin | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,6 +167,12 @@ class LearnerTape(Recorder):
         self.flush()
         return InnerOrigin(self._learner, self._process, self._given)
 
+    def sync(self) -> None:
+        """Makes durable what was flushed; for any thread. A disk that refuses ends the tape elsewhere."""
+        file = self._file
+        if file is not None:
+            file.sync()
+
 
 class SyncerTape(Recorder):
     """The events of a process of the syncer."""

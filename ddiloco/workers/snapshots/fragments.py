@@ -9,7 +9,7 @@ from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
-from ddiloco.storage.snapshots.array_names import named
+from ddiloco.storage.array_names import named
 from ddiloco.storage.snapshots.parts import PartFiles, PartWriter, SnapshotPart, fragments_part
 from ddiloco.workers.snapshots.messages import FragmentsWritten, PartWritten
 

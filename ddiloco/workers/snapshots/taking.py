@@ -20,7 +20,7 @@ from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.settings.saving import SnapshotConfig
-from ddiloco.storage.snapshots.array_names import named
+from ddiloco.storage.array_names import named
 from ddiloco.storage.snapshots.parts import SYNCER_PART, check_listing, parts_folder
 from ddiloco.storage.snapshots.store import (
     Clocks,

@@ -117,9 +117,9 @@ class Compilation:
     def copied_bytes(self) -> float:
         """What is copied on one chip at a time, and stays until the disk or a peer has it."""
         e = self.experiment
-        if e.snapshot.every:
+        if e.snapshot.every or e.recovery.checkpoint_every:
             return self.state_bytes
-        return shard_bytes(self._state.opt_state) if e.remote.checkpoint_every or e.remote.donor_host else 0.0
+        return shard_bytes(self._state.opt_state) if e.remote.donor_host else 0.0
 
     @property
     def model_flops(self) -> float:

@@ -63,7 +63,7 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[ReplayWork] = []
     if h.resumed is not None:
-        works = [Return(BEFORE)]
+        works = [Return(BEFORE, h.resumed.origin)]
         _resume(core, tape)
     handled: list[Handled] = []
     welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
@@ -99,22 +99,28 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
                             places[offer] = len(works)
                             works.append(OfferWork(i, offer, c))
                         case actions.SendOffer(contribution=c):  # now it is known what was skipped
-                            place = places[offers[c.fragment][c.upto.steps]]
+                            known = offers.setdefault(c.fragment, {})
+                            if c.upto.steps not in known:  # it was in the state with which it went on
+                                known[c.upto.steps] = offer = OfferId.of(c)
+                                places[offer] = len(works)
+                                works.append(OfferWork(i, offer, c))
+                            place = places[known[c.upto.steps]]
                             works[place] = dataclasses.replace(works[place], contribution=c)
                         case actions.ApplyUpdate():
                             p = action.fragment
                             merged = offers.pop(p, {}).get(action.merged)
-                            update = Apply(i, p, action.version, action.mixing, merged, action.rebase)
+                            how = action.mixing, merged, action.merged, action.rebase
+                            update = Apply(i, p, action.version, *how)
                             works.append(update)
         handled.append(Handled(now, content, decided))
     return Actor(tape, works, handled)
 
 
 def _resume(core: LearnerCore, tape: Tape) -> None:
-    """Gives a learner's core the state that it had in the snapshot."""
+    """Gives a learner's core the state with which it went on."""
     h = tape.header
     try:
-        core.resume(h.resumed.work)
+        core.resume(h.resumed.work, h.resumed.began)
     except LocalProtocolError as error:
         raise TapeError(f"{tape.path}: {error}") from None
 

@@ -14,6 +14,7 @@ import numpy as np
 from ddiloco.outer.global_model import parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
+from ddiloco.storage.array_names import numbered
 from ddiloco.storage.snapshots.store import FOLDER as SNAPSHOTS
 from ddiloco.storage.snapshots.store import Snapshot, SnapshotError, SnapshotStore
 from ddiloco.storage.tape.entries import InnerOrigin
@@ -122,6 +123,8 @@ class Replay:
         e, plan = assembly.experiment, plans.without_needless(plan)
         self._assembly, self._plan, self._progress = assembly, plan, progress
         self._uses = Uses(plan.actors)
+        returns = [w for actor in plan.learners for w in actor.works if isinstance(w, works.Return)]
+        self._whole = {work.origin for work in returns if work.origin is not None}
         self._model = assembly.global_model(assembly.initial_parameters())
         self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         if self._origin is not None:
@@ -134,7 +137,8 @@ class Replay:
         self._merges = self._compared = self._steps = self._step = 0
         for tape in (actor.tape for actor in plan.actors):
             resumed = tape.header.resumed
-            if resumed is not None and (snapshot is None or resumed.snapshot != snapshot.name):
+            of_snapshot = resumed is not None and resumed.origin is None
+            if of_snapshot and (snapshot is None or resumed.snapshot != snapshot.name):
                 raise TapeError(f"{tape.path}: resumed from {resumed.snapshot}, but the run did not")
             if tape.header.layout != assembly.layout.fingerprint:
                 raise TapeError(f"{tape.path}: is of another layout of fragments")
@@ -170,6 +174,9 @@ class Replay:
     def _on_learner(self, actor: Actor, work: ReplayWork) -> None:
         arrays = self._learners.get(id(actor)) or self._begin(actor)
         match work:
+            case works.Return(origin=origin) if origin is not None:
+                kept, values = self._things[origin]
+                arrays.restore(kept, {**values, "position": actor.tape.header.position})
             case works.Return():
                 header = actor.tape.header
                 transfer = self._equipment[header.learner].transfer
@@ -178,6 +185,8 @@ class Replay:
             case works.Adopt():
                 fragments = [self._things[key] for key in work.needs[: len(work.versions)]]
                 inner = None if work.inner is None else self._things[work.inner]
+                if work.inner in self._whole:
+                    inner = numbered("inner", inner[0])
                 arrays.adopt(fragments, inner)
                 if work.position is not None:
                     arrays.draw_from(json.loads(work.position or "null"))
@@ -192,9 +201,11 @@ class Replay:
             case works.OfferWork(id=key):
                 self._things[key] = offer = arrays.offer(key.fragment, key.steps)
                 jax.block_until_ready((offer.arrays, offer.residual, offer.own))
-            case works.Apply(merged=merged):
-                steps = None if merged is None else merged.steps
+            case works.Apply(steps=steps):
                 arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]], steps, work.rebase)
+            case works.Give(origin=origin) if origin in self._whole:
+                kept, values = arrays.state()
+                self._things[origin] = {name: np.asarray(one) for name, one in kept.items()}, values
             case works.Give(origin=origin):
                 self._things[origin] = host_arrays(arrays.inner())
         # Here learners share devices, which take up programs in any order: two could wait for each other.

@@ -82,6 +82,8 @@ class ReplayClocks:
                 clock = VectorClock()
                 for key in work.needs:
                     clock = clock.joined(self._of.get(key, VectorClock()))
+            case plans.Return(origin=origin) if origin is not None:
+                clock = clock.joined(self._of.get(origin, VectorClock()))
             case plans.Step(clock=before, incarnation=incarnation):
                 clock = clock.stepped(header.learner, incarnation, before + 1)
             case plans.OfferWork(id=key, contribution=c):
@@ -269,7 +271,7 @@ def _followed(decided: Sequence[Any]) -> str:
                 phrases.append(f"tells laggards of step {step}")
             case actions.Drop(reason=reason):
                 phrases.append(f"drops it: {reason}")
-            case actions.Record(name=name) if name != "round":
+            case actions.Record(name=name) if not isinstance(action, actions.Published):
                 phrases.append(name.replace("_", " "))
             case actions.Finish():
                 phrases.append("the run is over")

@@ -73,6 +73,8 @@ class ReplayWork:
                 return (*map(VersionId, range(len(versions)), versions), *([] if inner is None else [inner]))
             case Apply(fragment=p, version=version, merged=offer):
                 return (VersionId(p, version), *([] if offer is None else [offer]))
+            case Return(origin=origin):
+                return () if origin is None else (origin,)
             case Begin(before=processes):
                 return processes
             case MergeWork(given=given):
@@ -104,7 +106,9 @@ class Adopt(ReplayWork):
 
 @dataclasses.dataclass(frozen=True)
 class Return(ReplayWork):
-    """A learner loads its part of the snapshot from which the run resumed."""
+    """A learner loads a state of before: that which an earlier tape of its own names, or a snapshot's."""
+
+    origin: InnerOrigin | None  # None: its part of the snapshot from which the run resumed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,13 +135,14 @@ class Apply(ReplayWork):
     fragment: int
     version: int
     mixing: float
-    merged: OfferId | None  # the learner's offer that is in the update
+    merged: OfferId | None  # the learner's offer that is in the update, if this process made it
+    steps: int | None  # after so many steps it was made, in whichever process; None: none is in it
     rebase: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Give(ReplayWork):
-    """A learner gives a copy of its inner state."""
+    """A learner gives a copy of its inner state, or keeps one of its whole state."""
 
     origin: InnerOrigin
 

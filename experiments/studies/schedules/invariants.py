@@ -145,8 +145,8 @@ class Invariants:
             member = (event.report.learner, event.report.incarnation)
             self._syncer.heard[member] = now
         for action in out:
-            if isinstance(action, actions.Record) and action.name == "learner_ready":
-                self._begin((action.values["learner"], action.values["incarnation"]), event)
+            if isinstance(action, actions.Began):
+                self._begin((action.learner, action.incarnation), event)
         self._count(core)
         for c in self._syncer.early & self._syncer.known.keys():
             self._syncer.known[c] = max(self._syncer.known[c], self._steps_on(c))
@@ -275,8 +275,8 @@ class Invariants:
                 at_some = 0 < len(self._syncer.shards.get(member, ())) < self._shards
                 may = quiet or at_some or member in self._syncer.dismissed
                 require(may, "whoever speaks is not replaced", action)
-            case actions.Record(name="learner_ready", values=values):
-                member = (values["learner"], values["incarnation"])
+            case actions.Began(learner=learner, incarnation=incarnation):
+                member = (learner, incarnation)
                 require(self._newest.get(member[0]) == member[1], "the newest incarnation counts", action)
                 require(self._stands(member, _Standing.JOINING), "none that departed comes back", action)
                 self._syncer.standing[member] = _Standing.PRESENT

@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ddiloco.arrays.blocks import Blocks, Cut, box_of
 from ddiloco.remote.learner.host_snapshots import HostPartWriter, write_own
-from ddiloco.remote.learner.own_copies import StateOfAllHosts
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage.learner_state import StateOfAllHosts
 from ddiloco.storage.snapshots.parts import (
     PartFiles,
     SnapshotError,

@@ -105,7 +105,7 @@ def says(report):
 
 
 def ready(learner, incarnation):
-    return actions.Record("learner_ready", {"learner": learner, "incarnation": incarnation})
+    return actions.Began("learner_ready", {}, learner, incarnation)
 
 
 @pytest.fixture

@@ -1,0 +1,249 @@
+"""A learner's whole state on disk, or in a bucket: each host's blocks, of the same step boundary.
+
+A checkpoint has a number. Where a learner is several hosts, host 0 draws it; one that died may lack the
+newest, so each keeps two, and the learner goes on from the newest that all its hosts have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from ddiloco.arrays.blocks import Blocks, Cut, Gathered, held
+from ddiloco.arrays.finite import NotFiniteError, check_finite, check_state
+from ddiloco.config import build
+from ddiloco.protocol.work import LearnerWork
+from ddiloco.storage import array_file
+from ddiloco.storage.array_names import is_kind, numbered
+from ddiloco.telemetry.records import reason
+
+KEPT = 2  # by each of several hosts
+_MAGIC = b"ddiloco learner state of a host 1\n"
+_PREFIX = "state"
+
+Needs = Callable[[str, tuple[int, ...]], Cut]
+"""Which blocks of an array a host needs, by its name and shape."""
+
+Array = np.ndarray | jax.Array | Blocks
+"""What a process has of an array; `Blocks`: as one host of several."""
+
+
+class OfAllHosts(list[Any]):
+    """One host's part of the inner state's arrays, of which each other host has its own under this number."""
+
+    def __init__(self, arrays: Sequence[Any], number: int) -> None:
+        super().__init__(arrays)
+        self.number = number
+
+
+class StateOfAllHosts(dict[str, Any]):
+    """One host's part of a learner's arrays, likewise."""
+
+    def __init__(self, arrays: Mapping[str, Any], number: int) -> None:
+        super().__init__(arrays)
+        self.number = number
+
+
+@dataclasses.dataclass(frozen=True)
+class StateHeader:
+    """What belongs to the arrays of a learner's state; JSON has all of it.
+
+    Attributes:
+      run: the run's id, hex.
+      layout: fingerprint of the fragments.
+      codec: the settings on which anchors, residuals and kept offers depend.
+      work: of the learner's core.
+      position: where its batches stand, as `Batches.get_state` gives it.
+      num_shards: of the data, to which the position belongs.
+      trained: inner steps that the inner state has taken in.
+      tokens: that the learner has trained on.
+      steps: that its arrays have counted.
+      origin: learner, process and number by which its tape names this state; None: no tape does.
+    """
+
+    run: str
+    layout: str
+    codec: tuple[str, bool, bool]
+    work: LearnerWork
+    position: Any
+    num_shards: int
+    trained: int
+    tokens: int
+    steps: int
+    origin: tuple[int, int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerState:
+    """A learner's state at a step boundary; arrays are named as `TrainingArrays.state` does."""
+
+    header: StateHeader
+    arrays: Mapping[str, Array]
+
+    @property
+    def inner(self) -> Sequence[Any]:
+        """The arrays of the inner optimizer state; of one host of several, `OfAllHosts`."""
+        inner = numbered("inner", self.arrays)
+        arrays = self.arrays
+        return OfAllHosts(inner, arrays.number) if isinstance(arrays, StateOfAllHosts) else inner
+
+
+def new_number() -> int:
+    """A number for a checkpoint that no other has; later ones are larger, unless the clock was set back."""
+    return time.time_ns() // 1000 * 4 + secrets.randbelow(4)
+
+
+class LearnerStates:
+    """The checkpoints of one host in a folder; None: none are kept. For one thread at a time."""
+
+    def __init__(self, folder: epath.Path | None, needs: Needs | None = None, host: int = 0) -> None:
+        """`needs`: what this host needs of each array, as one of several; None: it is the only one."""
+        self.folder = folder
+        self._host, self._needs = host, needs
+        self._last: int | None = None  # of those saved
+        self._at_hand: dict[int, tuple[dict[str, Any], dict[str, Blocks]]] = {}  # what `load` need not read
+        self._swept = folder is None or array_file.in_bucket(folder)
+
+    def numbers(self) -> list[int]:
+        """The checkpoints that can be read, newest first; the first one stays at hand until `forget`."""
+        numbers = []
+        for number, found in self._read():
+            if not isinstance(found, Exception):
+                numbers.append(number)
+                self._at_hand = self._at_hand or {number: found}
+        return numbers
+
+    def forget(self) -> None:
+        """Lets go of the checkpoint that is at hand."""
+        self._at_hand = {}
+
+    def newest(self, run: str, among: Collection[int] | None = None) -> LearnerState | None:
+        """The newest state of this run that can be read, of those with these numbers; None: of all.
+
+        Where this is one of several hosts its arrays are `StateOfAllHosts`. Without any checkpoint there is
+        none.
+
+        Raises:
+          ValueError: there are checkpoints, and none can be used; the message is one line.
+        """
+        problem = "the learner's hosts have no checkpoint in common" if among else ""
+        for number, found in self._read(among):
+            if isinstance(found, Exception):
+                problem = f"{found}"
+                continue
+            values, blocks = found
+            try:
+                header = build(StateHeader, values, "state")
+            except ValueError as error:
+                problem = f"{self._path(number)}: is damaged: {error}"
+                continue
+            if header.run != run:
+                problem = f"{self._path(number)}: is of another run"
+                continue
+            if self._needs is not None:
+                return LearnerState(header, StateOfAllHosts(blocks, number))
+            return LearnerState(header, {name: one.all for name, one in blocks.items()})
+        if problem:
+            raise ValueError(f"{problem}: no checkpoint of the learner is used")
+        return None
+
+    def keep(self, state: LearnerState) -> None:
+        """Keeps a state; returns once it is durable. Raises OSError."""
+        arrays = state.arrays
+        number = arrays.number if isinstance(arrays, StateOfAllHosts) else new_number()
+        self.save(number, arrays, dataclasses.asdict(state.header))
+
+    def save(self, number: int, arrays: Mapping[str, Array], about: Mapping[str, Any] | None = None) -> None:
+        """Keeps this host's blocks of the arrays in place of older ones; raises OSError.
+
+        `about`: what host 0 keeps with them.
+        """
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own = {name: _own_blocks(array) for name, array in arrays.items()}
+        listed = [(name, one.shape, box) for name, one in own.items() for box in one.blocks]
+        blocks = [block for one in own.values() for block in one.blocks.values()]
+        header = {**(about or {}), "number": number, "blocks": listed}
+        array_file.save(self._path(number), _MAGIC, header, blocks)
+        others = [path for path in self._paths() if path.suffix != f".{number}"]
+        others.sort(key=lambda path: path.suffix != f".{self._last}")  # else the newest of another process
+        for old in others[0 if self._needs is None else KEPT - 1 :]:
+            old.unlink(missing_ok=True)
+        self._last = number
+
+    def load(self, number: int) -> tuple[dict[str, Any], dict[str, Blocks]]:
+        """What was kept with the arrays, and of each what this host needs.
+
+        Raises ValueError where these cannot be used, or FileNotFoundError.
+        """
+        if number in self._at_hand:
+            return self._at_hand[number]
+        path = self._path(number)
+        header, parts = array_file.load(path, _MAGIC)
+        gathered: dict[str, Gathered] = {}
+        try:
+            for (name, shape, bounds), part in zip(header.pop("blocks"), parts, strict=True):
+                box = tuple((int(start), int(stop)) for start, stop in bounds)
+                cut = Cut.whole(shape) if self._needs is None else self._needs(name, tuple(shape))
+                gathered.setdefault(name, Gathered(cut, part.dtype)).add(Blocks(shape, {box: part}))
+                check = check_state if is_kind("inner", name) else check_finite
+                check([(name, part)])
+            blocks = {name: one.blocks() for name, one in gathered.items()}
+        except NotFiniteError as error:
+            raise ValueError(f"{path}: {error}") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{path}: is of another mesh, model or codec") from None
+        del header["number"]
+        return header, blocks
+
+    def _read(
+        self, among: Collection[int] | None = None
+    ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, Blocks]] | Exception]]:
+        """Each checkpoint, newest first: its number, and what `load` gives or raises; 0: of all of them."""
+        try:
+            paths = self._paths()
+        except OSError as error:
+            yield 0, OSError(f"{self.folder}: cannot be listed: {reason(error)}")
+            return
+        for path in paths:
+            number = int(path.suffix[1:])
+            if among is None or number in among:
+                try:
+                    yield number, self.load(number)
+                except (OSError, ValueError) as error:
+                    yield number, error
+
+    def _path(self, number: int) -> epath.Path:
+        assert self.folder is not None
+        return self.folder / f"{_PREFIX}.{self._host}.{number}"
+
+    def _paths(self) -> list[epath.Path]:
+        """Of all checkpoints, newest first; raises OSError."""
+        if self.folder is None:
+            return []
+        ours = f"{_PREFIX}.{self._host}."
+        if not self._swept:  # of what a kill has left; not before, as the disk may hang
+            self._swept = True
+            array_file.sweep(pathlib.Path(self.folder), ours)
+        found = []
+        with array_file.as_os_error(self.folder), contextlib.suppress(FileNotFoundError):
+            # Not by a pattern, which the folder's own name would be part of.
+            named = [path for path in self.folder.iterdir() if path.name.startswith(ours)]
+            found = [path for path in named if path.suffix[1:].isdigit()]
+        return sorted(found, key=lambda path: int(path.suffix[1:]), reverse=True)
+
+
+def _own_blocks(array: Array) -> Blocks:
+    """The blocks of an array that this host has, in host memory."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return held(array)
+    return array if isinstance(array, Blocks) else Blocks.whole(np.asarray(array))

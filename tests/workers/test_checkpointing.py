@@ -1,0 +1,60 @@
+"""When a learner's states are kept, and what becomes of those that cannot be."""
+
+import threading
+
+from ddiloco.workers.checkpointing import Checkpointing
+from tests.remote.ends import PATIENCE, until
+
+
+class Disk:
+    """Keeps what it is given, once it may."""
+
+    def __init__(self):
+        self.kept, self.may = [], threading.Event()
+
+    def keep(self, state):
+        assert self.may.wait(PATIENCE)
+        if isinstance(state, Exception):
+            raise state
+        self.kept.append(state)
+
+
+def test_a_state_is_due_at_its_interval_unless_the_one_before_is_still_being_written():
+    disk, told = Disk(), []
+    checkpoints = Checkpointing(disk.keep, 0.01, "learners/0", told.append)
+    until(lambda: checkpoints.due, "the interval")
+    checkpoints.take(lambda: 1)
+    until(lambda: checkpoints._due < __import__("time").monotonic(), "the next one")
+    assert not checkpoints.due
+    disk.may.set()
+    until(lambda: checkpoints.due, "the end of the write")
+    assert (disk.kept, told) == ([1], [])
+
+
+def test_the_last_state_is_durable_once_the_learner_has_left_after_the_one_before():
+    disk = Disk()
+    checkpoints = Checkpointing(disk.keep, 1e9, "learners/0", None)
+    checkpoints.take(lambda: 1)
+    disk.may.set()
+    checkpoints.last(lambda: 2)
+    assert disk.kept == [1, 2]
+
+
+def test_where_a_state_cannot_be_copied_or_written_that_is_an_alarm_and_the_next_is_kept():
+    disk, told = Disk(), []
+    disk.may.set()
+    checkpoints = Checkpointing(disk.keep, 1e9, "learners/0", told.append)
+
+    def no_memory():
+        raise MemoryError("no copy")
+
+    checkpoints.take(no_memory)
+    checkpoints.take(lambda: OSError(28, "No space left on device"))
+    until(lambda: len(told) == 2, "the alarms")
+    assert [one.sentence for one in told] == [
+        "learners/0: no copy: a checkpoint is not kept",
+        "learners/0: No space left on device: a checkpoint is not kept",
+    ]
+    checkpoints.last(lambda: 3)
+    assert disk.kept == [3]
+    Checkpointing(disk.keep, 1e9, "learners/0", told.append).last(None)

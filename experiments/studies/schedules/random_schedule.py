@@ -20,7 +20,7 @@ from experiments.studies.schedules.ledger import Violation, require
 from experiments.studies.schedules.plans import SchedulePlan, draw_fair, draw_plan
 from experiments.studies.schedules.shares import Shares
 
-MAX_EVENTS = 100_000  # times the shards of the syncer
+MAX_EVENTS = 100_000
 SLOWEST = 10.0  # seconds of a step, at most
 RETURN = 5.0  # seconds within which the dead are back after the storm
 LEAST_SHARE = 0.5  # of a learner's work in any window of a plan that has such
@@ -74,9 +74,9 @@ class RandomSchedule(Observer):
             calendar.at(image_at, self._copy_disk, lost_at)
         calendar.at(self.plan.storm, self._calm)
         try:
-            self.fleet.run(max_events=MAX_EVENTS * self.plan.shards)
+            self.fleet.run(max_events=MAX_EVENTS)
         except TimeoutError:
-            raise Violation(f"the run has not ended after {MAX_EVENTS * self.plan.shards} events") from None
+            raise Violation(f"the run has not ended after {MAX_EVENTS} events") from None
         except Violation:
             raise
         except Exception as error:

@@ -276,7 +276,6 @@ QUICKLY = (
     lost_counter_reset,
     quorum_off_by_one,
     departed_returns,
-    lost_join,
     late_offer,
     double_counting,
     crowded_merges,
@@ -285,7 +284,6 @@ QUICKLY = (
     counted_again,
     pushed_out,
     hasty_end,
-    deaf_to_a_welcome,
     hasty_merge,
 )
 """Those that the first schedules find within a second."""
@@ -293,6 +291,8 @@ QUICKLY = (
 SLOWLY = (
     double_merge,
     lost_ready,
+    lost_join,
+    deaf_to_a_welcome,
     endless_window,
     asked_once,
     never_gives_way,

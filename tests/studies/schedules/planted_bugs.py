@@ -276,7 +276,6 @@ QUICKLY = (
     lost_counter_reset,
     quorum_off_by_one,
     departed_returns,
-    late_offer,
     double_counting,
     crowded_merges,
     lost_history,
@@ -290,6 +289,7 @@ QUICKLY = (
 
 SLOWLY = (
     double_merge,
+    late_offer,
     lost_ready,
     lost_join,
     deaf_to_a_welcome,

@@ -103,7 +103,7 @@ class TapedParts(PartedSyncer):
                 self._open.pop(process.number).close()
 
     def restart(self):
-        begun = [process for process in self._everyone if process.core is None]
+        begun = [process for process in self._everyone if process.core is None and process.alarm is not None]
         number = next_syncer(self._taped.folder)
         for lineage, process in enumerate(begun, start=self._starts + 1):
             of_part = process.number >= 0

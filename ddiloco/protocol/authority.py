@@ -12,6 +12,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.work import goes_on_after
 
 Said = list[actions.SyncerAction | news.News]
 
@@ -173,7 +174,9 @@ class Authority:
     def _is_behind(self, event: events.LearnerJoined) -> bool:
         """Whether its data go on before some that another life drew, and that may be merged."""
         furthest = self.furthest(event.learner)
-        return event.versions is not None and furthest.life != event.life and furthest > event.began
+        if event.versions is None or furthest.life == event.life:
+            return False
+        return not goes_on_after(event.began, {mark.life: mark.steps for mark in event.left}, furthest)
 
     def _welcome_again(self, m: Member, now: float) -> Said:
         """Sends a welcome again that may be lost; a large one may still be on its way."""

@@ -12,8 +12,9 @@ class LearnerJoined:
     """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
 
     With `step`, `versions` and their lineages it rejoins with what it holds of the shard's fragments, and
-    needs only what is newer. `life` is then that of its state, and `began` says after which work of earlier
-    lives its data go on. `shards` are those of which it knows that it is a member.
+    needs only what is newer. `life` is then that of its state, `began` says after which work of earlier lives
+    its data go on, and `left` where each of these was left. `shards` are those of which it knows that it is a
+    member.
     """
 
     learner: int
@@ -24,6 +25,7 @@ class LearnerJoined:
     life: int = 0
     began: Watermark = NOTHING_MERGED
     shards: tuple[int, ...] = ()
+    left: tuple[Watermark, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

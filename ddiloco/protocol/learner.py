@@ -13,7 +13,7 @@ from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, FragmentCounters, Report, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
-from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total
+from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total, goes_on_after
 
 JOIN_AGAIN = 1.0
 """Seconds after which a learner that has not been welcomed asks again, as its number may have become free.
@@ -128,6 +128,7 @@ class LearnerCore:
         self._lives: dict[int, int] = {}  # those before, and after how many steps each was left
         self._began = NOTHING_MERGED  # the work of those after which its data go on
         self._began_at = 0  # its own steps then
+        self._welcomed_after: dict[int, int] = {}  # other lives, and the steps of each before its own
         self._fragments: list[HeldFragment] = []
         self._done = Total()  # after the last step that was started
         self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
@@ -218,7 +219,7 @@ class LearnerCore:
         self._life, self._steps = max(self.incarnations), work.steps
         lives = [*work.lives.items(), (work.life, work.steps)]
         self._lives = dict(lives[-KEPT_LIVES:])
-        self._began, self._began_at = max(began.bare, work.reached), work.steps
+        self._began, self._began_at = work.begins_after(began), work.steps
         self._last = self._standing()
         joined = ((self._join(session), self._report(session, self._last)) for session in self._sessions)
         return [said for both in joined for said in both]
@@ -288,7 +289,9 @@ class LearnerCore:
         self._reported_step = -1
         welcome = {p: held for session in self._sessions for p, held in session.welcome.items()}
         self._fragments = [dataclasses.replace(welcome[p], base=self._done) for p in sorted(welcome)]
-        position = self._go_on_after(max(session.welcome_data for session in self._sessions))
+        known = sorted(session.welcome_data for session in self._sessions)
+        position = self._go_on_after(known[-1])
+        self._welcomed_after |= {data.life: data.steps for data in known}
         for session in self._sessions:
             session.joined_step = self.clock
             session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
@@ -325,7 +328,7 @@ class LearnerCore:
         begins = not self._life
         if begins:
             self._life = max(self.incarnations)
-        if not begins and (data.life == self._life or data <= self._began):
+        if not begins and (data.life == self._life or goes_on_after(self._began, self._left, data)):
             return None
         as_far = (
             data.life == self._began.life and self._steps - self._began_at >= data.steps - self._began.steps
@@ -333,6 +336,11 @@ class LearnerCore:
         elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life != self._began.life)
         self._began, self._began_at = data.bare, self._steps
         return None if elsewhere else data.position
+
+    @property
+    def _left(self) -> dict[int, int]:
+        """Lives before its own, and after how many steps of each its data go on."""
+        return {**self._welcomed_after, **self._lives}
 
     def _renewed(self, session: _Session, at: _At) -> _At:
         """A step's end with the fragments of a shard as they are now, without work on them."""
@@ -401,6 +409,7 @@ class LearnerCore:
                 lineages=tuple(fragment.lineage for fragment in held),
                 life=self._life,
                 began=self._began,
+                left=tuple(Watermark(life, steps) for life, steps in self._left.items()),
             )
         return actions.TellSyncer(joined, session.shard)
 

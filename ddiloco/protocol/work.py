@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 
@@ -75,6 +76,17 @@ class FragmentWork:
         return HeldFragment(self.version, self.merged_step, base, self.lineage, self.watermark, offered)
 
 
+def goes_on_after(began: Watermark, left: Mapping[int, int], mark: Watermark) -> bool:
+    """Whether data that go on after the work `began` are later than those of a mark of another life.
+
+    `left`: after how many steps each life before was left. Any of them may have gone on, as may one that is
+    not known: a second process of the same number. What it drew since is drawn again.
+    """
+    if not mark.life:  # nothing was merged
+        return True
+    return mark.steps <= {**left, began.life: began.steps}.get(mark.life, -1)
+
+
 @dataclasses.dataclass
 class LearnerWork:
     """What a learner's core needs to go on from a checkpoint of its state, in a life of its own."""
@@ -86,7 +98,10 @@ class LearnerWork:
     lives: dict[int, int] = dataclasses.field(default_factory=dict)
     """The lives that went before, and after how many steps each was left."""
 
-    @property
-    def reached(self) -> Watermark:
-        """The step boundary at which it was taken."""
-        return Watermark(self.life, self.steps)
+    def begins_after(self, began: Watermark) -> Watermark:
+        """After which work its data go on, where `began` is the furthest that is merged, or may be.
+
+        That is the step boundary at which it was taken, if this is later.
+        """
+        reached = Watermark(self.life, self.steps)
+        return reached if goes_on_after(reached, self.lives, began) else began.bare

@@ -105,7 +105,7 @@ class VirtualLearner:
     def start_from(self, checkpoint: Checkpoint, data: Watermark) -> None:
         """Goes on from a checkpoint; `data`: the furthest work of the learner that may be merged."""
         self.arrays.restore(*checkpoint.state)
-        if data > checkpoint.work.reached:
+        if checkpoint.work.begins_after(data) == data.bare:
             self._actor.draw_from(data.position)
         out = self._actor.resume(checkpoint.work, data)
         self._observer.resumed(self, checkpoint, out, self._calendar.now)

@@ -85,7 +85,7 @@ def from_checkpoint(
         return None
     if not any(own.version >= newest for own, newest in zip(header.work.fragments, versions, strict=True)):
         return None
-    if began > header.work.reached:
+    if header.work.begins_after(began) == began.bare:
         position = json.loads(began.position) if began.position else None
     origin = None if header.origin is None else InnerOrigin(*header.origin)
     values = {"position": position, "steps": header.steps}

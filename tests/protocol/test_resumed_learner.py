@@ -38,7 +38,9 @@ def resumed(policy=POLICY, total_steps=None, clock=14, held=HELD, began=NOTHING_
 
 def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
     core, out = resumed()
-    assert out[0] == actions.TellSyncer(events.LearnerJoined(0, 7, 14, (3, 2), (0, 9), 7, Watermark(5, 14)))
+    left = Watermark(3, 11), Watermark(5, 14)
+    joined = events.LearnerJoined(0, 7, 14, (3, 2), (0, 9), 7, Watermark(5, 14), left=left)
+    assert out[0] == actions.TellSyncer(joined)
     report = Report(0, 7, 14, (FragmentCounters(3, 2, 20), FragmentCounters(2, 4, 40)))
     assert out[-1] == actions.TellSyncer(events.StepReported(report))
     assert (core.clock, core.versions) == (14, (3, 2))
@@ -82,10 +84,20 @@ def test_work_that_was_merged_beyond_the_checkpoint_counts_up_to_that_at_most():
     assert (core.work.fragments[1].steps, core.work.fragments[1].tokens) == (1, 10)
 
 
-@pytest.mark.parametrize(("began", "joins"), [(NOTHING_MERGED, False), (Watermark(5, 20), True)])
-def test_it_takes_part_only_if_its_data_go_on_after_all_that_are_merged(began, joins):
-    """Else it would draw again what the process that is lost had drawn, and given."""
-    state = SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9), ({0: Watermark(5, 20, "there")}, {0: MARKS[1]}))
+@pytest.mark.parametrize(
+    ("merged", "began", "joins"),
+    [
+        ((5, 20), NOTHING_MERGED, False),
+        ((5, 20), Watermark(5, 20), True),
+        ((3, 11), NOTHING_MERGED, True),
+        ((3, 12), NOTHING_MERGED, False),  # the older process has gone on
+        ((4, 1), NOTHING_MERGED, False),  # of a process that began at the same time
+    ],
+)
+def test_it_takes_part_only_if_its_data_go_on_after_all_that_are_merged(merged, began, joins):
+    """Else it would draw again what another process had drawn, and given."""
+    first = {0: Watermark(*merged, "there")}
+    state = SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9), (first, {0: MARKS[1]}))
     syncer = SyncerCore(POLICY, 20, state)
     learner, out = resumed(total_steps=20, began=began)
     told = syncer.handle(out[0].event, 0.0)

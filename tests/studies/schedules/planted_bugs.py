@@ -41,7 +41,7 @@ def lost_counter_reset(patch: pytest.MonkeyPatch) -> None:
         out = sound(core, event)
         if core.recovered and core._fragments != before:
             old, new = before[event.fragment], core._fragments[event.fragment]
-            new.steps, new.tokens = old.steps, old.tokens
+            new.base = old.base
         return out
 
     patch.setattr(LearnerCore, "_update_arrived", careless)
@@ -106,7 +106,7 @@ def double_counting(patch: pytest.MonkeyPatch) -> None:
         out = sound(core, event)
         if any(getattr(action, "rebase", False) for action in out):
             old, new = before[event.fragment], core._fragments[event.fragment]
-            new.steps, new.tokens = old.steps, old.tokens
+            new.base = old.base
         return out
 
     patch.setattr(LearnerCore, "_update_arrived", careless)

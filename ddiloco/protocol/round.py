@@ -69,8 +69,11 @@ class Round:
         return learner in self.arrived and learner not in self.old
 
     def closes(self, awaits_learners: bool) -> float:
-        """Until when offers are waited for, once there is a quorum; who owed one and left may be back."""
-        owing = self.owed.keys() | self.left_owing
+        """Until when offers are waited for, once there is a quorum.
+
+        Of learners that owe one, owed one as they left, or are back and have yet to be asked again.
+        """
+        owing = self.owed.keys() | self.left_owing | (self.awaited & self.unasked)
         if self.awaited & owing:
             return max(self.window_closes, self.awaited_until)
         return self.window_closes if owing or awaits_learners else 0.0

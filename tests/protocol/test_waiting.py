@@ -136,3 +136,10 @@ def test_a_restarted_syncer_waits_for_those_that_were_late_before(known, monkeyp
     fleet.run(max_events=100_000)
     after = [values["quorum"] for at, values in told.of("round") if at > 121.0]
     assert after[0 if known else policy.num_fragments :] == [8] * len(after[0 if known else 6 :])
+
+
+def test_one_that_is_back_and_has_yet_to_be_asked_again_is_waited_for():
+    r = Round(RoundId(24, 0), 1, awaited=frozenset({2}), window_closes=5.0, awaited_until=10.0, unasked={2})
+    assert r.closes(awaits_learners=False) == 10.0
+    r.unasked.clear()
+    assert r.closes(awaits_learners=False) == 0.0, "it has left"

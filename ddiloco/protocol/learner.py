@@ -208,9 +208,11 @@ class LearnerCore:
             where `work` ends if that is later.
 
         Raises:
-          LocalProtocolError: the core has begun already, or the state is of another number of fragments.
+          LocalProtocolError: the core has begun already, the state is of another number of fragments, or
+            other processes of the learner have gone on.
         """
-        if self.recovered or len(work.fragments) != self.policy.num_fragments:
+        after = work.begins_after([began])
+        if self.recovered or len(work.fragments) != self.policy.num_fragments or after is None:
             raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be taken up")
         self.clock = self._reported_step = work.clock
         for session in self._sessions:
@@ -219,7 +221,7 @@ class LearnerCore:
         self._life, self._steps = max(self.incarnations), work.steps
         lives = [*work.lives.items(), (work.life, work.steps)]
         self._lives = dict(lives[-KEPT_LIVES:])
-        self._began, self._began_at = work.begins_after(began), work.steps
+        self._began, self._began_at = after.bare, work.steps
         self._last = self._standing()
         joined = ((self._join(session), self._report(session, self._last)) for session in self._sessions)
         return [said for both in joined for said in both]

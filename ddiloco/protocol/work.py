@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 
@@ -98,10 +98,20 @@ class LearnerWork:
     lives: dict[int, int] = dataclasses.field(default_factory=dict)
     """The lives that went before, and after how many steps each was left."""
 
-    def begins_after(self, began: Watermark) -> Watermark:
-        """After which work its data go on, where `began` is the furthest that is merged, or may be.
+    @property
+    def reached(self) -> Watermark:
+        """The step boundary at which it was taken."""
+        return Watermark(self.life, self.steps)
 
-        That is the step boundary at which it was taken, if this is later.
+    def begins_after(self, merged: Iterable[Watermark]) -> Watermark | None:
+        """After which work its data go on: that of `merged`, or where the state was taken if this is later.
+
+        None if other processes than the one that it is of drew what is merged: it may be in the state too.
+
+        Args:
+          merged: the furthest of the learner's work that is merged, or may be; by shard of the syncer.
         """
-        reached = Watermark(self.life, self.steps)
-        return reached if goes_on_after(reached, self.lives, began) else began.bare
+        later = [mark for mark in merged if not goes_on_after(self.reached, self.lives, mark)]
+        if any(mark.life != self.life for mark in later):
+            return None
+        return max(later, default=self.reached)

@@ -132,9 +132,11 @@ class Fleet:
         with_all = self.calendar, self._observer, self._send, self._checkpoint_every
         process = VirtualLearner(core, place, arrays, *with_all)
         self.processes[learner] = process
-        if place.checkpoints:
-            data = max(syncer.furthest(learner) for syncer in self.syncers)
-            process.start_from(place.checkpoints[-1], data)
+        newest = place.checkpoints[-1] if place.checkpoints else None
+        merged = [syncer.furthest(learner) for syncer in self.syncers]
+        data = newest.work.begins_after(merged) if newest is not None else None
+        if newest is not None and data is not None:
+            process.start_from(newest, data)
         else:
             process.start()
         return process

@@ -103,9 +103,9 @@ class VirtualLearner:
         self._go_on()
 
     def start_from(self, checkpoint: Checkpoint, data: Watermark) -> None:
-        """Goes on from a checkpoint; `data`: the furthest work of the learner that may be merged."""
+        """Goes on from a checkpoint; `data`: after which work its data go on."""
         self.arrays.restore(*checkpoint.state)
-        if checkpoint.work.begins_after(data) == data.bare:
+        if data.bare != checkpoint.work.reached:
             self._actor.draw_from(data.position)
         out = self._actor.resume(checkpoint.work, data)
         self._observer.resumed(self, checkpoint, out, self._calendar.now)

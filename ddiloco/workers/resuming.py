@@ -85,8 +85,11 @@ def from_checkpoint(
         return None
     if not any(own.version >= newest for own, newest in zip(header.work.fragments, versions, strict=True)):
         return None
-    if header.work.begins_after(began) == began.bare:
-        position = json.loads(began.position) if began.position else None
+    after = header.work.begins_after([began])
+    if after is None:
+        return None
+    if after.bare != header.work.reached:
+        position = json.loads(after.position) if after.position else None
     origin = None if header.origin is None else InnerOrigin(*header.origin)
     values = {"position": position, "steps": header.steps}
     begins_with = ResumedWith(header.work, began.bare, origin=origin)

@@ -79,7 +79,7 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, i
         policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, takes=Durations(lambda: 0.1)
     )
     fleet.live(Change(rng.random(), m, "join") for m in range(learners))
-    core = fleet.syncer.core = _Timed(policy)
+    core = fleet.syncer._actor.core = _Timed(policy)
     fleet.run(stop=lambda: core.step >= 4)  # estimates have begun, and rounds follow one another
     gc.collect()
     gc.freeze()  # thousands of learners are elsewhere: their objects are not the syncer's to collect

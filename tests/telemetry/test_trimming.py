@@ -51,9 +51,8 @@ def run(tmp_path):
 
 
 def test_every_file_of_a_run_that_the_docs_name_is_known_here():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    rows = page.partition("## Files of a run")[2].partition("\n## ")[0].splitlines()
-    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "workdir.md").read_text()
+    cells = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     named = {name.partition("/")[0] for cell in cells for name in re.findall("`([^`]+)`", cell)}
     assert len(named) > 18 and named <= trimming.OF_RUNS | trimming.OWNERS
 

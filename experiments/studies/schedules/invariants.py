@@ -158,8 +158,10 @@ class Invariants:
         require(core.merged_steps == self.committed.merged_steps, "merged steps are known", core.merged_steps)
         deadline = core.next_deadline()
         require(deadline is None or deadline > now, "a deadline that has come is acted on at once", deadline)
-        taken = {c for r in core.rounds for c in r.arrived.values()}
-        self._syncer.early = {offer.contribution for offer in core.offers} - taken
+        taken = {c: r.id for r in core.rounds for c in r.arrived.values()}
+        for c in self._syncer.early & taken.keys():
+            self._book_offer(taken[c], c)
+        self._syncer.early = {offer.contribution for offer in core.offers} - taken.keys()
         self.checks += 1
 
     def commit(self, merge: actions.Merge, lineage: int = 0, left_out: Sequence[int] = ()) -> None:
@@ -242,13 +244,17 @@ class Invariants:
                 if known is None or report.step >= known.step:
                     process.reports[member] = report
             case events.FragmentArrived(round=which, contribution=c):
-                member = (c.learner, c.incarnation)
-                if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
-                    process.arrived.setdefault(which, set()).add(c)
-                    process.known[c] = max(c.steps, self._steps_on(c))
-                    process.answers[c] = process.asked[which, member]
+                self._book_offer(which, c)
             case events.MergeFinished(round=which, left_out=left_out):
                 self._check_result(which, left_out)
+
+    def _book_offer(self, which: RoundId, c: Contribution) -> None:
+        """An offer is here that its learner was asked for; an early one may be asked for while it waits."""
+        process, member = self._syncer, (c.learner, c.incarnation)
+        if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
+            process.arrived.setdefault(which, set()).add(c)
+            process.known[c] = max(c.steps, self._steps_on(c))
+            process.answers[c] = process.asked[which, member]
 
     def _check_result(self, which: RoundId, left_out: tuple[int, ...]) -> None:
         """A merge has ended; if it is still under way here, it was not committed."""
@@ -302,7 +308,8 @@ class Invariants:
     def _check_patience(self, which: RoundId, now: float) -> None:
         """By the core's own word: whom it expected, and until when, depends on all that it measured."""
         for r in self._syncer.core.rounds:
-            missing = r.awaited & r.owed.keys() if r.id == which else frozenset()
+            owing = r.owed.keys() - r.arrived.keys()  # of one who gave and is asked again there is an offer
+            missing = r.awaited & owing if r.id == which else frozenset()
             kept = not missing or now >= r.awaited_until
             require(kept, "whom a merge left out, it could not expect", which, sorted(missing))
 
@@ -382,6 +389,8 @@ class Invariants:
             require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
         for c in given:
             require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
+            if c in self._syncer.early:
+                self._book_offer(which, c)
             arrived = self._syncer.arrived.get(which, ())
             require(c in arrived, "what is merged arrived while its learner took part", c)
             self._check_steps(self._learners.ledger(self.shard, c), c)

@@ -21,9 +21,8 @@ def worth_waiting(
 
     An offer adds its learner's work of an interval. A wait of a share s of the interval makes the work of all
     that are in the merge older by s, and worth half as much less. Of the learners in the order in which they
-    are expected, as many are waited for as make the most of the difference. A learner whose lag was never
-    measured is expected as late as its offers take. Not waited for is one of which no offer has come, or
-    whose last one came later than it was expected.
+    are expected, as many are waited for as make the most of the difference. Not waited for is one whose lag
+    was never measured, or whose last offer came later than it was expected.
 
     Args:
       able: who may still give.
@@ -36,14 +35,12 @@ def worth_waiting(
         if asked is None:
             continue
         asked.quorum_at = now
-        delivery = m.delivery.value
-        lag = delivery if m.lag.value is None else m.lag.value
-        if lag is None:
+        if m.lag.value is None:
             continue
-        bound = max(m.lag.bound, BEHIND_ANOTHER * (delivery or 0.0))
+        bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))
         asked.expected_at = now + bound
-        if m.punctual and lag <= next_quorum:
-            coming.append((lag, m.learner, bound))
+        if m.punctual and m.lag.value <= next_quorum:
+            coming.append((m.lag.value, m.learner, bound))
     coming.sort()
     gains = [
         number - AGE * lag / interval * (len(r.arrived) + number)

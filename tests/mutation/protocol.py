@@ -221,8 +221,8 @@ MUTANTS = (
     ),
     Mutant(
         "waiting: also for who was late the last time",
-        "if m.punctual and lag <= next_quorum:",
-        "if lag <= next_quorum:",
+        "if m.punctual and m.lag.value <= next_quorum:",
+        "if m.lag.value <= next_quorum:",
         PROTOCOL,
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "waiting: not for an offer that comes behind another",
-        "bound = max(m.lag.bound, BEHIND_ANOTHER * (delivery or 0.0))",
+        "bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))",
         "bound = m.lag.bound",
         PROTOCOL,
     ),

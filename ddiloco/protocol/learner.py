@@ -212,7 +212,9 @@ class LearnerCore:
             other processes of the learner have gone on.
         """
         after = work.begins_after([began])
-        if self.recovered or len(work.fragments) != self.policy.num_fragments or after is None:
+        if after is None:
+            raise LocalProtocolError("another process of the learner has gone on from an earlier life")
+        if self.recovered or len(work.fragments) != self.policy.num_fragments:
             raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be taken up")
         self.clock = self._reported_step = work.clock
         for session in self._sessions:

@@ -1,8 +1,9 @@
 """The syncer's state on disk: one file for each fragment, and one for the learners' incarnations.
 
-A fragment's file holds Theta_p, its outer optimizer's state, its version, the step at which it was merged and
-the learners' watermarks, with the positions in their data that belong to these. It is written before the
-update is broadcast, so no learner ever has a version that a crash can undo.
+A fragment's file holds Theta_p, its outer optimizer's state, its version, the step at which it was merged,
+how late each learner's offers were, and the learners' watermarks, with the positions in their data that
+belong to these. It is written before the update is broadcast, so no learner ever has a version that a crash
+can undo.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ddiloco.workers.learner_arrays import TrainingArrays
 from ddiloco.workers.resuming import about_states, from_checkpoint, inner_of
 from tests import workbench
 
-WORK = LearnerWork(7, 9, 8, tuple(FragmentWork(version, 5) for version in (2, 3, 4)))
+WORK = LearnerWork(7, 9, 8, tuple(FragmentWork(version, 5) for version in (2, 3, 4)), {6: 4})
 POSITION = {"batches": 8}
 
 
@@ -94,14 +94,19 @@ def test_its_data_go_on_behind_all_that_may_be_merged(about):
         (NOTHING_MERGED, POSITION),
         (Watermark(9, 7, '{"batches": 7}'), POSITION),
         (Watermark(9, 11, '{"batches": 11}'), {"batches": 11}),
-        (Watermark(10, 3, '{"batches": 3}'), {"batches": 3}),
-        (Watermark(10, 3), None),
+        (Watermark(9, 11), None),
+        (Watermark(6, 4, '{"batches": 4}'), POSITION),
     ):
         resumed = from_checkpoint(known, about, began, (2, 9, 9))
         assert resumed.values == {"position": position, "steps": 8}
         assert resumed.begins_with.work == WORK and resumed.begins_with.began == began
         assert resumed.begins_with.origin == InnerOrigin(0, 9, 4)
         assert (resumed.tokens, resumed.trained) == (70, 5)
+
+
+@pytest.mark.parametrize("mark", [Watermark(10, 3), Watermark(6, 5), Watermark(7, 1)])
+def test_work_that_another_process_went_on_with_is_not_merged_again(mark, about):
+    assert from_checkpoint(state(about), about, mark, (2, 9, 9)) is None
 
 
 @pytest.mark.parametrize(

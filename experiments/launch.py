@@ -38,7 +38,7 @@ _GRACE = flags.DEFINE_float(
 _PORT = flags.DEFINE_integer(
     "port",
     7070,
-    "The syncer's; the run takes the eleven after it too, and two more for each part of the syncer.",
+    "The syncer's; the run takes the eleven after it too, and two more for each further shard of the syncer.",
     lower_bound=1,
     upper_bound=65000,
 )
@@ -114,7 +114,7 @@ def main(_) -> int:
         processes=_HOSTS.value,
         grace=_GRACE.value,
         port=_PORT.value,
-        parts=range(experiment.remote.parts) if experiment.has_parts else (),
+        shards=experiment.syncer_shards,
     )
     if _LAUNCHER.value == "ray":
         return _ray(experiment)
@@ -251,13 +251,13 @@ def _syncer_pod(experiment) -> dict[str, int]:
     from ddiloco.run import memory_needs
     from ddiloco.run.recipes import assembly_of
 
-    layout, remote = assembly_of(experiment).layout, experiment.remote
+    layout, shards = assembly_of(experiment).layout, range(1, experiment.syncer_shards)
     syncer = memory_needs.syncer_needs(experiment, layout).most
-    part = max(memory_needs.part_needs(experiment, layout, p).most for p in range(remote.parts))
+    shard = max((memory_needs.syncer_needs(experiment, layout, s).most for s in shards), default=0)
     evaluator = (
         memory_needs.evaluator_needs(experiment, layout).most if experiment.eval.every is not None else 0
     )
-    roles = {"syncer_memory": syncer, "part_memory": part, "evaluator_memory": evaluator}
+    roles = {"syncer_memory": syncer, "shard_memory": shard, "evaluator_memory": evaluator}
     memory = {name: math.ceil(1.15 * most) + 4 * GIB for name, most in roles.items()}
     return memory | {
         "syncer_disk": 4 * (experiment.recovery.keep_versions + 1) * sum(layout.bytes) + 20 * GIB

@@ -6,7 +6,7 @@ import pathlib
 
 from absl import flags
 
-from ddiloco.launch.assignment import PART, SYNCER
+from ddiloco.launch.assignment import SYNCER
 from experiments.cli import exit_handling, program, roles
 
 _CONFIG = program.define_config("configs/dense.py")
@@ -20,15 +20,12 @@ _LISTEN = roles.define(
 _FINISH = flags.DEFINE_bool(
     "finish", False, "With --resume: all learners have left after their last step; only save what was merged."
 )
-_PART = roles.define(
+_SHARD = roles.define(
     flags.DEFINE_integer,
-    "part",
-    None,
-    "With config.remote.parts: be this part of the syncer, from 0, instead of its authority.",
+    "shard",
+    0,
+    "With config.remote.syncer_shards: which of these processes this is; 0 begins the run.",
     lower_bound=0,
-)
-_AUTHORITY = roles.define(
-    flags.DEFINE_string, "authority", "127.0.0.1:7070", "With --part: HOST:PORT of the authority."
 )
 roles.define_resume()
 roles.define_role()
@@ -39,16 +36,12 @@ def main(_) -> int:
     security = roles.security()
     from experiments.cli.role_main import role_main
 
-    if _PART.value is None:
-        program.refuse_flags(["authority"], "has no use without --part")
-    else:
-        program.refuse_flags(["finish", "resume"], "has no use with --part; it is for the authority")
+    if _SHARD.value:
+        program.refuse_flags(["finish"], "has no use with --shard; it is for the first")
+        if not _WORKDIR.value:
+            raise program.UsageError("workdir: is missing, but must be that of the first shard")
     workdir = pathlib.Path(_WORKDIR.value or exit_handling.new_workdir())
-    if _PART.value is None:
-        assignment = roles.assignment(SYNCER, syncer=_LISTEN.value, workdir=workdir)
-    else:
-        where = {"syncer": _AUTHORITY.value, "listen": _LISTEN.value}
-        assignment = roles.assignment(PART, part=_PART.value, workdir=workdir, **where)
+    assignment = roles.assignment(SYNCER, shard=_SHARD.value, syncer=_LISTEN.value, workdir=workdir)
     if _FINISH.value and assignment.resume is False:
         raise program.UsageError("finish: needs --resume, since there is nothing to save otherwise")
     experiment = _CONFIG.experiment(driver="remote")

@@ -40,28 +40,19 @@ def _with_tokens(environment: Mapping[str, str], learners: int) -> dict[str, str
     return {**kept, f"{PREFIX}TOKEN": tokens}
 
 
-def _parts(
-    count: int,
-    shared: Sequence[str],
-    authority: str,
-    environment: Mapping[str, str],
-    held: contextlib.ExitStack,
+def _shards(
+    count: int, shared: Sequence[str], environment: Mapping[str, str], held: contextlib.ExitStack
 ) -> list[supervisor.Role]:
-    """The roles of a syncer's parts, each with a port that is `held` for it."""
+    """The roles of a syncer's shards beside the first, each with a port that is `held` for it."""
     return [
         supervisor.Role(
-            f"part {part}",
+            f"shard {shard} of the syncer",
             "experiments.syncer",
-            [
-                *shared,
-                f"--part={part}",
-                f"--authority={authority}",
-                f"--listen=127.0.0.1:{held.enter_context(reserved_port())}",
-            ],
+            [*shared, f"--shard={shard}", f"--listen=127.0.0.1:{held.enter_context(reserved_port())}"],
             supervisor.syncer_environment(environment),
             RESTARTED,
         )
-        for part in range(count)
+        for shard in range(1, count)
     ]
 
 
@@ -119,11 +110,7 @@ def run_all(
             begun=_begun(workdir, resume),
             alone=["--finish"],
         )
-        parts = (
-            []
-            if experiment.remote.parts == 1
-            else _parts(experiment.remote.parts, shared, address, environment, held)
-        )
+        shards = _shards(experiment.syncer_shards, shared, environment, held)
         loop = isinstance(experiment.model, LoopConfig)
         scored = experiment.eval.every is not None or not (loop or not task_of(experiment).samples)
         profiled = [] if profile is None else [f"--profile={profile}"]
@@ -160,6 +147,6 @@ def run_all(
             )
             for n in range(experiment.remote.spares)
         ]
-        roles = supervisor.Roles(syncer, learners, parts, spares, evaluator if scored else None)
+        roles = supervisor.Roles(syncer, learners, shards, spares, evaluator if scored else None)
         watched = supervisor.Supervisor(roles, experiment.remote, note, workdir, study.observe)
         return watched.run(stop)

@@ -23,7 +23,7 @@ import pathlib
 from ddiloco.config import REFUSED
 
 PREFIX = "DDILOCO_"
-SYNCER, LEARNER, EVALUATOR, PART = "syncer", "learner", "evaluator", "part"
+SYNCER, LEARNER, EVALUATOR = "syncer", "learner", "evaluator"
 DONE, FAILED, PREEMPTED = 0, 1, 143  # exit codes
 FINAL = (DONE, REFUSED)  # after which a process is not restarted
 
@@ -32,12 +32,12 @@ FINAL = (DONE, REFUSED)  # after which a process is not restarted
 class Assignment:
     """One process of a run, and where it finds the others."""
 
-    role: str  # SYNCER, LEARNER, EVALUATOR or PART, of a syncer of several processes
+    role: str  # SYNCER, LEARNER or EVALUATOR
     learner: int = 0  # a learner's number, from 0
     process: int = 0  # which of the learner's processes this is, from 0
     processes: int = 1  # how many the learner has
     coordinator: str = ""  # HOST:PORT of the learner's process 0, where it has several
-    # HOST:PORT, at which the syncer listens and to which learners and its parts connect
+    # HOST:PORT, at which this shard of the syncer listens, and to the first of which learners connect
     syncer: str = "127.0.0.1:7070"
     # The run's folder for syncer and evaluator, a learner's for what it keeps; None: it keeps none
     workdir: pathlib.Path | None = None
@@ -45,15 +45,12 @@ class Assignment:
     resume: bool | None = False
     health: str = ""  # HOST:PORT at which probes are answered; empty: nowhere
     grace: float = 0.0  # seconds from the word to stop to the end of the process; 0: as many as it takes
-    part: int = 0  # which part of the syncer this is, from 0
-    listen: str = ""  # HOST:PORT, at which a part answers learners
+    shard: int = 0  # which process of the syncer this is, from 0
     refused: int = REFUSED  # exit code of what is refused: FAILED once an engine has restarted the process
 
     @property
     def name(self) -> str:
         """What lines for people call the process."""
-        if self.role == PART:
-            return f"part {self.part}"
         if self.role != LEARNER:
-            return self.role
+            return f"{self.role} {self.shard}" if self.shard else self.role
         return f"learner {self.learner}" + (f".{self.process}" if self.process else "")

@@ -31,7 +31,7 @@ class Gke:
     chips: int = 4  # of a host
     spot: bool = False  # whether learners run on spot nodes
     syncer_memory: int = 16 * GIB  # bytes
-    part_memory: int = 16 * GIB  # bytes, of each part of the syncer
+    shard_memory: int = 16 * GIB  # bytes, of each shard of the syncer beside the first
     evaluator_memory: int = 16 * GIB  # bytes
     syncer_disk: int = 100 * GIB  # bytes
     evaluator: bool = True  # whether one runs beside the syncer, on its CPUs

@@ -32,7 +32,6 @@ from ddiloco.launch.assignment import (
     FAILED,
     FINAL,
     LEARNER,
-    PART,
     PREEMPTED,
     SYNCER,
     Assignment,
@@ -66,7 +65,7 @@ class Resources:
     processes: int = 1  # of a learner, each on a node of its own
     topology: str = ""  # of the TPU slice that is one learner, such as 2x2x4; empty: of none
     version: str = ""  # of the slice, such as v5p
-    port: int = 0  # the syncer's, with the next ones for its parts; 0: any that is free
+    port: int = 0  # the syncer's, with the next ones for its other shards; 0: any that is free
     coordinators: int = 7100  # ports of learner 0's processes, this and the next; each learner has two more
 
     @property
@@ -154,7 +153,7 @@ class RayRun:
         """Runs all roles until the syncer has ended, as `stop` asks it to; returns the run's exit code."""
         host, port = ray.util.get_node_ip_address(), self._resources.port
         with contextlib.ExitStack() as stack:
-            port = port or stack.enter_context(reserved_ports(1 + self._experiment.remote.parts, host))
+            port = port or stack.enter_context(reserved_ports(self._experiment.syncer_shards, host))
             stack.callback(self._close)
             self._start_all(host, port)
             return self._wait(stop)
@@ -168,9 +167,8 @@ class RayRun:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         beside = {"num_cpus": 0, "scheduling_strategy": here}
         syncer = Assignment(SYNCER, syncer=address, workdir=self._workdir, resume=None)
-        self._start(syncer, security, beside)
-        for part in range(e.remote.parts if e.has_parts else 0):
-            one = dataclasses.replace(syncer, role=PART, part=part, listen=f"{host}:{port + 1 + part}")
+        for shard in range(e.syncer_shards):
+            one = dataclasses.replace(syncer, shard=shard, syncer=f"{host}:{port + shard}")
             self._start(one, security, beside)
         if e.eval.every is not None:
             self._start(Assignment(EVALUATOR, workdir=self._workdir), Security(), beside)
@@ -267,7 +265,7 @@ class RayRun:
         if self._seen is None or rounds != self._seen[0]:
             self._seen = rounds, begun
         again, most = begun - self._seen[1], self._experiment.remote.restarts
-        if any(again[name] > most for name in names if name.startswith((SYNCER, PART))):
+        if any(again[name] > most for name in names if name.startswith(SYNCER)):
             return "the syncer"
         learners = [again[name] > most for name in names if name.startswith(LEARNER)]
         return "every learner" if learners and all(learners) else None

@@ -27,7 +27,7 @@ class LaunchedRun:
     processes: int = 1  # hosts of each learner, with a process each
     grace: float = 25.0  # seconds that a process gets between the word to stop and its end
     port: int = 7070  # at which the syncer listens; learners answer each other at the next one
-    parts: Sequence[int] = ()  # of the syncer, by number, where it is several processes
+    shards: int = 1  # processes of the syncer
 
     @property
     def settings(self) -> list[str]:
@@ -51,10 +51,9 @@ class LaunchedRun:
         """At which every process answers probes."""
         return self.port + 10
 
-    @property
-    def parts_port(self) -> int:
-        """Of the syncer's part 0, the next one for its probes; each part has two more."""
-        return self.port + 12
+    def shard_port(self, shard: int) -> int:
+        """Of a shard of the syncer beside the first; the next one is for its probes."""
+        return self.port + 10 + 2 * shard
 
 
 @dataclasses.dataclass(frozen=True)

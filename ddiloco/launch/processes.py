@@ -30,7 +30,6 @@ PRELOADED = (
     "ddiloco.run.job",
     "ddiloco.remote.evaluator",
     "ddiloco.remote.learner.process",
-    "ddiloco.remote.syncer.part",
     "ddiloco.remote.syncer.process",
     "ddiloco.tasks.captioning",
     "ddiloco.tasks.classification",

@@ -1,4 +1,4 @@
-"""A run under Slurm: a job for the syncer, and an array with a task for each learner and each of its parts.
+"""A run under Slurm: a job for the syncer, and arrays with a task for each learner and each further shard.
 
 Slurm restarts what it preempts (`--requeue`) and tells it before (`--signal`). What ends otherwise is put
 back into the queue by the batch script itself, as long as its exit code asks for that: Slurm knows no other
@@ -23,7 +23,7 @@ class Slurm:
     workdir: str  # the run's, an absolute path on such a disk, with file locks
     setup: str = ":"  # a shell command that makes the environment, such as `source .venv/bin/activate`
     learner: str = ""  # options of sbatch for a learner's nodes, such as `--gpus-per-node=8`
-    syncer: str = ""  # the same for the node of the syncer, and of each of its parts
+    syncer: str = ""  # the same for the node of the syncer, and of each of its shards
     notice: int = 60  # seconds before its end at which a task is told
     evaluator: bool = True  # whether one runs beside the syncer
 
@@ -35,7 +35,7 @@ def plan(fleet: LaunchedRun, slurm: Slurm) -> LaunchPlan:
         "fleet": fleet,
         "slurm": slurm,
         "syncer": ["--nodes=1", *shlex.split(slurm.syncer)],
-        "parts": [f"--array=0-{len(fleet.parts) - 1}", "--nodes=1", *shlex.split(slurm.syncer)],
+        "shards": [f"--array=1-{fleet.shards - 1}", "--nodes=1", *shlex.split(slurm.syncer)],
         "learners": [*array, "--ntasks-per-node=1", *shlex.split(slurm.learner)],
         "folder": shlex.quote(slurm.folder),
         "workdir": shlex.quote(slurm.workdir),
@@ -44,5 +44,5 @@ def plan(fleet: LaunchedRun, slurm: Slurm) -> LaunchPlan:
         "PREFIX": PREFIX,
         "FINAL": FINAL,
     }
-    names = ["syncer.sbatch", "learners.sbatch", "submit.sh", *["parts.sbatch"] * bool(fleet.parts)]
+    names = ["syncer.sbatch", "learners.sbatch", "submit.sh", *["shards.sbatch"] * (fleet.shards > 1)]
     return LaunchPlan({name: filled(f"slurm_{name}", **values) for name in names}, [["./submit.sh"]])

@@ -79,14 +79,15 @@ class Roles:
 
     syncer: Role
     learners: Sequence[Role]
-    parts: Sequence[Role] = ()  # the syncer's other processes, where it is several
+    shards: Sequence[Role] = ()  # the syncer's other processes, started once the first has begun the run
     spares: Sequence[Role] = ()  # each waits to take the place of a learner that dies
     evaluator: Role | None = None  # the run does not depend on it
 
     @property
     def needed(self) -> list[Role]:
-        """Those that make up the run."""
-        return [self.syncer, *self.parts, *self.learners]
+        """Those that make up the run, as far as they were started."""
+        started = [role for role in self.shards if role.process is not None]
+        return [self.syncer, *started, *self.learners]
 
     @property
     def beside(self) -> list[Role]:
@@ -122,9 +123,12 @@ class Supervisor:
             self._end_all()
 
     def _run(self, stop: threading.Event) -> int:
-        for role in (*self._roles.needed, *self._roles.beside):
+        for role in (self._roles.syncer, *self._roles.learners, *self._roles.beside):
             self._start(role)
         while not stop.wait(POLL):
+            if all(role.process is None for role in self._roles.shards) and self._roles.syncer.begun():
+                for role in self._roles.shards:
+                    self._start(role)
             if self._run_is_over():
                 break
             for role in self._roles.needed:
@@ -140,8 +144,8 @@ class Supervisor:
                 return 1
             if self._given_up(self._roles.syncer):
                 return max(1, self._roles.syncer.process.exitcode)
-            if any(self._given_up(r) or _refused(r) for r in self._roles.parts):
-                self._note("a part of the syncer cannot be started any more")
+            if any(self._given_up(r) or _refused(r) for r in self._roles.shards):
+                self._note("a shard of the syncer cannot be started any more")
                 self._stop_syncer()
                 return 1
         else:
@@ -284,9 +288,9 @@ class Supervisor:
 
     def _wait_for_learners(self) -> None:
         deadline = time.monotonic() + self._late_seconds
-        for role in (*self._roles.learners, *self._roles.parts):
+        for role in (*self._roles.learners, *self._roles.shards):
             with waiting(f"{role.name} to leave"):
-                for process in (role.process, *role.others):
+                for process in filter(None, (role.process, *role.others)):
                     process.join(max(0.0, deadline - time.monotonic()))
 
     def _end_all(self) -> None:

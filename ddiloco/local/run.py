@@ -237,7 +237,8 @@ class LocalRun:
             incarnation = max(1 + known.get(learner, 0), time.time_ns() // 1000)
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
 
-        def send(event: events.SyncerEvent) -> None:
+        def send(event: events.SyncerEvent, shard: int) -> None:
+            del shard  # there is one
             if isinstance(event, events.LearnerJoined):  # for the first time, or again with a new incarnation
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
@@ -250,9 +251,8 @@ class LocalRun:
         states, about = LearnerStates(folder), about_states(e, self._assembly.layout, self._run)
         state = self._newest(states) if origin is None and self._resumes else None
         if state is not None:
-            resumed = from_checkpoint(
-                state, about, self._syncer.furthest(learner), self._syncer.core.versions
-            )
+            merged = [self._syncer.furthest(learner)]
+            resumed = from_checkpoint(state, about, merged, self._syncer.core.versions)
         if resumed is not None and resumed.values["position"]:
             equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
         tape = self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with)

@@ -66,25 +66,15 @@ def round_bytes(layout: FragmentLayout, outer: OuterConfig, learners: int, fragm
     )
 
 
-def syncer_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
-    """Of the syncer's only process, or of the authority of several.
+def syncer_needs(experiment: Experiment, layout: FragmentLayout, shard: int = 0) -> Needs:
+    """Of one shard of the syncer, which merges its own fragments.
 
-    At the end the result is there beside what it is made of. An authority merges nothing, and has all
-    parameters only as it begins and as it ends.
+    The first begins with all parameters and ends with the result, beside what that is made of.
     """
-    e, every = experiment, range(layout.num_fragments)
-    merging = merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, every)
-    whole = sum(layout.bytes)
-    if not e.has_parts:
-        return Needs(merging.least, merging.most + whole)
-    return Needs(whole, 2 * whole)
-
-
-def part_needs(experiment: Experiment, layout: FragmentLayout, part: int) -> Needs:
-    """Of one part of the syncer."""
-    e = experiment
-    own = fragments_of(part, e.remote.parts, layout.num_fragments)
-    return merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, own)
+    e, whole = experiment, sum(layout.bytes)
+    own = fragments_of(shard, e.syncer_shards, layout.num_fragments)
+    merging = merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, own)
+    return merging if shard else Needs(max(merging.least, whole), merging.most + whole)
 
 
 def evaluator_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:

@@ -7,7 +7,7 @@ import shutil
 from typing import NamedTuple
 
 from ddiloco.config import ConfigError
-from ddiloco.storage import fragment_history
+from ddiloco.storage import fragment_history, shard_states
 from ddiloco.storage.ownership import owned, owned_fragments
 from ddiloco.telemetry.files import read_values
 from ddiloco.telemetry.trimming import Cut, trim
@@ -74,7 +74,8 @@ def _make(folder: pathlib.Path, made: pathlib.Path, chosen: dict[str, fragment_h
     """The syncer's folder as it was then, beside the present one."""
     (made / fragment_history.FOLDER).mkdir(parents=True)
     for path in folder.iterdir():
-        if path.is_file() and path.name not in chosen and not path.name.startswith("."):
+        of_shards = path.name.startswith(shard_states.PREFIX)  # which have not finished then
+        if path.is_file() and not of_shards and path.name not in chosen and not path.name.startswith("."):
             fragment_history.linked_or_copied(path, made / path.name)
     for name, of_it in fragment_history.versions(folder).items():
         for one in of_it:

@@ -249,8 +249,10 @@ class Experiment:
             yield f"remote.spares: is {remote.spares}, but must be 0 where learners have several hosts"
         if remote.spares and not alike:
             yield f"remote.spares: is {remote.spares}, but must be 0 where train.batch_sizes differ"
-        if remote.parts > fragments:
-            yield f"remote.parts: is {remote.parts}, but must be at most sync.num_fragments, {fragments}"
+        if (shards := remote.syncer_shards) > fragments:
+            yield f"remote.syncer_shards: is {shards}, but must be at most sync.num_fragments, {fragments}"
+        if shards > 1 and self.snapshot.every:
+            yield f"snapshot.every: is {self.snapshot.every}, but must be 0 with remote.syncer_shards above 1"
         # Which waits end before what they wait for can have come.
         silence, backoff = self.sync.silence_timeout, self.remote.longest_backoff
         snapshot = self.snapshot.timeout
@@ -319,9 +321,9 @@ class Experiment:
         return sum(map(self.hosts, range(self.most_learners)))
 
     @property
-    def has_parts(self) -> bool:
-        """Whether the syncer is several processes."""
-        return self.driver == "remote" and self.remote.parts > 1
+    def syncer_shards(self) -> int:
+        """Processes that the syncer is."""
+        return self.remote.syncer_shards if self.driver == "remote" else 1
 
     def hosts(self, learner: int) -> int:
         """Processes that driver=remote starts for the learner."""

@@ -19,10 +19,9 @@ class RemoteConfig:
         "by learner, processes that driver=remote starts for it, which share its mesh; (): one each",
         at_least=1,
     )
-    parts: int = setting(
+    syncer_shards: int = setting(
         1,
-        "processes of the syncer that merge fragments; 1: the one that learners join. Fragment p belongs to "
-        "process p mod S",
+        "processes of the syncer, S; fragment p is merged by process p mod S",
         at_least=1,
         at_most=4096,
     )

@@ -24,7 +24,13 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import RoundId, Watermark
-from ddiloco.protocol.state import NO_DELAYS, NO_WATERMARKS, SyncerState, Watermarks
+from ddiloco.protocol.state import (
+    NO_DELAYS,
+    NO_WATERMARKS,
+    SyncerState,
+    Watermarks,
+    newest_incarnations,
+)
 from ddiloco.storage import array_file, checksummed_json, fragment_history, run_mark
 from ddiloco.storage.run_mark import FRAGMENT, RunMark
 from ddiloco.telemetry import records
@@ -35,7 +41,7 @@ FOLDER = "syncer"  # of a run, in its workdir
 
 RETRY_SECONDS = 1.0  # between attempts to write what was merged
 
-_INCARNATIONS = "incarnations.json"
+_INCARNATIONS = "incarnations"
 
 Found = TypeVar("Found")
 
@@ -96,13 +102,16 @@ class DurableState:
         stop: threading.Event,
         run: str = "",
         keep: int = 1,
+        shard: int = 0,
     ) -> None:
         """`stop` ends the wait for a disk that refuses to write.
 
-        `run`: id of the run. `keep`: how many versions of each fragment stay.
+        `run`: id of the run. `keep`: how many versions of each fragment stay. `shard`: of the syncer, which
+        writes its own fragments and whom it knows.
         """
         self.folder = folder
         self.run = run
+        self._shard = shard
         self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
         self.pace = Pace()  # of what was made durable
         self._layout = layout
@@ -125,9 +134,10 @@ class DurableState:
         RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
     def sweep(self, fragments: Sequence[int] | None = None) -> None:
-        """Removes what killed syncers left unfinished of these fragments; None: of everything else."""
-        for name in ["[!f]"] if fragments is None else [self._path(p).name for p in fragments]:
-            array_file.sweep(self.folder, name)
+        """Removes what killed syncers left unfinished of these fragments; None: of who is known."""
+        own = [self._incarnations()] if fragments is None else map(self._path, fragments)
+        for path in own:
+            array_file.sweep(self.folder, path.name)
 
     def replace(self, start: Start) -> None:
         """Writes all fragments and incarnations; raises OSError if the disk refuses.
@@ -184,7 +194,7 @@ class DurableState:
         return True
 
     def restore(self, model: GlobalModel) -> SyncerState:
-        """Loads a model's fragments, one after the other; of some of them the state is without learners.
+        """Loads a model's fragments, one after the other; the state is of these, with whom any shard knew.
 
         Their versions are kept, before which a syncer may have been killed. Raises DurableStateError as
         `fragment` does, OSError if there is no folder, ValueError if they are of another model.
@@ -197,8 +207,7 @@ class DurableState:
             state = made.after(state)
         for p in model.fragments:
             self._keep_version(p, state.versions[p], state.merged_steps[p])
-        whole = len(model.fragments) == self._layout.num_fragments
-        return state.with_incarnations(self._load_incarnations() if whole else ())
+        return state.with_incarnations(self._load_incarnations())
 
     def state(self) -> SyncerState:
         """The state that an earlier syncer left, by the headers of the fragments alone.
@@ -301,18 +310,24 @@ class DurableState:
 
     def _save_incarnations(self, incarnations: Sequence[tuple[int, int]]) -> None:
         self._owner.check()
-        checksummed_json.save(self.folder / _INCARNATIONS, {str(m): number for m, number in incarnations})
+        checksummed_json.save(self._incarnations(), {str(m): number for m, number in incarnations})
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
-        path = self.folder / _INCARNATIONS
+        """By learner, the newest of those that the shards know, of which there may have been more."""
+        others = self.folder.glob(f"{_INCARNATIONS}-[0-9]*.json")
+        return newest_incarnations(*map(self._known_to, [self._incarnations(0), *sorted(others)]))
+
+    def _known_to(self, path: pathlib.Path) -> list[tuple[int, int]]:
         try:
-            return tuple(
-                (int(learner), int(number)) for learner, number in checksummed_json.load(path).items()
-            )
+            return [(int(learner), int(number)) for learner, number in checksummed_json.load(path).items()]
         except OSError as error:
             raise DurableStateError(f"{path}: cannot be read: {error.strerror}") from None
         except (ValueError, TypeError) as error:
             raise DurableStateError(f"{path}: {error}") from None
+
+    def _incarnations(self, shard: int | None = None) -> pathlib.Path:
+        which = self._shard if shard is None else shard
+        return self.folder / (f"{_INCARNATIONS}-{which:04d}.json" if which else f"{_INCARNATIONS}.json")
 
     def _path(self, p: int) -> pathlib.Path:
         return self.folder / f"fragment-{p:04d}"

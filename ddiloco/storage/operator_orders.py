@@ -1,16 +1,22 @@
-"""What outlasts the syncer: whom an operator has drained, and whether the run was stopped or has failed."""
+"""What an operator has ordered, for all shards of the syncer and for those that are started later.
+
+One file, which any shard may change and all of them watch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import pathlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ddiloco.storage import array_file
 from ddiloco.storage.run_mark import RunMarkError
 
 NAME = "operator.json"
+_LOCK = "operator.lock"
 
 
 class StandingOrders(NamedTuple):
@@ -19,6 +25,7 @@ class StandingOrders(NamedTuple):
     stopped: bool = False  # the run; whatever an engine starts then does not go on with it
     drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
     failure: str | None = None  # why the run was stopped, if not by its operator
+    evicted: tuple[int, ...] = ()  # learners, one for each time that one was dropped, the newest last
 
     @property
     def over(self) -> str | None:
@@ -46,17 +53,40 @@ def load(folder: pathlib.Path) -> StandingOrders:
     try:
         values = json.loads(path.read_text())
         stopped, failure = bool(values["stopped"]), values.get("failure")
-        return StandingOrders(stopped, tuple(map(int, values["drained"])), failure and str(failure))
+        numbers = tuple(map(int, values["drained"])), tuple(map(int, values.get("evicted", ())))
+        return StandingOrders(stopped, numbers[0], failure and str(failure), numbers[1])
     except FileNotFoundError:
         return StandingOrders()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None
 
 
+def change(folder: pathlib.Path, to: Callable[[StandingOrders], StandingOrders]) -> StandingOrders:
+    """Changes them, whichever shards do so at the same time; gives what holds then.
+
+    Raises OSError, or RunMarkError: what was ordered before cannot be read.
+    """
+    with _alone(folder):
+        before = load(folder)
+        after = to(before)
+        if after != before:
+            after.save(folder)
+    return after
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+    """One process at a time; a disk without locks has one shard."""
+    with (folder / _LOCK).open("a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def fail(folder: pathlib.Path, why: str) -> None:
     """Stops the run for good, for a reason: another process of it would fail likewise. Raises OSError."""
     with contextlib.suppress(RunMarkError):
-        load(folder)._replace(stopped=True, failure=why).save(folder)
+        change(folder, lambda orders: orders._replace(stopped=True, failure=why))
 
 
 def has_failed(folder: pathlib.Path) -> bool:

@@ -158,9 +158,6 @@ class VirtualSyncer:
     def finish(self) -> None:
         self.finished_at = self._calendar.now
 
-    def pass_on(self, message: Any) -> None:
-        """There is no other process of the syncer."""
-
     def _tell(self, receiver: tuple[int, int], event: events.FromSyncer, payload: Sequence[Payload]) -> None:
         if self._has(receiver, event):
             return

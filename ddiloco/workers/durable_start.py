@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddiloco.config import ConfigError
@@ -24,11 +24,14 @@ def durable_start(
     resumed: bool,
     snapshot: Snapshot | None,
     record: Callable[[Any], None],
+    fragments: Sequence[int] | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> tuple[GlobalModel, SyncerState | None]:
-    """The global model with all fragments, and the state to begin from; None: the run begins.
+    """The global model with these fragments, None: all; and the state to begin from; None: the run begins.
 
-    What the run begins with is durable then. `resumed`: a run has begun in the folder, and goes on.
-    With a snapshot the durable state is made from that.
+    What the run begins with is durable then, of all fragments. `resumed`: a run has begun in the folder, and
+    goes on. With a snapshot the durable state is made from that. `ready` is called before a run that begins
+    is complete.
 
     Raises:
       ConfigError: the disk refuses.
@@ -38,21 +41,29 @@ def durable_start(
     """
     try:
         durable.folder.mkdir(parents=True, exist_ok=True)
-        durable.sweep(range(assembly.layout.num_fragments))
+        every = range(assembly.layout.num_fragments)
+        own = every if fragments is None else fragments
+        durable.sweep(own if resumed else every)
         durable.sweep()
         if snapshot is not None:
             begin_from(snapshot, assembly, durable)
+            ready()
             durable.complete()
         elif not resumed:
-            model = assembly.global_model(assembly.initial_parameters())
-            durable.begin(model)
+            initial = assembly.initial_parameters()
+            model = assembly.global_model(initial, own)
+            for part in (model, *(assembly.global_model(initial, [p]) for p in every if p not in own)):
+                durable.begin(part)
+            ready()
             durable.complete()
             return model, None
-        model = assembly.global_model(zeros(assembly.layout))
+        model = assembly.global_model(zeros(assembly.layout), own)
         state = durable.restore(model)
     except OSError as error:
         workdir = durable.folder.parent
         raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
     state = dealt_or_told(state, assembly.experiment, record)
-    record(records.Resumed(state.versions, time.time()))
+    if 0 in own:  # the first shard, which writes the run's records
+        versions = state.versions if len(own) == len(every) else durable.state().versions
+        record(records.Resumed(versions, time.time()))
     return model, state

@@ -89,7 +89,7 @@ class LearnerWorker:
         self,
         core: LearnerCore,
         equipment: Equipment,
-        to_syncer: Callable[[events.SyncerEvent], None],
+        to_syncer: Callable[[events.FromLearner, int], None],
         offers: OfferLink,
         record: Callable[[Any], None],
         inner_state: Callable[[tuple[int, ...]], InnerState | None] = lambda versions: None,
@@ -100,7 +100,8 @@ class LearnerWorker:
         resumed: ResumedLearner | None = None,
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
-        """`inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
+        """`to_syncer`: sends an event to a shard of the syncer.
+        `inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
         `stepped` is called after each finished step.
         `tape`, `recording` and `checkpoints` are None if no tape is kept, no snapshots are taken and its
         state is not kept. `resumed`: the state of before with which the learner goes on; None: it joins.
@@ -179,7 +180,8 @@ class LearnerWorker:
             self.failure = f"{type(error).__name__}: {error}"
             self._enter(State.FAILED)
             self._record(records.LearnerDied(learner, time.time(), traceback.format_exc()))
-            self._to_syncer(events.LearnerLost(learner, self.core.incarnation, self.failure))
+            for shard, incarnation in enumerate(self.core.incarnations):
+                self._to_syncer(events.LearnerLost(learner, incarnation, self.failure), shard)
         finally:
             for wish in self._wanted:
                 wish.answer.cancel()
@@ -356,7 +358,7 @@ class LearnerWorker:
         self._tape.heard(event, now)
 
     def send(self, event: events.FromLearner, shard: int) -> None:
-        self._to_syncer(event)
+        self._to_syncer(event, shard)
         self._heartbeat_at = time.monotonic() + self.core.heartbeat
 
     def send_offer(self, offer: events.FragmentArrived, arrays: Offer) -> None:

@@ -8,9 +8,6 @@ from typing import Protocol
 from ddiloco.protocol import events
 from ddiloco.workers.exchange import Delivery
 
-WHICHEVER = -1
-"""In an incarnation's place: the link leads to whichever incarnation of the learner is there."""
-
 
 class LearnerLink(Protocol):
     """How the syncer reaches one incarnation of a learner."""
@@ -39,7 +36,7 @@ class Links:
 
     def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> None:
         """Delivers to (learner, incarnation), if there is a link, as once it has asked to join."""
-        link = self._links.get(receiver) or self._links.get((receiver[0], WHICHEVER))
+        link = self._links.get(receiver)
         if link is not None:
             link.deliver(delivery)
 
@@ -53,7 +50,7 @@ class Links:
         """Forgets earlier incarnations of a link that leads to a newer one by now."""
         link = self._links.get((event.learner, event.incarnation))
         for learner, incarnation in list(self._links):
-            earlier = learner == event.learner and WHICHEVER < incarnation < event.incarnation
+            earlier = learner == event.learner and incarnation < event.incarnation
             if earlier and self._links.get((learner, incarnation)) is link:
                 self._links.pop((learner, incarnation), None)
 

@@ -69,7 +69,7 @@ def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> di
 
 
 def from_checkpoint(
-    state: LearnerState, about: Mapping[str, Any], began: Watermark, versions: Sequence[int]
+    state: LearnerState, about: Mapping[str, Any], merged: Sequence[Watermark], versions: Sequence[int]
 ) -> ResumedLearner | None:
     """How a learner goes on with its own state of before; None: only the inner state can be used.
 
@@ -77,22 +77,23 @@ def from_checkpoint(
     not merged, where its offers were encoded otherwise, and where all fragments have newer versions: then
     nothing in it can be merged, and a peer's inner state may be newer.
 
-    `about`: as `about_states` gives it. `began`: the furthest work of the learner that is merged, or may be;
-    its data go on after that, or where the state ends if that is later. `versions`: the newest, by fragment.
+    `about`: as `about_states` gives it. `merged`: the furthest work of the learner that is merged, or may be,
+    by shard of the syncer; its data go on after all of it, or where the state ends if that is later.
+    `versions`: the newest, by fragment.
     """
     header, position = state.header, state.header.position
     if any(getattr(header, name) != value for name, value in about.items()):
         return None
     if not any(own.version >= newest for own, newest in zip(header.work.fragments, versions, strict=True)):
         return None
-    after = header.work.begins_after([began])
+    after = header.work.begins_after(merged)
     if after is None:
         return None
     if after.bare != header.work.reached:
         position = json.loads(after.position) if after.position else None
     origin = None if header.origin is None else InnerOrigin(*header.origin)
     values = {"position": position, "steps": header.steps}
-    begins_with = ResumedWith(header.work, began.bare, origin=origin)
+    begins_with = ResumedWith(header.work, after.bare, origin=origin)
     return ResumedLearner(begins_with, header.tokens, header.trained, dict(state.arrays), values)
 
 

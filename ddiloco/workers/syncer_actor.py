@@ -56,9 +56,6 @@ class SyncerDriver(Protocol):
     def finish(self) -> None:
         """The run has ended."""
 
-    def pass_on(self, message: Any) -> None:
-        """Sends what is for another process of the syncer."""
-
 
 class SyncerActor:
     """One process of the syncer, which ends with it.
@@ -74,8 +71,7 @@ class SyncerActor:
         self.offers: dict[events.FragmentArrived, Decoded] = {}
         self._driver = driver
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
-        # By fragment, the newest, and the one before: a part's core tells of that until the authority has
-        # heard of the newest.
+        # By fragment, the newest, and the one before: the core tells of that until it hears of the newest.
         self._versions = {p: [version] for p, version in versions.items()}
         self._measured: dict[int, Mapping[str, Any]] = {}  # by fragment, of its newest merge
         self._ended = False
@@ -169,8 +165,6 @@ class SyncerActor:
                 driver.record(name, values)
             case actions.Finish():
                 driver.finish()
-            case _:
-                driver.pass_on(action)
 
     def _tell(self, told: actions.Tell) -> None:
         if isinstance(told.event, events.Welcomed):

@@ -14,22 +14,17 @@ from typing import Any
 import numpy as np
 
 from ddiloco.outer.global_model import FragmentState, GlobalModel
-from ddiloco.protocol import actions, events, news
+from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
-from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.tape.recorder import SyncerTape
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery, Pieces, SnapshotBegun
-from ddiloco.workers.links import WHICHEVER, LearnerLink, Links
+from ddiloco.workers.links import LearnerLink, Links
 from ddiloco.workers.merging import Arrived, Gathered, Merged, Merging
-from ddiloco.workers.snapshots.fragments import FragmentsRecording
 from ddiloco.workers.snapshots.messages import (
     Completed,
-    CutBegun,
-    CutOver,
-    FragmentsWritten,
     PartWritten,
     SnapshotMessage,
     StateRecorded,
@@ -41,11 +36,6 @@ from ddiloco.workers.syncer_actor import SyncerActor, Version
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
 _ANSWER_SECONDS = 10.0  # for the thread to say what is merged of a learner
-_NOTED_SECONDS = 10.0  # for the authority to note a part's last merges
-
-Decided = Sequence[actions.SyncerAction | news.Word | ToPart]
-FromOthers = FromPart | PartConnected | news.News | CutBegun | CutOver | FragmentsWritten
-"""What the authority and the parts of a syncer tell each other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +48,6 @@ class FurthestAsked:
 
 Message = (
     events.SyncerEvent
-    | FromOthers
     | Arrived
     | Merged
     | Exception
@@ -73,51 +62,42 @@ Message = (
 class SyncerWorker:
     """A syncer's thread; sole owner of its actor, which decides and hands out the committed fragments.
 
-    The core says which syncer it is: with a `SyncerCore` the only process of one, with an `AuthorityCore` the
-    process that learners join, which merges nothing, with a `Part` one that merges some of the fragments.
-
     Offers are decoded on the threads that bring them, merges made on others (`Merging`). All report to this
     thread through its inbox.
     """
 
     def __init__(
         self,
-        core: SyncerCore | AuthorityCore | Part,
-        model: GlobalModel | None,
+        core: SyncerCore,
+        model: GlobalModel,
         record: Callable[[Any], None],
         on_commit: Callable[[int, list[Pieces]], None] = lambda step, fragments: None,
         durable: DurableState | None = None,
         tape: SyncerTape | None = None,
-        pass_on: Callable[[ToPart | PartConnected | CutBegun | news.Word], None] = lambda one: None,
     ) -> None:
-        """`on_commit` gets step and fragments. `durable` is None if no state needs to outlive the process.
+        """`model` has the core's fragments. `on_commit` gets step and fragments.
 
-        `model` is None for an authority. `tape` is None if none is kept. `pass_on`: to the other processes of
-        the syncer, without waiting; a PartConnected says that the part is told all from now on.
+        `durable` is None if no state needs to outlive the process, `tape` if none is kept.
         """
         self._snapshots: SnapshotTaker | None = None
-        self._recording: FragmentsRecording | None = None
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
-        self._record, self._on_commit, self._pass_on = record, on_commit, pass_on
+        self._record, self._on_commit = record, on_commit
         self._durable = durable
         self._tape = tape or SyncerTape()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._held: Message | None = None  # taken out of the inbox, and next
         self._links = Links()
-        self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
-        self._merging: Merging | None = None
-        fragments = () if model is None else model.fragments
-        self._actor = SyncerActor(core, self, {p: Version(*model.fragment(p)) for p in fragments})
-        if model is not None:
-            self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
+        self._actor = SyncerActor(core, self, {p: Version(*model.fragment(p)) for p in model.fragments})
+        self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)
 
     @property
-    def core(self) -> Any:
+    def core(self) -> SyncerCore:
         """What decides; only the thread may change it."""
-        return self._actor.core
+        core: SyncerCore = self._actor.core
+        return core
 
     def start(self) -> None:
         """Starts the thread."""
@@ -127,15 +107,11 @@ class SyncerWorker:
         """Has snapshots taken; call it before `start`."""
         self._snapshots = taker
 
-    def take_part_in_snapshots(self, recording: FragmentsRecording) -> None:
-        """Has a part's fragments recorded when the authority takes a snapshot; call it before `start`."""
-        self._recording = recording
-
     def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
         """Sets how to reach a learner; call it before the learner's first event."""
         self._links.set(learner, incarnation, link)
 
-    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed | FromOthers) -> None:
+    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
         """Puts an event, or a message about a snapshot, into the inbox; never waits."""
         self._inbox.put(event)
 
@@ -192,7 +168,7 @@ class SyncerWorker:
             self.failure = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             self.ended.set()  # before the wait for merges that a full disk may hold
         finally:
-            self._tape.end([] if self._merging is None else self._merging.end())
+            self._tape.end(self._merging.end())
             self.ended.set()
 
     def _next(self) -> Message:
@@ -212,9 +188,8 @@ class SyncerWorker:
             self._snapshots.timeout(time.monotonic())
         match message:
             case Arrived():
-                if not self._awaits_snapshot(message):
-                    self._watch(message.event)
-                    self._actor.take_offer(message.event, message.pieces, time.monotonic())
+                self._watch(message.event)
+                self._actor.take_offer(message.event, message.pieces, time.monotonic())
             case Merged():
                 self._take_merged(message)
                 if not message.made.empty:
@@ -234,14 +209,10 @@ class SyncerWorker:
                 pass
             case events.LearnerJoined():
                 self._take_joins(message)
-            case CutBegun() | CutOver() | FragmentsWritten() | PartConnected() | FromPart():
-                self._take_of_another(message)
             case event:
                 self._handle(event)
                 if isinstance(event, events.LearnerLost):
                     self._links.lost(event.learner, event.incarnation)
-                if self._recording is not None:
-                    self._take_early(sender_of(event)[0])
 
     def _take_joins(self, first: events.LearnerJoined) -> None:
         """Answers this join and those that wait right behind it, after one write to the disk."""
@@ -255,45 +226,6 @@ class SyncerWorker:
         self._handle(*joins)
         for join in joins:
             self._links.joined(join)
-
-    def _awaits_snapshot(self, arrived: Arrived) -> bool:
-        """Whether an offer overtook a snapshot; it waits, or the next one does."""
-        learner, recording = arrived.event.contribution.learner, self._recording
-        key = learner, arrived.event.round.fragment
-        self._early.pop(key, None)
-        if recording is not None and recording.awaits(learner, arrived.epoch, time.monotonic()):
-            self._early[key] = arrived
-        return key in self._early
-
-    def _take_early(self, learner: int | None = None) -> None:
-        """Takes the offers of the learner that waited, None: of all, but for those that wait on."""
-        for key in [key for key in self._early if learner in (None, key[0])]:
-            self._take(self._early.pop(key))
-
-    def _take_of_another(self, message: FromOthers) -> None:
-        """Takes what another process of the syncer says; it is trusted."""
-        match message:
-            case CutOver(number):
-                self._recording.missed(number)
-                self._take_early()
-            case CutBegun(number, learners):
-                begun = SnapshotBegun(number, self.core.versions)
-                for learner in learners:
-                    self._links.deliver((learner, WHICHEVER), begun)
-                self._recording.begun(number)
-                self._merging.gather()
-            case FragmentsWritten():
-                if self._snapshots is not None:
-                    self._snapshots.take_fragments(message)
-            case PartConnected(part):
-                if self._snapshots is not None:
-                    self._snapshots.part_lost(part)
-                self._pass_on(message)
-                self._handle(message)
-            case FromPart():
-                self._handle(message)
-                if self._snapshot_is_due():
-                    self._record_state([])
 
     def _take_of_snapshot(self, message: SnapshotMessage | Completed) -> None:
         try:
@@ -312,12 +244,12 @@ class SyncerWorker:
         self._record(records.Alarm(sentence, time.time()))
         return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)
 
-    def _handle(self, *taken: events.SyncerEvent | FromOthers) -> None:
+    def _handle(self, *taken: events.SyncerEvent) -> None:
         for event in taken:
             self._watch(event)
         self._actor.handle(*taken, now=time.monotonic())
 
-    def _watch(self, event: events.SyncerEvent | FromOthers) -> None:
+    def _watch(self, event: events.SyncerEvent) -> None:
         """A snapshot under way sees an event before the core."""
         if self._snapshots is not None:
             self._snapshots.heard(event)
@@ -335,42 +267,24 @@ class SyncerWorker:
         return may_take and self._snapshots.wanted(self.core.step)
 
     def _record_state(self, fragments: list[FragmentState]) -> None:
-        """Records this process's state for a snapshot, and has the others record theirs."""
-        if self._recording is not None:
-            self._recording.record(self.core.durable, fragments)
-            self._take_early()
-            return
+        """Records this process's state for a snapshot, and has learners record theirs."""
         cut = self._snapshots.begin(self.core, fragments, time.monotonic())
         if cut is None:
             return
         newest = dict(self.core.state().incarnations)
         for learner in cut.learners:
             self._links.deliver((learner, newest[learner]), SnapshotBegun(cut.number, self.core.versions))
-        if self._merging is None:
-            self._pass_on(cut)
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""
-        if self._merging is None:
-            return
         self._actor.end()
         self._merging.end()
-        deadline = time.monotonic() + _NOTED_SECONDS
-        while self._held is not None or not self._inbox.empty() or self._waits_for_note(deadline):
-            try:
-                message = self._held or self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            self._held = None
+        while self._held is not None or not self._inbox.empty():
+            message, self._held = self._held or self._inbox.get(), None
             if isinstance(message, Merged):
                 self._take_merged(message)
-            elif isinstance(message, news.News):
-                self._handle(message)
             elif isinstance(message, StateRecorded | PartWritten | Completed):
                 self._take_of_snapshot(message)
-
-    def _waits_for_note(self, deadline: float) -> bool:
-        return isinstance(self.core, Part) and self.core.unnoted and time.monotonic() < deadline
 
     def _finish_snapshot(self) -> None:
         """Lets a snapshot that only has to be written become complete, though the run is over."""
@@ -388,11 +302,11 @@ class SyncerWorker:
 
     # As the driver of its actor.
 
-    def handled(self, event: events.SyncerEvent, decided: Decided, now: float) -> None:
+    def handled(self, event: events.SyncerEvent, decided: Sequence[actions.SyncerAction], now: float) -> None:
         self._tape.heard(event, decided, now)
 
-    def refuse(self, event: events.SyncerEvent | FromOthers, error: Exception) -> actions.Drop:
-        learner = sender_of(event)[0] if isinstance(event, events.SyncerEvent) else None
+    def refuse(self, event: events.SyncerEvent, error: Exception) -> actions.Drop:
+        learner, _ = sender_of(event)
         if learner is None:
             raise error
         return self._refused(learner, error, getattr(event, "round", None))
@@ -416,6 +330,3 @@ class SyncerWorker:
 
     def finish(self) -> None:
         self.ended.set()
-
-    def pass_on(self, message: news.Word | ToPart) -> None:
-        self._pass_on(message)

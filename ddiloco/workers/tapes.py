@@ -26,7 +26,6 @@ from ddiloco.storage.tape.recorder import (
     SyncerTape,
     learner_tape,
     next_syncer,
-    part_tape,
     syncer_tape,
 )
 from ddiloco.telemetry import records
@@ -78,33 +77,27 @@ class Tapes:
     def syncer(
         self,
         state: SyncerState,
-        model: GlobalModel | None,
+        model: GlobalModel,
         resumed_from: SnapshotName | None = None,
         lineage: int = 0,
-        part: int | None = None,
+        shard: int = 0,
     ) -> SyncerTape:
         """The tape of a syncer's process.
 
         Args:
           state: what its core begins from.
-          model: holds the fragments that it begins from; None: an authority's.
+          model: holds the fragments that it begins from.
           resumed_from: the snapshot that the run resumes from, if it does.
           lineage: of the versions that the process makes.
-          part: which one the process is; None: the authority, or the only process.
+          shard: which of the syncer's processes it is.
         """
         if self.folder is None:
             return SyncerTape()
-        sha256: tuple[str, ...] = ()
-        if model is not None:
-            sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in model.fragments)
+        sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in model.fragments)
         process = next_syncer(self.folder)
         begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from, "lineage": lineage}
-        role, path = "syncer", syncer_tape(self.folder, process)
-        if self._experiment.has_parts:
-            role, begun["parts"] = "authority", self._experiment.remote.parts
-        if part is not None:
-            role, path, begun["part"] = "part", part_tape(self.folder, part, process), part
-        header = self._header(role, None, process, machine_of(None), **begun)
+        header = self._header("syncer", None, process, machine_of(None), shard=shard, **begun)
+        path = syncer_tape(self.folder, process, shard)
         return SyncerTape(path, header, self._record, MAX_BYTES)
 
     def _header(
@@ -121,6 +114,7 @@ class Tapes:
             now=self._clock(),
             wall=self._wall(),
             run=self._run,
+            shards=self._experiment.syncer_shards,
             **begun_from,
         )
 

@@ -17,13 +17,13 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
+from ddiloco.remote.syncer.part import PartRun
 
 from ddiloco.outer.encoding import wire_format
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.part import PartRun
 from ddiloco.remote.syncer.process import run_syncer
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security

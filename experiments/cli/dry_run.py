@@ -95,16 +95,17 @@ def describe(experiment: Experiment) -> str:
 def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     """What each process needs of its host's memory."""
     syncer = memory_needs.syncer_needs(experiment, layout)
-    parts = experiment.remote.parts if experiment.has_parts else 1
+    shards = experiment.syncer_shards
     hosts = experiment.hosts(0)
     learner, giving = (
         memory_needs.learner_needs(experiment, layout, hosts),
         memory_needs.donor_bytes(experiment) // hosts,
     )
-    largest = max(memory_needs.part_needs(experiment, layout, part) for part in range(parts))
     of_syncer = f"syncer {_size(syncer.most)} ({_size(syncer.least)} all the time)"
-    if parts > 1:
-        of_syncer = f"authority {_size(syncer.most)}, each of {parts} parts {_size(largest.most)}"
+    if shards > 1:
+        others = (memory_needs.syncer_needs(experiment, layout, shard) for shard in range(1, shards))
+        largest = max(needs.most for needs in others)
+        of_syncer = f"first of {shards} syncer shards {_size(syncer.most)}, each other {_size(largest)}"
     slack, every = experiment.sync.overlap, range(layout.num_fragments)
     arriving = memory_needs.round_bytes(layout, experiment.outer, experiment.most_learners, every)
     leaving = memory_needs.offer_bytes(layout, experiment.outer) // hosts

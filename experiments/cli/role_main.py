@@ -15,7 +15,7 @@ from etils import epath
 
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PART, PREEMPTED, SYNCER, Assignment
+from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, SYNCER, Assignment
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 from ddiloco.storage.folders import check_folder
@@ -68,9 +68,7 @@ def role_main(
         serve(check_address(assignment.health, "health"), process.health)
     platform.prepare()
     if assignment.role == SYNCER:
-        return process.syncer(finish)
-    if assignment.role == PART:
-        return process.part()
+        return process.shard() if assignment.shard else process.syncer(finish)
     return process.learner(profile, spare) if assignment.role == LEARNER else process.evaluator()
 
 
@@ -151,40 +149,39 @@ class _Process:
             return FAILED
         return exit_handling.print_result(result, workdir, self.received)
 
-    def part(self) -> int:
-        from ddiloco.remote.syncer.part import PartRun
+    def shard(self) -> int:
+        """A syncer's process beside the first."""
+        from ddiloco.remote.syncer.process import run_shard
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run import memory_needs
-        from ddiloco.storage.durable import FOLDER
+        from ddiloco.storage.durable import FOLDER, DurableStateError
+        from ddiloco.storage.run_mark import RunMarkError
 
         experiment, assignment = self.experiment, self.assignment
-        parts = experiment.remote.parts
-        if assignment.part >= parts:
+        if assignment.shard >= (shards := experiment.syncer_shards):
             raise program.UsageError(
-                f"part: is {assignment.part}, but must be below {parts}, by config.remote.parts"
+                f"shard: is {assignment.shard}, but must be below {shards}, by config.remote.syncer_shards"
             )
         with program.os_errors_as_usage("workdir", assignment.workdir):
             check_folder(assignment.workdir / FOLDER)
-        address = check_address(assignment.listen, "listen")
-        authority = check_address(assignment.syncer, "authority")
+        address = check_address(assignment.syncer, "listen")
         check_reach(address, self.security)
-        listening = self._listening(address)
         assembly = self._assembly()
-        memory_needs.check(
-            memory_needs.part_needs(experiment, assembly.layout, assignment.part), "a part of the syncer"
-        )
-        run = PartRun(
-            assembly,
-            self.stop,
-            listening=listening,
-            security=self.security,
-            authority=authority,
-            part=assignment.part,
-            folder=assignment.workdir / FOLDER,
-        )
-        failure = run.run()
+        if assignment.resume is None and (
+            over := _why_over(assignment.workdir, assembly.experiment.train.steps)
+        ):
+            program.print_err(over)
+            return DONE
+        needs = memory_needs.syncer_needs(experiment, assembly.layout, assignment.shard)
+        memory_needs.check(needs, f"shard {assignment.shard} of the syncer")
+        listening = self._listening(address)
+        where = {"listening": listening, "security": self.security, "folder": assignment.workdir / FOLDER}
+        try:
+            failure = run_shard(assembly, self.stop, assignment.shard, **where)
+        except (DurableStateError, RunMarkError) as error:
+            failure = str(error)
         if failure is not None:
-            print(f"error: {assignment.name} of the syncer: {failure}", file=sys.stderr)
+            print(f"error: shard {assignment.shard} of the syncer: {failure}", file=sys.stderr)
             return FAILED
         return 128 + self.received[0] if self.received else DONE
 

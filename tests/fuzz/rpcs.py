@@ -7,13 +7,13 @@ import threading
 import grpc
 import jax
 import numpy as np
+from ddiloco.remote.syncer.part_links import PartLinks
 
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.inner_format import InnerFormat
-from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message

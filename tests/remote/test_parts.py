@@ -9,15 +9,15 @@ import types
 
 import grpc
 import pytest
+from ddiloco.remote.syncer.part import PartServer
+from ddiloco.remote.syncer.part_links import PartLinks
+from ddiloco.remote.syncer.uplink import PartPlace, Uplink
 
 from ddiloco.protocol import events, news
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.parts import FromPart, PartConnected, ToPart
 from ddiloco.remote.syncer import part_links
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.part import PartServer
-from ddiloco.remote.syncer.part_links import PartLinks
-from ddiloco.remote.syncer.uplink import PartPlace, Uplink
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security

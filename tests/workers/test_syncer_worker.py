@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from ddiloco.workers.snapshots.fragments import FragmentsRecording
 
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
@@ -15,7 +16,6 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery
-from ddiloco.workers.snapshots.fragments import FragmentsRecording
 from ddiloco.workers.snapshots.messages import CutOver, PartWritten, StateRecorded
 from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.remote.ends import until

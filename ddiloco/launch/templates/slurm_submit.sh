@@ -4,7 +4,7 @@ cd "$(dirname "$0")"
 rm -f {{ workdir }}.launch/address  # of a run before, whose node may have nothing to say
 syncer=$(sbatch --parsable syncer.sbatch)
 learners=$(sbatch --parsable learners.sbatch)
-{% if fleet.parts %}
-parts=$(sbatch --parsable parts.sbatch)
+{% if fleet.shards > 1 %}
+shards=$(sbatch --parsable shards.sbatch)
 {% endif %}
-echo "syncer $syncer, learners $learners{{ ", parts $parts" if fleet.parts }}; to end the run: scancel $syncer $learners{{ " $parts" if fleet.parts }}"
+echo "syncer $syncer, learners $learners{{ ", shards $shards" if fleet.shards > 1 }}; to end the run: scancel $syncer $learners{{ " $shards" if fleet.shards > 1 }}"

@@ -1,4 +1,4 @@
-"""A learner's end of the wire: keeps connecting to the syncer, and never delays steps."""
+"""A learner's end of the wire: keeps connecting to a shard of the syncer, and never delays steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from ddiloco.outer.encoding import FragmentDecoder
-from ddiloco.protocol.messages import Contribution, RoundId, Watermark
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.outbox import Outbox
-from ddiloco.remote.learner.part_connections import PartConnections
 from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -37,16 +37,60 @@ class _AnotherRun(Exception):
     """The syncer's run is not the one that the learner is of."""
 
 
-class SyncerClient:
-    """Connects, again whenever the connection breaks, until `finish` or a refusal.
+class ShardBook:
+    """For any thread.
 
-    Without a connection steps go on, and messages to the syncer wait in the outbox. A message from the syncer
+    Attributes:
+      shards: S.
+    """
+
+    def __init__(self, address: str, shards: int = 1) -> None:
+        """`address`: HOST:PORT of the first shard; it and the others say where the rest are."""
+        self.shards = shards
+        self._addresses = [address, *[""] * (shards - 1)]
+        self._run = ""
+        self._lock = threading.Lock()
+
+    @property
+    def run(self) -> str:
+        """The run that has let the learner in, hex; empty: none has."""
+        return self._run
+
+    def belongs_to(self, run: str) -> str:
+        """The run that the learner is of: this one if no shard has let it in before."""
+        with self._lock:
+            self._run = self._run or run
+            return self._run
+
+    def at(self, addresses: Sequence[str]) -> None:
+        """A shard says where all are; an empty one is not there yet. The first is where it was said to be."""
+        for shard, address in enumerate(addresses[: self.shards]):
+            if shard and address:
+                self._addresses[shard] = address
+
+    def address(self, shard: int) -> str:
+        """HOST:PORT of the shard; raises ConnectionError if it is not known."""
+        if not self._addresses[shard]:
+            raise ConnectionError("it has not been there yet")
+        return self._addresses[shard]
+
+    def name(self, shard: int) -> str:
+        """What lines for people call it."""
+        which = f"shard {shard} of the syncer" if self.shards > 1 else "the syncer"
+        return f"{which} at {self._addresses[shard]}" if self._addresses[shard] else which
+
+
+class SyncerClient:
+    """Connects to one shard, again whenever the connection breaks, until `finish` or a refusal.
+
+    Without a connection steps go on, and messages to the shard wait in the outbox. A message from the shard
     that cannot be read ends the connection, and is counted in `malformed`.
     """
 
     def __init__(
         self,
-        address: str,
+        book: ShardBook,
+        shard: int,
         learner: int,
         process: int,
         terms: Terms,
@@ -59,25 +103,26 @@ class SyncerClient:
         followers: Followers | None = None,
         host: Host | None = None,
     ) -> None:
-        """`process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
+        """`book`: of all shards, and where each is; `shard`: which of them.
 
+        `process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
         `donor_port`: where peers may ask for the inner state; 0: nowhere. `accepted` is called each time.
         `decode`: of updates that come as differences; None: none do. `followers`: the other hosts of the
         learner, of which this is `host`; both None: it is a single one.
         """
         self.outbox = Outbox(learner)
-        self.accepted = threading.Event()  # a syncer has let the learner in, or refused it
-        self.newest_incarnation = 0  # of this learner, as far as the syncer knew
-        self.furthest: Watermark | None = None  # of its work as it joined; None: that is not known
+        self.shard, self.book = shard, book
+        self.accepted = threading.Event()  # the shard has let the learner in, or refused it
+        self.newest_incarnation = 0  # of this learner, as far as the shard knew
+        self.furthest: Watermark = NOTHING_MERGED  # of its work as it joined, that the shard has
         self.versions: tuple[int, ...] = ()  # by fragment, the newest then
         self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
-        self.run = ""  # the run that has let it in, hex
         self.peers_token = ""  # that learners show to each other
         self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.connections = self.malformed = 0
         self.epoch = 0  # the last snapshot that the learner has recorded its state for
         self.pace = Pace()  # of welcomes
-        self._address, self._learner, self._process = address, learner, process
+        self._learner, self._process = learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
         self._decode, self._followers, self._host = decode, followers, host
         self._options = wire.options(config.keepalive)
@@ -85,11 +130,11 @@ class SyncerClient:
         self._session = ""  # name of the last connection
         self._connection: _Connection | None = None
         self._inbox: Inbox | None = None
-        self._over = False  # the syncer has said that the run is over
+        self.over = False  # the shard has said that the run is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._control: grpc.Call | None = None
-        self._thread = threading.Thread(target=self._run, name=f"wire-{learner}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"wire-{learner}-{shard}", daemon=True)
 
     def start(self) -> None:
         """Begins to connect."""
@@ -99,8 +144,13 @@ class SyncerClient:
         """Puts what arrives into the inbox of the learner's worker from now on."""
         with self._lock:
             self._inbox = inbox
-            if self._over:
+            if self.over:
                 inbox.put(Leave())
+
+    @property
+    def run(self) -> str:
+        """The run that has let it in, hex."""
+        return self.book.run
 
     @property
     def waiting(self) -> int:
@@ -141,11 +191,13 @@ class SyncerClient:
         self.outbox.say(pb.FromLearner(goodbye=True))
         self._closing.set()
         # The syncer ends the call once it has heard the goodbye.
-        self._thread.join(max(1.0, deadline - time.monotonic()))
+        if self._thread.ident is not None:
+            self._thread.join(max(1.0, deadline - time.monotonic()))
         with self._lock:
             if self._control is not None:
                 self._control.cancel()
-        self._thread.join(5.0)
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
         return sent
 
     def _run(self) -> None:
@@ -161,6 +213,8 @@ class SyncerClient:
             except _AnotherRun as error:
                 self._refused(str(error))
                 return
+            except ConnectionError as error:
+                reason = str(error)
             except grpc.RpcError as error:
                 if wire.permanent(error.code()):
                     self._refused(error.details() or error.code().name)
@@ -173,9 +227,11 @@ class SyncerClient:
             if self._closing.is_set():
                 return
             connected = self.connections > before
+            if connected:
+                self.put(EventDelivery(events.Disconnected(self.shard)))
             failures = 1 if connected else failures + 1
-            if (connected or failures == NOTED_AFTER) and not self._over:
-                self._note(f"no connection to the syncer at {self._address}: {reason}; trying on")
+            if (connected or failures == NOTED_AFTER) and not self.over:
+                self._note(f"no connection to {self.book.name(self.shard)}: {reason}; trying on")
             self._closing.wait(backoff(failures, self._config.longest_backoff))
 
     def _deliver(self, told: EventDelivery) -> None:
@@ -198,7 +254,7 @@ class SyncerClient:
 
     def _leave(self) -> None:
         with self._lock:
-            self._over = True
+            self.over = True
             if self._inbox is not None:
                 self._inbox.put(Leave())
 
@@ -207,11 +263,13 @@ class SyncerClient:
 
         Raises:
           grpc.RpcError: it could not be made, or broke.
-          WireError: a message from the syncer cannot be read.
+          LookupError: nobody has said where the shard is.
+          WireError: a message from the shard cannot be read.
         """
         with contextlib.ExitStack() as stack:
+            address = self.book.address(self.shard)
             channels = [
-                stack.enter_context(self._security.channel(self._address, self._options))
+                stack.enter_context(self._security.channel(address, self._options))
                 for _ in range(self._config.connections)
             ]
             number = self.outbox.connected()
@@ -222,9 +280,11 @@ class SyncerClient:
                 learner=self._learner,
                 process=self._process,
                 donor_port=self._donor_port,
-                run=self.run,
+                run=self.book.run,
                 session=self._session,
                 hosts=1 if self._followers is None else self._followers.count + 1,
+                shard=self.shard,
+                shards=self.book.shards,
             )
             control = channels[0].stream_stream(wire.CONTROL)(
                 self._say(hello, number), metadata=self._security.metadata
@@ -236,9 +296,9 @@ class SyncerClient:
                     first = parse(pb.ToLearner, next(control, b""))
                 if first.WhichOneof("kind") != "accepted":
                     raise WireError("unexpected message", "a connection begins by being accepted")
-                if self.run and first.accepted.run != self.run:
-                    raise _AnotherRun(f"its run is {first.accepted.run[:8]}, the learner's {self.run[:8]}")
-                self._connection = _Connection(self, channels, control, first.accepted)
+                if (known := self.book.belongs_to(first.accepted.run)) != first.accepted.run:
+                    raise _AnotherRun(f"its run is {first.accepted.run[:8]}, the learner's {known[:8]}")
+                self._connection = _Connection(self, channels, control, first.accepted, address)
                 self._connection.serve()
             finally:
                 self._connection = None
@@ -253,73 +313,55 @@ class _Connection:
     """One accepted connection: control, and the streams of its host."""
 
     def __init__(
-        self, client: SyncerClient, channels: list[grpc.Channel], control: grpc.Call, accepted: pb.Accepted
+        self,
+        client: SyncerClient,
+        channels: list[grpc.Channel],
+        control: grpc.Call,
+        accepted: pb.Accepted,
+        address: str,
     ) -> None:
         self._client, self._channels, self._control = client, channels, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
-        self._collector = Collector(client._terms.num_fragments, client._deliver)
-        self._parts: PartConnections | None = None
-        self._streams: Streams | None = None
-        if accepted.parts:
-            self._parts = PartConnections(
-                self._metadata, client._security, client._config, self._make_streams, self._take, self.broke
-            )
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
         client.connections += 1
-        client.run, client._session = accepted.run, accepted.session
+        client._session = accepted.session
         client.peers_token = accepted.peers_token
         client._accepted(accepted)
         if client.connections == 1:
             client.resume_from = accepted.resume_from
-            client.furthest = None if accepted.parts else codec.read(accepted.furthest)
+            client.furthest = codec.read(accepted.furthest)
             client.versions = tuple(accepted.versions)
-        if self._parts is None:
-            self._streams = self._make_streams(channels, self._metadata, self.broke, pb.Order.Streams())
-        client.outbox.accepted()
-        client.accepted.set()
-
-    def _make_streams(
-        self,
-        channels: list[grpc.Channel],
-        metadata: Sequence[tuple[str, str]],
-        broke: Callable[[Exception], None],
-        place: pb.Order.Streams,
-    ) -> Streams:
-        """With the syncer, or with the one of its parts that `place` names; other hosts make theirs, too."""
-        client = self._client
-        if client._followers is not None:
-            place.session, place.peers_token = client._session, client.peers_token
-            client._followers.connect(place, broke)
-        return Streams(
+        if client._followers is not None:  # the other hosts make theirs, too
+            named = {"session": client._session, "peers_token": client.peers_token}
+            named["address"] = address if client.shard else ""
+            client._followers.connect(pb.Order.Streams(shard=client.shard, **named), self.broke)
+        self._streams = Streams(
             channels,
-            metadata,
+            self._metadata,
             client._terms,
             client._decode,
             client.outbox.send,
-            broke,
+            self.broke,
             client.pace,
             client._host,
-            self._collector,
+            Collector(client._terms.fragments(client.shard), client._deliver, client.shard),
         )
+        client.outbox.accepted()
+        client.accepted.set()
 
     @property
     def waiting(self) -> int:
         """How many offers no stream has taken yet."""
-        to = self._streams or self._parts
-        return 0 if to is None else to.waiting
+        return self._streams.waiting
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
-        """Sends an offer to who merges the fragment; never waits."""
-        if self._streams is not None:
-            self._streams.send(round_id, contribution, offer)
-        elif self._parts is not None:
-            self._parts.send(round_id, contribution, offer, self._client.epoch)
+        """Sends an offer; never waits."""
+        self._streams.send(round_id, contribution, offer)
 
     def serve(self) -> None:
         """Runs until the connection ends."""
-        if self._streams is not None:
-            self._streams.start()
+        self._streams.start()
         try:
             for data in self._control:
                 self._take(parse(pb.ToLearner, data))
@@ -329,10 +371,7 @@ class _Connection:
             raise
         finally:
             self._control.cancel()
-            if self._streams is not None:
-                self._streams.close()
-            if self._parts is not None:
-                self._parts.close()
+            self._streams.close()
 
     def broke(self, error: Exception) -> None:
         """Ends it: without updates the connection is of no use."""
@@ -352,9 +391,84 @@ class _Connection:
         match message.WhichOneof("kind"):
             case "leave":
                 client._leave()
-            case "parts_at" if self._parts is not None:
-                self._parts.at(message.parts_at.addresses)
+            case "shards_at":
+                client.book.at(message.shards_at.addresses)
             case "snapshot_begun":
                 client.put(SnapshotBegun(message.snapshot_begun, ()))
             case _:
                 client.put(EventDelivery(syncer_event(message)))
+
+
+class SyncerClients:
+    """A learner's connections to all shards of its syncer; what is not of one shard goes to the first.
+
+    Attributes:
+      all: the client of each shard.
+      first: that of the first one.
+    """
+
+    def __init__(self, clients: Sequence[SyncerClient]) -> None:
+        self.all, self.first = tuple(clients), clients[0]
+
+    def start(self) -> None:
+        """Begins to connect."""
+        for client in self.all:
+            client.start()
+
+    @property
+    def answered(self) -> bool:
+        """Whether every shard has let the learner in, or one has refused it or said that the run is over."""
+        return all(client.accepted.is_set() for client in self.all) or self.over or self.refusal is not None
+
+    @property
+    def refusal(self) -> str | None:
+        """In one line, why a shard will never let it in."""
+        return next((client.refusal for client in self.all if client.refusal is not None), None)
+
+    @property
+    def over(self) -> bool:
+        """Whether a shard has said that the run is over."""
+        return any(client.over for client in self.all)
+
+    @property
+    def newest_incarnation(self) -> int:
+        """Of this learner, as far as any shard knew."""
+        return max(client.newest_incarnation for client in self.all)
+
+    @property
+    def furthest(self) -> list[Watermark]:
+        """By shard, the furthest of the learner's work that it had."""
+        return [client.furthest for client in self.all]
+
+    @property
+    def versions(self) -> list[int]:
+        """By fragment, the newest."""
+        by_shard = [client.versions for client in self.all]
+        return [by_shard[p % len(by_shard)][p] for p in range(len(by_shard[0]))]
+
+    def attach(self, inbox: Inbox) -> None:
+        """Puts what arrives into the inbox of the learner's worker from now on."""
+        for client in self.all:
+            client.attach(inbox)
+
+    def say(self, event: events.FromLearner | events.OfferFailed, shard: int) -> None:
+        """Sends an event to a shard; never waits."""
+        self.all[shard].outbox.send(event)
+
+    @property
+    def waiting(self) -> int:
+        """How many offers no stream has taken yet."""
+        return sum(client.waiting for client in self.all)
+
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer to the shard that has the fragment; never waits."""
+        self.all[round_id.fragment % len(self.all)].send(round_id, contribution, offer)
+
+    def put(self, delivery: Delivery) -> None:
+        """Hands something to the worker, once there is one."""
+        self.first.put(delivery)
+
+    def finish(self, timeout: float) -> bool:
+        """Sends what is left, records for up to `timeout` seconds, and a goodbye; whether all was sent."""
+        sent = self.first.finish(timeout)
+        return all([sent, *(client.finish(0.0) for client in self.all[1:])])

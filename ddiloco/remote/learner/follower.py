@@ -97,8 +97,8 @@ class Follower:
     ) -> None:
         """Compiles, together with the other hosts.
 
-        `address`: HOST:PORT of the syncer. `folder`: of its copies of the inner state, `workdir`: of the run;
-        None: none are kept, and it is in no snapshot.
+        `address`: HOST:PORT of the syncer's first shard. `folder`: of its copies of the inner state,
+        `workdir`: of the run; None: none are kept, and it is in no snapshot.
         """
         e = assembly.experiment
         self._assembly, self._workdir = assembly, workdir
@@ -124,11 +124,9 @@ class Follower:
         self._donor = Donor(self._security, e.remote.keepalive, self._held)
         self._fetched: dict[int, Sequence[Blocks]] = {}  # of peers, likewise, until one is adopted
         self._pace, self._token = Pace(), ""
-        self._session, self._parts = "", 1  # of the learner's connection; how many there are of the syncer
-        self._streams: dict[int, Streams] = {}  # by part of the syncer
-        self._collector = Collector(self._terms.num_fragments, self._deliver)
+        self._streams: dict[int, Streams] = {}  # by shard of the syncer
         self._change = threading.Condition()
-        self._here: dict[Key, EventDelivery] = {}  # deliveries that are not used yet
+        self._here: dict[Key, Pieces] = {}  # of each fragment, what is not used yet
 
     def run(self, stop: threading.Event) -> bool:
         """Follows until host 0 tells it to leave; returns whether one of the hosts was asked to end.
@@ -243,7 +241,7 @@ class Follower:
                     self._here.pop(key_in(order.forget), None)
             case "apply":
                 a = order.apply
-                [pieces] = self._delivered((0, a.fragment, a.version, a.lineage)).fragments
+                pieces = self._taken_here(self._came_with(a.fragment, a.version, a.lineage))
                 merged = a.merged if a.HasField("merged") else None
                 self._arrays.apply(a.fragment, a.mixing, pieces, merged, a.rebase)
 
@@ -318,10 +316,8 @@ class Follower:
         resumed = bounded(read, folder)
         for p, pieces in resumed.updates.items():
             known = resumed.begins_with.work.fragments[p]
-            event = events.UpdateArrived(p, known.version, known.merged_step, lineage=known.lineage)
-            told = EventDelivery(event, [pieces])
             with self._change:
-                self._here[key_of(told)] = told
+                self._here[0, p, known.version, known.lineage] = pieces
         self._arrays.restore(resumed.arrays, resumed.values)
 
     def _save(self, number: int, arrays: Mapping[str, jax.Array] | Exception | None) -> None:
@@ -342,39 +338,42 @@ class Follower:
         self._say.put(pb.FromHost(alarm=f"host {self._place.number}: {problem}"))
 
     def _send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
-        streams = self._streams.get(contribution.fragment % self._parts)
+        streams = self._streams.get(contribution.fragment % self._terms.shards)
         if streams is not None:
             made = self._arrays.offered(contribution.fragment, contribution.upto.steps)
             streams.send(round_id, contribution, made, epoch)
 
     def _welcomed(self, order: pb.Order.Adopt) -> Sequence[Pieces]:
-        """What a welcome has brought; raises WireError if host 0 was brought other versions.
-
-        So it may be where a part of the syncer was lost amid a welcome, and came back with newer ones.
-        """
-        told = self._delivered((order.welcome, 0, 0, 0))
-        if list(order.versions) != list(told.event.versions):
-            raise WireError("not the versions that host 0 has", f"{told.event.versions}")
-        return told.fragments
-
-    def _delivered(self, key: Key) -> EventDelivery:
-        """A delivery that this host has: host 0 knows. What is older is forgotten."""
+        """What all shards' welcomes have brought; raises WireError if host 0 was brought other versions."""
+        welcomes = order.welcomes
         with self._change:
-            told = self._here.pop(key)
+            here = {(w, p, version): key for key in self._here for w, p, version, _ in [key]}
+        keys = [here.get((welcomes[p % len(welcomes)], p, v)) for p, v in enumerate(order.versions)]
+        if None in keys:
+            raise WireError("not the versions that host 0 has", f"{list(here)}")
+        return list(map(self._taken_here, keys))
+
+    def _came_with(self, fragment: int, version: int, lineage: int) -> Key:
+        """By which name a version is here: as an update, else as part of a welcome."""
+        version_of = (fragment, version, lineage)
+        with self._change:
+            return min((key for key in self._here if key[1:] == version_of), default=(0, *version_of))
+
+    def _taken_here(self, key: Key) -> Pieces:
+        """A fragment that this host has: host 0 knows. What is older is forgotten."""
+        with self._change:
+            pieces = self._here.pop(key)
             forget_older(self._here, key)
-        return told
+        return pieces
 
     def _connect(self, order: pb.Order.Streams) -> None:
-        """Takes part in the learner's new connection to the syncer, or to one of its parts."""
-        self._token = order.peers_token
-        self._donor.admit(self._security.among_peers(self._token))
-        if order.session != self._session:
-            self._close_streams(list(self._streams))
-            self._session, self._parts = order.session, max(1, order.parts)
-            self._collector = Collector(self._terms.num_fragments, self._deliver)
-        self._close_streams([order.part])
+        """Takes part in the learner's new connection to a shard of the syncer."""
+        if not order.shard:
+            self._token = order.peers_token
+            self._donor.admit(self._security.among_peers(self._token))
+        self._close_streams([order.shard])
         address, options = order.address or self._address, wire.options(self._config.keepalive)
-        self._streams[order.part] = Streams(
+        self._streams[order.shard] = Streams(
             [self._security.channel(address, options) for _ in range(self._config.connections)],
             (*self._security.metadata, (wire.SESSION_KEY, order.session)),
             self._terms,
@@ -383,20 +382,24 @@ class Follower:
             lambda error: self._say.put(pb.FromHost(broken=order.number)),
             self._pace,
             self._host,
-            self._collector,
+            Collector(self._terms.fragments(order.shard), self._deliver, order.shard),
         )
-        self._streams[order.part].start()
+        self._streams[order.shard].start()
 
-    def _close_streams(self, parts: Sequence[int]) -> None:
-        for streams in filter(None, (self._streams.pop(part, None) for part in parts)):
+    def _close_streams(self, shards: Sequence[int]) -> None:
+        for streams in filter(None, (self._streams.pop(shard, None) for shard in shards)):
             with contextlib.suppress(Exception):
                 streams.close()
 
     def _deliver(self, told: EventDelivery) -> None:
-        key = key_of(told)
         with self._change:
-            self._here[key] = told
-        self._say.put(pb.FromHost(here=here_message(key)))
+            match told.event:
+                case events.Welcomed(incarnation=w, fragments=own, versions=versions, lineages=lineages):
+                    for p, *which, pieces in zip(own, versions, lineages, told.fragments, strict=True):
+                        self._here[w, p, *which] = pieces
+                case _:
+                    self._here[key_of(told)] = told.fragments[0]
+        self._say.put(pb.FromHost(here=here_message(key_of(told))))
 
     def _failed(self, event: events.OfferFailed) -> None:
         self._say.put(pb.FromHost(failed=codec.message_of(event)))

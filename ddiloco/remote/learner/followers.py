@@ -26,14 +26,15 @@ NOTED_EVERY = 600.0  # seconds between lines on hosts that do not come
 
 Broke = Callable[[Exception], None]
 Key = tuple[int, int, int, int]
-"""Welcome, fragment, version and lineage of what is delivered, as in a Here."""
+"""Welcome, fragment, version and lineage of what is delivered, as in a Here; of a welcome as a whole, its
+incarnation and shard."""
 
 
 def key_of(told: EventDelivery) -> Key:
     """The name of a welcome or an update that all hosts get."""
     match told.event:
-        case events.Welcomed(incarnation=incarnation):
-            return incarnation, 0, 0, 0
+        case events.Welcomed(incarnation=incarnation, shard=shard):
+            return incarnation, shard, 0, 0
         case events.UpdateArrived(fragment=fragment, version=version, lineage=lineage):
             return 0, fragment, version, lineage
     raise ValueError(f"{type(told.event).__name__} brings no fragments")
@@ -50,10 +51,10 @@ def key_in(here: pb.Here) -> Key:
 
 
 def forget_older(known: MutableMapping[Key, Any], key: Key) -> None:
-    """Drops welcomes up to this one, or updates of its fragment up to its version, of any lineage."""
+    """Drops what came of its fragment or shard in welcomes up to it, or in updates up to its version."""
     welcome, fragment, version, _ = key
     for w, p, v, lineage in list(known):
-        if (w and w <= welcome) or (not w and not welcome and p == fragment and v <= version):
+        if p == fragment and (w <= welcome if w else not welcome and v <= version):
             del known[w, p, v, lineage]
 
 
@@ -94,7 +95,7 @@ class Followers:
         self._own: dict[Key, EventDelivery] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[pb.Drawn]] = {}  # by number of the batch
         self._numbers = itertools.count(1)
-        self._streams: dict[int, tuple[int, Broke]] = {}  # by part of the syncer: their number, who hears
+        self._streams: dict[int, tuple[int, Broke]] = {}  # by shard: their number, who hears
         self._over = False
         self._security, self._patience = security, patience
         gate = Gate(security.admits, "the learner's host 0 asks for another token")
@@ -138,14 +139,14 @@ class Followers:
                 orders.put(order)
 
     def connect(self, streams: pb.Order.Streams, broke: Broke) -> None:
-        """Has the others exchange their blocks with the syncer, or with one of its parts, in a session.
+        """Has the others exchange their blocks with a shard of the syncer, in a session.
 
         `streams` gets its number. `broke` hears if such a stream has ended, unless others have taken its
         place.
         """
         with self._change:
             streams.number = next(self._numbers)
-            self._streams[streams.part] = streams.number, broke
+            self._streams[streams.shard] = streams.number, broke
             self.order(pb.Order(streams=streams))
 
     def send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:

@@ -101,7 +101,7 @@ class LeadingArrays(HostArrays):
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[Any] | None = None) -> None:
         copy = inner.number if isinstance(inner, OfAllHosts) else 0
-        which = {"welcome": self._core.incarnation, "copy": copy, "versions": self._core.versions}
+        which = {"welcomes": self._core.incarnations, "copy": copy, "versions": self._core.versions}
         self._order(pb.Order(adopt=pb.Order.Adopt(**which)))
         super().adopt(fragments, inner)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.client import SyncerClients
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostRecovery
@@ -57,19 +57,19 @@ class Lead:
 
     def connect(
         self,
-        make_client: Callable[..., SyncerClient],
+        make_clients: Callable[..., SyncerClients],
         equipment: Equipment,
         note: Callable[[str], None],
-    ) -> SyncerClient | None:
-        """The client of all hosts, once these have compiled, too; None: `stop` was set first."""
+    ) -> SyncerClients | None:
+        """The clients of all hosts, once these have compiled, too; None: `stop` was set first."""
         if not self.followers.gather(self._stop, note):
             self.leave()
             return None
         host = Host(0, [equipment.transfer.needs(p) for p in range(self._terms.num_fragments)])
-        client = make_client(self.followers, host)
-        self.followers.deliver = client.put
-        self.followers.told = functools.partial(self._told, client)
-        return client
+        clients = make_clients(self.followers, host)
+        self.followers.deliver = clients.put
+        self.followers.told = functools.partial(self._told, clients)
+        return clients
 
     def equipped(self, equipment: Equipment) -> Equipment:
         """The equipment with the tokens and the position of all hosts."""
@@ -137,10 +137,12 @@ class Lead:
         self.preempted = True
         self._stop.set()
 
-    def _told(self, client: SyncerClient, message: pb.FromHost) -> None:
+    def _told(self, clients: SyncerClients, message: pb.FromHost) -> None:
+        client = clients.first
         match message.WhichOneof("kind"):
             case "failed":
-                client.outbox.send(codec.told_by(message.failed))
+                failed = codec.told_by(message.failed)
+                clients.say(failed, failed.round.fragment % len(clients.all))
             case "erred":
                 step, devices = json.loads(message.erred)
                 for found in records.corruption(self._learner, step, devices, time.time()):

@@ -16,7 +16,7 @@ from ddiloco.data.errors import DataError
 from ddiloco.goodput.waits import waiting
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.client import ShardBook, SyncerClient, SyncerClients
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.host_arrays import inner_of, needs_of
 from ddiloco.remote.learner.hosts import HostPlace
@@ -123,63 +123,65 @@ class LearnerProcess:
                 donor.admit(security.among_peers(message.peers_token))
 
             decode = self._assembly.decoder()
-            parts = address, learner, process, terms, security, config, note, port, accepted, decode
+            book = ShardBook(address, terms.shards)
+            every = learner, process, terms, security, config, note, port, accepted, decode
 
-            def make_client(*of_hosts: Any) -> SyncerClient:
-                client = SyncerClient(*parts, *of_hosts)
+            def make_clients(*of_hosts: Any) -> SyncerClients:
+                found = [SyncerClient(book, shard, *every, *of_hosts) for shard in range(book.shards)]
                 # A thread that is still in gRPC's code as the interpreter ends would abort the process.
-                ending.callback(client.finish, 0.0)
-                return client
+                for client in found:
+                    ending.callback(client.finish, 0.0)
+                return SyncerClients(found)
 
-            found = self._connected(make_client, decode, learner, stop, note)
-            if found is None:
+            connected = self._connected(make_clients, decode, learner, stop, note)
+            if connected is None:
                 return None
-            client, equipment = found
+            clients, equipment = connected
             failure = None
-            if client.refusal is None:
-                incarnation = max(process, client.newest_incarnation + 1)
-                core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
+            if clients.refusal is None and not clients.over:
+                incarnation = max(process, clients.newest_incarnation + 1)
+                core = LearnerCore(learner, incarnation, e.sync, e.train.steps, book.shards)
                 failure = self._train(
-                    core, equipment, client, donor, stop, folder, workdir, stepping, watches
+                    core, equipment, clients, donor, stop, folder, workdir, stepping, watches
                 )
-                client.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
-            if client.refusal is not None and client.run:  # it fitted before, and so may another process
-                failure = f"the syncer refused learner {learner}: {client.refusal}"
+                clients.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
+            if clients.refusal is not None and book.run:  # it fitted before, and so may another process
+                failure = f"the syncer refused learner {learner}: {clients.refusal}"
             if self._lead is not None:
                 self._lead.leave(failure)
-            if client.refusal is not None and not client.run:
-                raise ConfigError(f"syncer: {address} refused learner {learner}: {client.refusal}")
+            if clients.refusal is not None and not book.run:
+                raise ConfigError(f"syncer: {address} refused learner {learner}: {clients.refusal}")
             return failure
 
     def _connected(
         self,
-        make_client: Callable[..., SyncerClient],
+        make_clients: Callable[..., SyncerClients],
         decode: FragmentDecoder | None,
         learner: int,
         stop: threading.Event,
         note: Callable[[str], None],
-    ) -> tuple[SyncerClient, Equipment] | None:
-        """The client, accepted or refused by the syncer, with all compiled; None: `stop` was set first."""
-        client: SyncerClient | None
+    ) -> tuple[SyncerClients, Equipment] | None:
+        """The clients, accepted or refused by the syncer, with all compiled; None: `stop` was set first."""
+        clients: SyncerClients | None
         if self._lead is None:
-            client = make_client()
-            client.start()  # it connects while this thread compiles
+            clients = make_clients()
+            clients.start()  # they connect while this thread compiles
             equipment = self._equipped(learner)
         else:
             equipment = self._equipped(learner)
-            client = self._lead.connect(make_client, equipment, note)
-            if client is None:
+            clients = self._lead.connect(make_clients, equipment, note)
+            if clients is None:
                 return None
-            client.start()
+            clients.start()
         if decode is not None:
             decode.compile()
         with waiting("the syncer"):
-            while not client.accepted.wait(0.2):
-                if stop.is_set():
+            while not clients.answered:
+                if stop.wait(0.2):
                     if self._lead is not None:
                         self._lead.leave()
                     return None
-        return client, equipment
+        return clients, equipment
 
     def _equipped(self, learner: int) -> Equipment:
         kind = self._assembly.recipe.kind
@@ -193,7 +195,7 @@ class LearnerProcess:
         self,
         core: LearnerCore,
         equipment: Equipment,
-        client: SyncerClient,
+        clients: SyncerClients,
         donor: Donor,
         stop: threading.Event,
         folder: epath.Path | None,
@@ -201,6 +203,7 @@ class LearnerProcess:
         stepping: Callable[[], None],
         watches: Sequence[Watch],
     ) -> str | None:
+        client = clients.first
         config, record = self._experiment.remote, client.outbox.record
         lead, make_arrays = self._lead, TrainingArrays
         inner = InnerFormat(equipment.program.inner_leaves) if lead is None else inner_of(equipment)
@@ -224,7 +227,7 @@ class LearnerProcess:
         about = about_states(self._experiment, self._assembly.layout, client.run)
         resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
         if resumed is None and recovery.donated is None:
-            resumed = self._from_checkpoint(equipment, client, recovery, inner, about)
+            resumed = self._from_checkpoint(equipment, clients, recovery, inner, about)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
         writer = None
@@ -247,8 +250,8 @@ class LearnerProcess:
         worker = LearnerWorker(
             core,
             equipment,
-            client.outbox.send,
-            client,
+            clients.say,
+            clients,
             watched,
             recovery.inner_state,
             recovery.stepped,
@@ -260,7 +263,7 @@ class LearnerProcess:
         )
         if lead is not None:
             lead.begin()
-        client.attach(worker.inbox)
+        clients.attach(worker.inbox)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
             for watch in watches:
@@ -274,7 +277,7 @@ class LearnerProcess:
     def _from_checkpoint(
         self,
         equipment: Equipment,
-        client: SyncerClient,
+        clients: SyncerClients,
         recovery: ProcessRecovery,
         inner: InnerFormat,
         about: Mapping[str, Any],
@@ -283,12 +286,12 @@ class LearnerProcess:
 
         Without one, or with one that cannot be used whole, it joins as a new learner, with the inner state.
         """
-        begun = time.monotonic()
-        state = None if client.furthest is None else recovery.newest()
+        begun, client = time.monotonic(), clients.first
+        state = recovery.newest()
         if state is None or not inner.fits(state.inner):
             return None
         try:
-            resumed = from_checkpoint(state, about, client.furthest, client.versions)
+            resumed = from_checkpoint(state, about, clients.furthest, clients.versions)
             if resumed is not None and resumed.values["position"] is not None:
                 equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
             if resumed is not None and self._lead is not None:

@@ -142,26 +142,31 @@ class HeldVersions:
 
 
 class Collector:
-    """Delivers updates, and welcomes once all of their fragments are here. For several threads."""
+    """Delivers a shard's updates, and welcomes once all of their fragments are here. For several threads."""
 
-    def __init__(self, num_fragments: int, deliver: Callable[[EventDelivery], None]) -> None:
+    def __init__(
+        self, fragments: Sequence[int], deliver: Callable[[EventDelivery], None], shard: int = 0
+    ) -> None:
+        """`fragments`: those of the shard."""
+        self._fragments, self._shard = tuple(fragments), shard
         self._lock = threading.Lock()
         self._welcome = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
         self._data = NOTHING_MERGED  # the furthest of which the welcome says
         self._later: dict[int, EventDelivery] = {}  # by collected fragment, its newest update
-        self._delivered: dict[int, int] = {}  # version by fragment, of the welcome if it is complete
-        self._num_fragments, self._deliver = num_fragments, deliver
+        self._deliver = deliver
 
     def take(self, header: pb.DownHeader, update: events.UpdateArrived, pieces: Pieces) -> None:
         """Takes a fragment; an unfinished older welcome is dropped.
 
-        A part of the syncer that has sent its share of a welcome goes on with updates, and takes them for
-        sent. They wait for the shares of other parts: before its welcome a learner has no use for them.
+        An update that another stream brings before the welcome is complete waits for that: before it a
+        learner has no use for updates, and the shard takes it for sent.
 
-        A part that comes back sends its share again. Once the welcome is delivered, what is newer in that is
-        an update: the part takes it for sent.
+        Raises:
+          WireError: the fragment is another shard's.
         """
+        if update.fragment not in self._fragments:
+            raise WireError("another fragment", f"{update.fragment} from shard {self._shard}")
         told = EventDelivery(update, (pieces,), header.epoch)
         with self._lock:
             if not header.welcome:
@@ -173,16 +178,11 @@ class Collector:
             if header.welcome < self._welcome:
                 return
             if header.welcome > self._welcome:
-                self._welcome, self._collected, self._delivered = header.welcome, {}, {}
-                self._data = NOTHING_MERGED
-            if self._delivered:
-                if update.version > self._delivered[update.fragment]:
-                    self._deliver(told)
-                return
+                self._welcome, self._collected, self._data = header.welcome, {}, NOTHING_MERGED
             self._collected[update.fragment] = update, pieces
             self._data = max(self._data, codec.read(header.data))
             self._later.pop(update.fragment, None)
-            if len(self._collected) == self._num_fragments:
+            if len(self._collected) == len(self._fragments):
                 self._complete(header)
 
     def _newest(self, fragment: int) -> events.UpdateArrived:
@@ -190,20 +190,21 @@ class Collector:
         return self._collected[fragment][0] if later is None else later.event
 
     def _complete(self, header: pb.DownHeader) -> None:
-        """Delivers the welcome, then what came after parts of it."""
-        collected = [self._collected[p] for p in range(self._num_fragments)]
+        """Delivers the welcome, then what came after some of it."""
+        collected = [self._collected[p] for p in self._fragments]
         later, self._collected, self._later = self._later, {}, {}
         updates = [update for update, _ in collected]
         marks = [update.watermark for update in updates]
-        self._delivered = {update.fragment: update.version for update in updates}
         event = events.Welcomed(
             header.welcome,
             max(header.step, *(update.step for update in updates)),
             tuple(update.version for update in updates),
             tuple(update.step for update in updates),
+            fragments=self._fragments,
             lineages=tuple(update.lineage for update in updates),
             watermarks=tuple(marks) if any(mark.life for mark in marks) else (),
             data=self._data,
+            shard=self._shard,
         )
         self._deliver(EventDelivery(event, [pieces for _, pieces in collected]))
         for told in later.values():

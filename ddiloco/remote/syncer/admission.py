@@ -37,9 +37,9 @@ class Refusal(NamedTuple):
 class Admission:
     """Judges hellos. Used under one lock, so that no two processes are let in for one learner."""
 
-    def __init__(self, terms: Terms, run: str) -> None:
-        """`run`: the syncer's."""
-        self._terms, self._run = terms, run
+    def __init__(self, terms: Terms, run: str, shard: int = 0) -> None:
+        """`run`: the syncer's; `shard`: which of its processes this is."""
+        self._terms, self._run, self._shard = terms, run, shard
         self._places: dict[int, list[int]] = {}  # by learner: who has had its place, the last has it
 
     def refusal(
@@ -102,6 +102,10 @@ class Admission:
         differs = terms.misfit(hello.fingerprint, hello.rules)
         if differs is not None:
             return differs
+        if hello.shards != terms.shards:
+            return f"config.remote.syncer_shards: the syncer has {terms.shards}, the learner {hello.shards}"
+        if hello.shard != self._shard:
+            return f"this is shard {self._shard} of the syncer, and the learner looks for shard {hello.shard}"
         if hello.learner >= terms.most_learners:
             return f"learner {hello.learner} is none of the {terms.most_learners} of this run"
         most = MOST_CALLS * terms.room(hello.learner)

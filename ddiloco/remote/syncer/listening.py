@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import resource
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
@@ -84,7 +85,8 @@ class Listening:
     @property
     def address(self) -> str:
         """HOST:PORT, once the port is taken."""
-        return f"{self._address.rpartition(':')[0]}:{self.port}"
+        host = self._address.rpartition(":")[0]
+        return f"{socket.gethostname() if host in ('', '0.0.0.0', '[::]') else host}:{self.port}"
 
     def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
         """Answers from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,15 @@ from ddiloco.remote.wire.security import OPERATOR, Security
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage import operator_orders
 from ddiloco.storage.operator_orders import StandingOrders
+from ddiloco.storage.run_mark import RunMarkError
 from ddiloco.telemetry.records import reason
 from ddiloco.workers.exchange import Leave
 
+_EVICTED = 1000  # orders to drop a learner that are remembered
+
 
 class Management:
-    """Answers commands, each in a thread of gRPC's.
+    """Answers commands, each in a thread of gRPC's, and obeys what other shards of the syncer were asked.
 
     A learner that is drained is told that the run is over, and told again whenever it comes back: its process
     ends with exit code 0. A run that is stopped stays so for engines, which start the syncer again.
@@ -35,11 +39,14 @@ class Management:
         stop: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda line: None,
         folder: pathlib.Path | None = None,
+        shard: int = 0,
+        shards: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """`tell` takes a line on each command; learners are numbered below `most_learners`.
 
         `step`: the global one. `take_snapshot`: has one taken soon; False if none are taken at all. `folder`:
-        the syncer's, with what was asked of earlier ones; one that goes on with a stopped run undoes that.
+        the syncer's, with what was asked of earlier ones. `shard`: which this is; where the first goes on
+        with a stopped run it undoes that. `shards`: HOST:PORT of all of them.
 
         Raises:
           RunMarkError: what was asked before cannot be read.
@@ -49,11 +56,14 @@ class Management:
         self._lock = threading.Lock()  # of the orders
         self._keeping = threading.Lock()  # while it is written; who is drained must not wait for a disk
         self._folder = folder
-        self._orders = StandingOrders() if folder is None else operator_orders.load(folder)
-        if kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None)):
-            tell(f"the run goes on that was stopped{kept}")
+        self._shards = shards
         self._sessions: Callable[[], Sequence[Session]] = tuple
         self._end: Callable[[Session, str], None] = lambda session, reason: None
+        self._orders = StandingOrders() if folder is None else operator_orders.load(folder)
+        if shard and self._orders.stopped:
+            stop()
+        elif not shard and (kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None))):
+            tell(f"the run goes on that was stopped{kept}")
 
     def attach(self, sessions: Callable[[], Sequence[Session]], end: Callable[[Session, str], None]) -> None:
         """`sessions`: those of the learners that are connected; `end` closes one, for a reason."""
@@ -89,7 +99,6 @@ class Management:
                 return self._status()
             case Command("stop"):
                 kept = self._keep(lambda orders: orders._replace(stopped=True))
-                self._stop()
                 return Answer(True, f"the run ends, with everything saved{kept}")
             case Command("snapshot"):
                 done = self._take_snapshot()
@@ -98,9 +107,6 @@ class Management:
                 )
             case Command("drain", int(learner)) if learner < self._most_learners:
                 kept = self._keep(lambda orders: orders.drain(learner))
-                for session in self._sessions():
-                    if session.learner == learner:
-                        session.deliver(Leave())
                 return Answer(True, f"learner {learner} ends after its step{kept}", {"learner": learner})
             case Command("evict", int(learner)) if learner < self._most_learners:
                 return self._evict(learner)
@@ -110,23 +116,45 @@ class Management:
             False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
         )
 
+    def look(self) -> None:
+        """Obeys what is ordered by now, of whichever shard; what cannot be read is looked at again."""
+        if self._folder is not None and self._keeping.acquire(blocking=False):
+            try:
+                with contextlib.suppress(RunMarkError):
+                    self._obey(operator_orders.load(self._folder))
+            finally:
+                self._keeping.release()
+
     def _keep(self, change: Callable[[StandingOrders], StandingOrders]) -> str:
-        """Changes the orders for good; what an answer says where the disk refuses."""
+        """Changes the orders for good, and obeys them; what an answer says where the disk refuses."""
         with self._keeping:
-            with self._lock:
-                before, self._orders = self._orders, change(self._orders)
-            if self._folder is not None and self._orders != before:
-                try:
-                    self._orders.save(self._folder)
-                except OSError as error:
-                    return f", but a restarted syncer will not know it: {reason(error)}"
-        return ""
+            kept = ""
+            try:
+                orders = change(self._orders)
+                orders = orders if self._folder is None else operator_orders.change(self._folder, change)
+            except (OSError, RunMarkError) as error:
+                kept = f", but a restarted syncer will not know it: {reason(error)}"
+            self._obey(orders)
+        return kept
+
+    def _obey(self, orders: StandingOrders) -> None:
+        with self._lock:
+            before, self._orders = self._orders, orders
+        if orders.stopped and not before.stopped:
+            self._stop()
+        leaving = set(orders.drained) - set(before.drained)
+        dropped = {m for m in orders.evicted if orders.evicted.count(m) > before.evicted.count(m)}
+        for session in self._sessions():
+            if session.learner in leaving:
+                session.deliver(Leave())
+            if session.learner in dropped:
+                self._end(session, "evicted")
 
     def _evict(self, learner: int) -> Answer:
         """Drops the connection of a learner that may not react; whatever process comes next is another."""
         present = [session for session in self._sessions() if session.learner == learner]
-        for session in present:
-            self._end(session, "evicted")
+        if present:
+            self._keep(lambda orders: orders._replace(evicted=(*orders.evicted[-_EVICTED:], learner)))
         told = (
             f"learner {learner} is dropped; it may come back"
             if present
@@ -150,6 +178,7 @@ class Management:
             drained = sorted(self._orders.drained)
         facts: dict[str, Any] = {"step": self._step(), "present": present, "drained": drained}
         facts["num_learners"] = self._most_learners
+        facts["shards"] = list(self._shards())
         named = ", ".join(map(str, present)) or "none"
         retired = f"; drained: {', '.join(map(str, drained))}" if drained else ""
         return Answer(

@@ -1,4 +1,4 @@
-"""The syncer as a process: a SyncerWorker whose learners come over the wire."""
+"""The syncer, or one of its shards, as a process: a SyncerWorker whose learners come over the wire."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from ddiloco.config import ConfigError
 from ddiloco.goodput.waits import waiting
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
-from ddiloco.protocol.messages import NOTHING_MERGED
-from ddiloco.protocol.parts import AuthorityCore
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
-from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.syncer.shard_records import RecordsLink
+from ddiloco.remote.syncer.shards import Shards
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.validation import LARGEST
-from ddiloco.storage import run_mark
+from ddiloco.storage import run_mark, shard_states
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.ownership import owned_fragments
 from ddiloco.storage.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
@@ -39,8 +38,7 @@ from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
-from ddiloco.workers.positions import dealt_or_told
-from ddiloco.workers.resumed_from import ResumedFrom, begin_from
+from ddiloco.workers.resumed_from import ResumedFrom
 from ddiloco.workers.resuming import run_of
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots.taking import SnapshotTaker
@@ -51,10 +49,12 @@ _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 _MOST_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
 _SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
+_RECORDS_SECONDS = 10.0  # for the last records to be sent to the first shard
+_OTHERS_SECONDS = 20.0  # for other shards to end after this one has
 
 
 class SyncerRun:
-    """One run of the decoupled family, seen from its syncer; learners may come and go at any time."""
+    """One run of the decoupled family, seen from a shard of its syncer; learners come and go at any time."""
 
     def __init__(
         self,
@@ -68,8 +68,9 @@ class SyncerRun:
         alone: bool = False,
         snapshot: Snapshot | None = None,
         comes_back: Callable[[], bool] = lambda: False,
+        shard: int = 0,
     ) -> None:
-        """Listens from now on; `run` begins to answer. The last three are as in `run_syncer`.
+        """Listens from now on; `run` begins to answer. The last four are as in `run_syncer`.
 
         Raises:
           ConfigError: the port is not available, or the disk refuses.
@@ -80,28 +81,24 @@ class SyncerRun:
         e = assembly.experiment
         self._assembly, self._record, self._durable = assembly, record, durable
         self._stop, self._alone, self._comes_back = stop, alone, comes_back
+        self._shard, self._own = shard, fragments_of(shard, e.syncer_shards, e.sync.num_fragments)
         self.locks = contextlib.ExitStack()
         workdir = durable.folder.parent
         try:
-            state = self._durable_state(resumed, snapshot)
+            self._model, state = self._durable_state(resumed, snapshot)
         except OSError as error:
             raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
         goes_on = resumed or snapshot is not None
         resumed_from = ResumedFrom.load(durable.folder) if goes_on else None
         snapshot_name = None if resumed_from is None else resumed_from.name
-        links: PartLinks | None = None
-        core: SyncerCore | AuthorityCore
-        # Others read what was committed from the disk.
-        if self._model is not None:
-            core = SyncerCore(e.sync, e.train.steps, state, durable.lineage)
-        else:
-            core = AuthorityCore(e.sync, e.train.steps, state, e.remote.parts)
+        mark = run_mark.begun(durable.folder)
+        assert mark is not None, "it was completed above"
+        self._shards = Shards(durable.folder, mark, shard, e.syncer_shards, e.train.steps)
+        core = SyncerCore(e.sync, e.train.steps, state, durable.lineage, shard, e.syncer_shards)
         tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
-        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
-        passed = lambda one: links.pass_on(one)  # noqa: E731
-        self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape, pass_on=passed)
+        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage, shard)
+        self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape)
         taker = None
-        parts = 0 if self._model is not None else e.remote.parts
         if e.snapshot.every:
             header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
             keep_also = snapshot_name if e.tape.enabled else None
@@ -113,26 +110,22 @@ class SyncerRun:
                 send,
                 record,
                 keep_also,
-                parts,
-                self._patience_for_a_snapshot,
-                e.train.steps_in_flight,
+                patience=self._patience_for_a_snapshot,
+                steps_in_flight=e.train.steps_in_flight,
             )
             self._syncer.take_snapshots(taker)
-        if parts:
-            mark = run_mark.begun(durable.folder)
-            assert mark is not None, "it was completed above"
-            epoch = (lambda: LARGEST) if taker is None else lambda: taker.epoch
-            terms = terms_of(e, assembly.layout)
-            links = PartLinks(parts, terms, security, mark, self._syncer.send, record, epoch)
         management = Management(
             security,
             e.most_learners,
             lambda: self._syncer.core.step,
             (lambda: False) if taker is None else taker.take_one_soon,
-            stop.set,
+            self._stopped,
             lambda line: record(records.Alarm(line, time.time())),
             durable.folder,
+            shard,
+            lambda: self._shards.addresses,
         )
+        self._management = management
         self._server = SyncerServer(
             terms_of(e, assembly.layout),
             security,
@@ -144,18 +137,19 @@ class SyncerRun:
             resumed_from,
             durable.run,
             management,
-            links,
             lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
             lambda: self._syncer.waiting > _MOST_WAITING,
-            (lambda learner: NOTHING_MERGED) if parts else self._syncer.furthest,
+            self._syncer.furthest,
             lambda: self._syncer.core.versions,
+            shard,
         )
         self._server.know(core.state().incarnations)
         for lost in core.lost_for_good(lambda m: m >= e.most_learners or management.drained(m)):
             self._syncer.send(lost)
         self._server.start()  # learners compile while this process does
+        self._announce(listening.address)
         self._scoring = Scoring(assembly, workdir, durable.run, record, stop)
-        if not resumed and self._model is not None:  # else learners wait: the first merge compiles for itself
+        if not resumed:  # else learners wait: the first merge compiles for itself
             with waiting("the merge to compile"):
                 self._model.compile()
         memory.return_freed()
@@ -164,61 +158,117 @@ class SyncerRun:
         """Merges to the last step, or until `stop` is set; waits while there are no learners.
 
         If an earlier syncer has merged the last step, and no learner comes back to this one, all have left.
+        Of several shards each goes on serving until all have finished, and the first one gives the result.
         """
+        if self._shards.finished:  # before: whoever has not heard of it may still come
+            self._server.away |= set(range(self._assembly.experiment.most_learners))
         alone = self._alone or self._serve()
         # Learners that were told that the run is over would not be there for the next syncer.
-        over = self._syncer.core.finished or not (self._syncer.failure or self._comes_back())
+        over = self._is_over()
         if over:
             patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
             with waiting("learners to leave"):
-                self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), patience)
+                last = self._await_others if not self._shard else lambda: None
+                self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), patience, last)
         with waiting("the last merges and snapshot"):
             self._syncer.stop(_LEAVE_SECONDS)
         if not over:  # only now: the syncer would take its learners for lost, and complete a snapshot without
             self._server.close()
-        params, core = self._parameters(), self._syncer.core
-        finished = core.finished or (alone and self._is_trained())
-        last = LastScore(None, None, None)  # another goes on, and this may not have the time
+        self._shards.close()
+        core = self._syncer.core
+        finished = self._shards.finished or (alone and self._is_trained())
+        if self._shard:
+            return Outcome({}, core.step, None, finished, self._failure(None))
+        params, state = self._result()
+        last_score = LastScore(None, None, None)  # another goes on, and this may not have the time
         if over or finished:
             with waiting("the last evaluation"):
-                last = self._scoring.last(core.step, core.versions, params)
-        failure = self._failure(last.problem)
-        return Outcome(params, core.step, last.loss, finished, failure, last.sample)
+                last_score = self._scoring.last(state.step, state.versions, params)
+        failure = self._failure(last_score.problem)
+        return Outcome(params, state.step, last_score.loss, finished, failure, last_score.sample)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the run was started again, so that this process cannot go on with it."""
+        return self._shards.superseded
+
+    def end(self) -> None:
+        """Says to the other shards that this one ends with the run, if so, after its records are sent."""
+        if self._is_over():
+            core = self._syncer.core
+            with contextlib.suppress(OSError):  # they wait for some seconds
+                self._shards.end([core.versions[p] for p in self._own])
+
+    def _is_over(self) -> bool:
+        """Whether the run ends, as far as this shard knows, and not only its process."""
+        if self._shard:
+            return self._shards.ended.is_set() and not self._shards.superseded
+        finished = self._shards.finished or (self._shards.count == 1 and self._syncer.core.finished)
+        return finished or not (self._syncer.failure or self._comes_back())
+
+    def _finish(self) -> None:
+        """Makes durable that this shard has finished; it goes on serving until all have."""
+        try:
+            self._shards.finish()
+        except OSError as error:
+            self._record(records.Alarm(f"{self._durable.folder}: {records.reason(error)}", time.time()))
+            if self._shards.count > 1:
+                time.sleep(1.0)  # until the disk takes it
+                return
+            self._shards.ended.set()
+        self._shards.look()
+
+    def _stopped(self) -> None:
+        """An operator has ended the run."""
+        self._shards.ended.set()
+        self._stop.set()
+
+    def _announce(self, address: str) -> None:
+        try:
+            self._shards.announce(address)
+        except OSError as error:
+            raise ConfigError(f"workdir: {self._durable.folder}: {records.reason(error)}") from None
+        self._shards.look()
+        if self._shards.count > 1:
+            self._server.tell_where(self._shards.addresses)
+            self._shards.watch(self._look)
+
+    def _look(self) -> None:
+        """Now and then, at what other shards and operators have written."""
+        self._management.look()
+        self._server.tell_where(self._shards.addresses)
+
+    def _await_others(self) -> None:
+        """Lets other shards end, whose last merges and records belong to the result."""
+        if self._shards.count > 1:
+            self.end()
+            seconds = _LEAVE_SECONDS if self._shards.finished else _OTHERS_SECONDS
+            with waiting("the other shards to end"):
+                self._shards.wait_for_others(seconds)
 
     def _is_trained(self) -> bool:
         """Whether a learner has come to the last step; all may also have left because they were drained."""
+        if self._shard:
+            return False
         records.write_out(self._record, _SUMMARY_SECONDS, summary=True)
         step = read_json(self._durable.folder.parent / "summary.json").get("step", 0)
         return max(step, self._syncer.core.step) >= self._assembly.experiment.train.steps
 
-    def _durable_state(self, resumed: bool, snapshot: Snapshot | None) -> SyncerState | None:
-        """Makes durable what the run begins with, and the model unless others merge; what is known."""
-        assembly, durable, e = self._assembly, self._durable, self._assembly.experiment
-        layout, parts = assembly.layout, e.remote.parts
-        self._model: GlobalModel | None = None
-        with contextlib.ExitStack() as stack:
-            if parts == 1 or not resumed:  # else parts of it may be at work
-                durable.folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(owned_fragments(durable.folder, range(layout.num_fragments)))
-            if parts == 1:
-                self._model, state = durable_start(assembly, durable, resumed, snapshot, self._record)
-                self.locks.push(stack.pop_all())
-                return state
-            if not resumed:
-                durable.sweep(range(layout.num_fragments))
-            durable.sweep()
-            if snapshot is not None:
-                begin_from(snapshot, assembly, durable)
-                durable.complete()
-            elif not resumed:
-                initial = assembly.initial_parameters()
-                for p in range(layout.num_fragments):  # others merge: one at a time
-                    durable.begin(assembly.global_model(initial, [p]))
-                durable.complete()
-        state = dealt_or_told(durable.state(), e, self._record)
-        if resumed or snapshot is not None:
-            self._record(records.Resumed(state.versions, time.time()))
-        return state
+    def _durable_state(
+        self, resumed: bool, snapshot: Snapshot | None
+    ) -> tuple[GlobalModel, SyncerState | None]:
+        """Makes durable what the run begins with; the model of this shard, and what is known."""
+        durable, every = self._durable, range(self._assembly.layout.num_fragments)
+        durable.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as own, contextlib.ExitStack() as others:
+            own.enter_context(owned_fragments(durable.folder, self._own))
+            if not resumed:  # no other shard may be at work
+                rest = [p for p in every if p not in self._own]
+                others.enter_context(owned_fragments(durable.folder, rest))
+            begins = resumed, snapshot, self._record
+            found = durable_start(self._assembly, durable, *begins, self._own, others.close)
+            self.locks.push(own.pop_all())
+            return found
 
     def _patience_for_a_snapshot(self, learners: int) -> float:
         """Seconds, by how fast the syncer's disk has taken fragments: all parts may go to that one disk."""
@@ -226,16 +276,24 @@ class SyncerRun:
         size = copies * sum(self._assembly.layout.bytes)
         return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
 
-    def _parameters(self) -> dict[str, np.ndarray]:
-        if self._model is not None:
-            return self._model.parameters()
-        layout = self._assembly.layout
-        until = time.monotonic() + (_SHOWN_SECONDS if self._syncer.core.finished else 0.0)
-        return assemble(layout, [self._last(p, until) for p in range(layout.num_fragments)])
+    def _result(self) -> tuple[dict[str, np.ndarray], SyncerState]:
+        """The parameters, and of which versions they are; those of other shards are on the disk."""
+        core = self._syncer.core
+        if self._shards.count == 1:
+            return self._model.parameters(), core.state()
+        layout, ended = self._assembly.layout, self._shards.wait_for_others(0.0)
+        least = list(core.versions)
+        for shard, state in ended.items():
+            own = fragments_of(shard, self._shards.count, len(least))
+            for p, version in zip(own, state.versions, strict=False):
+                least[p] = version
+        until = time.monotonic() + _SHOWN_SECONDS
+        pieces = [self._last(p, version, until) for p, version in enumerate(least)]
+        return assemble(layout, pieces), self._durable.state()
 
-    def _last(self, p: int, until: float) -> Pieces:
-        """The last version of a fragment, which a part has committed; a shared disk may show it late."""
-        while (state := self._durable.fragment(p)[0]).version < self._syncer.core.versions[p]:
+    def _last(self, p: int, version: int, until: float) -> Pieces:
+        """A fragment as its shard left it; a shared disk may show that late."""
+        while (state := self._durable.fragment(p)[0]).version < version:
             if time.monotonic() >= until:
                 told = f"the model has version {state.version} of fragment {p}: the disk shows no later one"
                 self._record(records.Alarm(told, time.time()))
@@ -253,9 +311,11 @@ class SyncerRun:
             self._server.gather(e.remote.gather, self._stop)
         self._syncer.start()
         patience = time.monotonic() + e.remote.gather + e.remote.longest_backoff
-        while not (self._syncer.ended.is_set() or self._stop.is_set()):
-            self._syncer.ended.wait(0.2)
+        while not (self._shards.ended.is_set() or self._stop.is_set() or self._syncer.failure):
+            (self._shards.ended if self._shards.has_finished else self._syncer.ended).wait(0.2)
             self._scoring.take()
+            if self._syncer.core.finished and not self._shards.has_finished:
+                self._finish()
             if merged and not self._server.connected and time.monotonic() > patience:
                 return True
         return False
@@ -280,6 +340,7 @@ def run_syncer(
 ) -> Outcome:
     """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
+    Of several shards it is the first, which begins the run and gives its result.
     With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved.
     `comes_back`: whether the run goes on with another syncer though `stop` is set.
@@ -298,6 +359,50 @@ def run_syncer(
         return made.run()
 
 
+def run_shard(
+    assembly: Assembly,
+    stop: threading.Event,
+    shard: int,
+    *,
+    listening: Listening,
+    security: Security,
+    folder: pathlib.Path,
+) -> str | None:
+    """Runs a shard beside the first, once that has begun the run in `folder`; why it failed, if it did.
+
+    It ends with the run, and before where `stop` is set: then another process goes on.
+
+    Raises:
+      ConfigError: the port or the fragments are another process's.
+      DurableStateError, RunMarkError: what is in the folder cannot be used.
+    """
+    e = assembly.experiment
+    listening.claim()
+    with waiting("the first shard of the syncer to begin the run"):
+        while (mark := run_mark.begun(folder)) is None:
+            if stop.wait(0.2):
+                return None
+    terms = terms_of(e, assembly.layout)
+
+    def first() -> str:
+        state = shard_states.load(folder, 0)
+        return "" if state is None else state.address
+
+    link = RecordsLink(first, shard, terms, security, e.remote, mark.run)
+    durable = DurableState(
+        folder, assembly.layout, link.record, stop, mark.run, e.recovery.keep_versions, shard
+    )
+    made = SyncerRun(assembly, link.record, stop, listening, security, durable, resumed=True, shard=shard)
+    link.start()
+    with made.locks:
+        outcome = made.run()
+        link.finish(_RECORDS_SECONDS)
+        made.end()
+    if made.superseded:
+        return "the run was started again"
+    return outcome.failure
+
+
 def tell_of_the_end(
     assembly: Assembly, *, listening: Listening, security: Security, folder: pathlib.Path
 ) -> None:
@@ -311,13 +416,7 @@ def tell_of_the_end(
         return
 
     terms, ignore = terms_of(e, assembly.layout), lambda *told: None
-    parts = None
-    if e.has_parts:
-        parts = PartLinks(e.remote.parts, terms, security, mark, ignore, ignore, lambda: 0)
-        parts.leave(0.0)  # whoever comes
-    server = SyncerServer(
-        terms, security, listening, ignore, ignore, ignore, ignore, run=mark.run, parts=parts
-    )
+    server = SyncerServer(terms, security, listening, ignore, ignore, ignore, ignore, run=mark.run)
     server.away |= set(range(e.most_learners))
     server.start()
     server.stop(_LEAVE_SECONDS, patience=e.remote.longest_backoff)

@@ -1,4 +1,4 @@
-"""The syncer's end of the wire: a gRPC server that turns calls into events, and links into calls."""
+"""A shard's end of the wire: a gRPC server that turns calls into events, and links into calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import grpc
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
-from ddiloco.remote.syncer.admission import LEAP, Admission
+from ddiloco.remote.syncer.admission import FURTHEST, LEAP, Admission
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
-from ddiloco.remote.syncer.part_links import PartLinks
 from ddiloco.remote.syncer.record_receiver import RecordIntake
 from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import learner_event
@@ -55,30 +55,31 @@ class SyncerServer:
         resumed_from: ResumedFrom | None = None,
         run: str = "",
         management: Management | None = None,
-        parts: PartLinks | None = None,
         boundary_seconds: Callable[[int], float] = lambda learner: 0.0,
         crowded: Callable[[], bool] = lambda: False,
         furthest: Callable[[int], Watermark] = lambda learner: NOTHING_MERGED,
         versions: Callable[[], Sequence[int]] = tuple,
+        shard: int = 0,
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
         `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
-        an operator. `parts`: the processes that merge, where this one does not. `boundary_seconds`: that a
-        learner takes for the steps that its devices have at a time; 0.0: not known. `crowded`: whether so
-        much of what learners said waits that no more of it is read. `furthest`: of a learner's work, what is
-        merged, or may be. `versions`: of the fragments.
+        an operator. `boundary_seconds`: that a learner takes for the steps that its devices have at a time;
+        0.0: not known. `crowded`: whether so much of what learners said waits that no more of it is read.
+        `furthest`: of a learner's work, what is merged, or may be. `versions`: of the fragments. `shard`:
+        which of the syncer's processes this is.
         """
+        self._fragments = terms.fragments(shard)
+        self._addresses: Sequence[str] = ()  # of all shards
         self._crowded, self._furthest, self._versions = crowded, furthest, versions
         self._boundary_seconds = boundary_seconds
-        self._parts = parts
         self.intake = RecordIntake(record)
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._record = connect, send, record
         self._listening, self._run = listening, run
         self._peers_token = secrets.token_hex(16)
-        self._admission = Admission(terms, run)
+        self._admission = Admission(terms, run, shard)
         self._coming_and_going = threading.RLock()  # one session at a time begins, or ends
         self._rejoins, self._messages = Allowances(REJOINS, 1.0), Allowances(MESSAGES, 500.0)
         self._lock = threading.Lock()
@@ -96,9 +97,11 @@ class SyncerServer:
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
-            **({} if parts is None else {"Part": grpc.stream_stream_rpc_method_handler(self._part)}),
-            **(self._calls.handlers if parts is None else {}),
+            **self._calls.handlers,
         }
+        if terms.shards > 1 and not shard:
+            of_shards = ShardRecords(terms, security, run, listening.handshakes, record)
+            self._handlers["Shard"] = grpc.stream_unary_rpc_method_handler(of_shards.answer)
         listening.gate.refused = self._without_credentials
 
     def start(self) -> int:
@@ -108,6 +111,14 @@ class SyncerServer:
     def open(self) -> None:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
         self._open.set()
+
+    def tell_where(self, addresses: Sequence[str]) -> None:
+        """Tells learners, also those that come, where all shards answer."""
+        with self._lock:
+            self._addresses = addresses
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.say(pb.ToLearner(shards_at=pb.ShardsAt(addresses=addresses)), replaces=True)
 
     @property
     def connected(self) -> int:
@@ -146,8 +157,10 @@ class SyncerServer:
         known = self._newest_incarnation.items()
         return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
-    def stop(self, timeout: float, patience: float = 0.0) -> bool:
+    def stop(self, timeout: float, patience: float = 0.0, last: Callable[[], object] = lambda: None) -> bool:
         """Ends the run for all learners and waits for their goodbyes; returns whether all came.
+
+        Then `last` is called, before nobody is answered any more.
 
         Those that are `away` have `patience` seconds to come and hear of it. Who has not joined has nothing
         to say: it may compile for minutes, while an engine counts the seconds until it kills this process.
@@ -166,8 +179,7 @@ class SyncerServer:
             late = list(self._sessions.values())
         for session in late:
             self._end(session, "it did not leave in time")
-        if self._parts is not None:
-            self._parts.leave(timeout)
+        last()
         self.close()
         self.intake.end()
         return not late
@@ -198,9 +210,6 @@ class SyncerServer:
 
     def _manage(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         yield from self._management.answer(self._listening.handshakes.first(requests, context), context)
-
-    def _part(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from self._parts.answer(self._listening.handshakes.first(requests, context), requests, context)
 
     def _peers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         del requests
@@ -264,11 +273,6 @@ class SyncerServer:
         session.newest_incarnation = max(known, hello.process)
         whether = {"newer": 0 < known < hello.process, "began": not hello.session}
         self.intake.joined(hello.learner, hello.process, **whether)
-        with self._lock:
-            self._sessions[session.name] = session
-            self.away.discard(hello.learner)
-        if self._parts is not None:
-            self._parts.opened(session)
         origin = self._resumed_from
         accepted = pb.Accepted(
             session=session.name,
@@ -276,13 +280,16 @@ class SyncerServer:
             resume_from=0 if origin is None else origin.number_for(hello.learner, known),
             run=self._run,
             peers_token=self._peers_token,
-            parts=0 if self._parts is None else self._parts.count,
             furthest=dataclasses.asdict(furthest),
             versions=self._versions(),
         )
         session.say(pb.ToLearner(accepted=accepted))
-        if self._parts is not None:
-            self._parts.tell_where(session)
+        with self._lock:
+            self._sessions[session.name] = session
+            self.away.discard(hello.learner)
+            addresses = self._addresses
+        if addresses:
+            session.say(pb.ToLearner(shards_at=pb.ShardsAt(addresses=addresses)), replaces=True)
         if self._over or self._management.drained(hello.learner):  # it was away when it was told
             session.deliver(Leave())
         return session
@@ -325,15 +332,17 @@ class SyncerServer:
             case "state_recorded" | "part_written":
                 self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
             case _:
-                self._hear_event(session, learner_event(message, session.learner, self._terms.num_fragments))
+                self._hear_event(session, learner_event(message, session.learner, len(self._fragments)))
         return False
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
         if isinstance(event, events.OfferFailed):
-            (self._send if self._parts is None else self._parts.forward)(event)
+            self._send(event)
             return
         report = event.report if isinstance(event, events.StepReported) else event
-        if report.incarnation > session.newest_incarnation + LEAP:
+        # At another shard the number may have become as large as that of any process.
+        most = max(session.newest_incarnation + LEAP, FURTHEST if self._terms.shards > 1 else 0)
+        if report.incarnation > most:
             raise WireError("incarnation beyond belief", str(report.incarnation))
         if report.incarnation != session.incarnation:
             if not self._rejoins.take(session.learner, time.monotonic()):
@@ -371,8 +380,6 @@ class SyncerServer:
             if reason != events.LEFT:
                 self.away.add(session.learner)
             self._changed.notify_all()
-        if self._parts is not None:
-            self._parts.closed(session)
         if session.incarnation:
             self._send(events.LearnerLost(session.learner, session.incarnation, reason))
 

@@ -10,6 +10,7 @@ from typing import Any
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.outer.encoding import wire_format
 from ddiloco.outer.fragments import FragmentLayout
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.settings.experiment import Experiment, all_settings
 
 LONGEST_SHOWN = 100  # characters of a setting's value in a refusal
@@ -29,11 +30,16 @@ class Terms:
     offer_timeout: float  # seconds that a fragment may take
     silence_timeout: float = 60.0  # seconds without a word after which a learner is not there
     hosts: Sequence[int] = ()  # by learner, the hosts that the syncer keeps room for; (): one each
+    shards: int = 1  # processes of the syncer
 
     @property
     def num_fragments(self) -> int:
         """P."""
         return len(self.up)
+
+    def fragments(self, shard: int) -> tuple[int, ...]:
+        """The fragments of a shard."""
+        return fragments_of(shard, self.shards, self.num_fragments)
 
     def room(self, learner: int) -> int:
         """The hosts of the learner that the syncer keeps room for."""
@@ -63,6 +69,7 @@ def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
         offer_timeout=experiment.sync.offer_timeout,
         silence_timeout=experiment.sync.silence_timeout,
         hosts=experiment.remote.hosts,
+        shards=experiment.syncer_shards,
     )
 
 

@@ -29,7 +29,7 @@ def from_learner(event: events.FromLearner | events.OfferFailed) -> pb.FromLearn
 
 
 def learner_event(message: pb.FromLearner, learner: int, num_fragments: int) -> events.SyncerEvent:
-    """The event in a message from this learner.
+    """The event in a message from this learner to a shard that has so many fragments.
 
     Raises:
       WireError: the message is not an event, or has another number of fragments.

@@ -91,8 +91,8 @@ def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
     raise WireError("malformed record", "none that a learner sends")
 
 
-def part_record(message: pb.Record) -> records.Record:
-    """The record in a message of a part, which is trusted. Raises WireError: it holds none that is sent."""
+def shard_record(message: pb.Record) -> records.Record:
+    """The record in a message of a shard, which is trusted. Raises WireError: it holds none that is sent."""
     match message.WhichOneof("kind"):
         case "noted":
             return records.Noted(message.noted.name, json.loads(message.noted.json), message.noted.time)
@@ -101,7 +101,7 @@ def part_record(message: pb.Record) -> records.Record:
         case "transferred":
             t = message.transferred
             return records.Transferred(t.learner, t.sent, t.received)
-    raise WireError("malformed record", "none that a part sends")
+    raise WireError("malformed record", "none that a shard sends")
 
 
 def _time(seconds: float) -> float:

@@ -25,7 +25,7 @@ PEER_NAME = "ddiloco-learner"  # in every learner's certificate, whatever its ho
 
 NOBODY = -1  # in a learner's place: the token is of one and the certificate of another
 OPERATOR = -2  # likewise: who may manage the run, but is no learner
-PART = -3  # likewise: a process of the syncer that merges
+SHARD = -3  # likewise: a shard of the syncer
 
 
 class Caller(NamedTuple):
@@ -63,14 +63,14 @@ class Security:
             raise ConfigError(f"token_file: has no token of learner {learner}")
         return Security(self.tokens[learner], self.tls)
 
-    def of_parts(self) -> Security:
-        """What a part of the syncer presents to the authority: it knows all tokens, as no learner does."""
-        return Security(self._part_token, self.tls)
+    def of_shards(self) -> Security:
+        """What a shard of the syncer presents to the first one: it knows all tokens, as no learner does."""
+        return Security(self._shard_token, self.tls)
 
     @property
-    def _part_token(self) -> str | None:
+    def _shard_token(self) -> str | None:
         known = [token for token in (self.token, *self.tokens.values()) if token is not None]
-        digest = hashlib.sha256("\n".join(["ddiloco part", *sorted(known)]).encode())
+        digest = hashlib.sha256("\n".join(["ddiloco shard", *sorted(known)]).encode())
         return digest.hexdigest() if known else None
 
     def among_peers(self, token: str) -> Security:
@@ -98,7 +98,7 @@ class Security:
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Who makes an admitted call: the learner that the token is of, or else the certificate."""
         shown = self._shows(context.invocation_metadata()) if self.asks else None
-        if shown in (OPERATOR, PART):
+        if shown in (OPERATOR, SHARD):
             return Caller(shown, host_of(context.peer()))
         named = [OWN_NAME.fullmatch(name.decode(errors="replace")) for name in _names(context)]
         certified = next((int(found[1]) for found in named if found), None)
@@ -108,7 +108,7 @@ class Security:
     def _shows(self, metadata: tuple | None) -> int | None:
         """The learner whose token is shown, -1 for the token of all, or OPERATOR; None: it is none."""
         given = metadata_value(metadata, TOKEN_KEY).encode()
-        known = {-1: self.token, OPERATOR: self.operator, PART: self._part_token, **self.tokens}
+        known = {-1: self.token, OPERATOR: self.operator, SHARD: self._shard_token, **self.tokens}
         fit = [
             m
             for m, token in known.items()

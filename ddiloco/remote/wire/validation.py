@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 15  # of wire.proto with the events in it; both ends must have the same
+VERSION = 16  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MOST_DIFFERENCES = 32  # of a fragment that are sent together
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
@@ -23,7 +23,7 @@ UPDATES = "/ddiloco.wire.Syncer/Updates"
 OFFERS = "/ddiloco.wire.Syncer/Offers"
 PEERS = "/ddiloco.wire.Syncer/Peers"
 FOLLOW = "/ddiloco.wire.Hosts/Follow"
-PART = "/ddiloco.wire.Syncer/Part"
+SHARD = "/ddiloco.wire.Syncer/Shard"
 DONATE = "/ddiloco.wire.Learner/Donate"
 SESSION_KEY = "ddiloco-session"  # metadata that connects a call with its learner's control stream
 HOST_KEY = "ddiloco-host"  # metadata that names which of the learner's hosts calls; none: its only one
@@ -130,7 +130,6 @@ def options(keepalive: float) -> list[tuple[str, int]]:
     ]
 
 
-CONNECT_ANEW = grpc.StatusCode.ABORTED  # how a call ends if all of the process's calls must be made again
 REPLACED = grpc.StatusCode.ALREADY_EXISTS  # how a process's call ends once another has taken its place
 
 

@@ -55,7 +55,7 @@ class ResumedWith:
 class Header:
     """The header of one process's tape."""
 
-    role: str  # "learner", or "syncer"; where that is several processes, "authority" or "part"
+    role: str  # "learner" or "syncer"
     learner: int | None  # its number; None for the syncer
     # A learner's first incarnation; for the syncer, the number of its process in the run, from 1. It is above
     # those of all earlier processes that had any of its fragments.
@@ -75,22 +75,20 @@ class Header:
     resumed: ResumedWith | None = None  # learner only: what it resumed with, if it did
     run: str = ""  # its random id, hex; empty in virtual time, where everything follows from the seed
     lineage: int = 0  # syncer only: of the versions that it makes
-    part: int = 0  # of the syncer
-    parts: int = 1  # S
+    shard: int = 0  # of the syncer: which of its processes
+    shards: int = 1  # S
 
     @property
     def actor(self) -> str:
-        """Whose tape it is: "learner 2", "the syncer", "part 1 of the syncer"."""
+        """Whose tape it is: "learner 2", "the syncer", "shard 1 of the syncer"."""
         if self.learner is not None:
             return f"learner {self.learner}"
-        return f"part {self.part} of the syncer" if self.role == "part" else f"the {self.role}"
+        return f"shard {self.shard} of the syncer" if self.shards > 1 else "the syncer"
 
     @property
     def fragments(self) -> tuple[int, ...]:
         """Those that the process merges."""
-        if self.state is None or self.role == "authority":
-            return ()
-        return fragments_of(self.part, self.parts, len(self.state.versions))
+        return () if self.state is None else fragments_of(self.shard, self.shards, len(self.state.versions))
 
 
 def to_json(header: Header) -> str:

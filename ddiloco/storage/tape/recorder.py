@@ -35,19 +35,14 @@ def learner_tape(folder: pathlib.Path, learner: int, process: int) -> pathlib.Pa
     return folder / f"learner-{learner}-{process}{SUFFIX}"
 
 
-def syncer_tape(folder: pathlib.Path, process: int) -> pathlib.Path:
-    """The file of the syncer's process."""
-    return folder / f"syncer-{process}{SUFFIX}"
-
-
-def part_tape(folder: pathlib.Path, part: int, process: int) -> pathlib.Path:
-    """The file of a process of one part of the syncer."""
-    return folder / f"part-{part}-{process}{SUFFIX}"
+def syncer_tape(folder: pathlib.Path, process: int, shard: int = 0) -> pathlib.Path:
+    """The file of a process of the syncer, or of one of its shards."""
+    return folder / (f"shard-{shard}-{process}{SUFFIX}" if shard else f"syncer-{process}{SUFFIX}")
 
 
 def next_syncer(folder: pathlib.Path) -> int:
-    """The number of the syncer's next process, whether authority, part or only one."""
-    paths = (*folder.glob(f"syncer-*{SUFFIX}"), *folder.glob(f"part-*-*{SUFFIX}"))
+    """The number of the syncer's next process, of whichever shard; two may begin at once with the same."""
+    paths = (*folder.glob(f"syncer-*{SUFFIX}"), *folder.glob(f"shard-*-*{SUFFIX}"))
     numbers = (path.stem.rpartition("-")[2] for path in paths)
     return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
 

@@ -16,7 +16,6 @@ import numpy as np
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol import events
 from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
-from ddiloco.protocol.parts import AuthorityCore
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.settings.saving import SnapshotConfig
@@ -131,9 +130,7 @@ class SnapshotTaker:
         self._gathering = True
         return True
 
-    def begin(
-        self, core: SyncerCore | AuthorityCore, fragments: Sequence[FragmentState], now: float
-    ) -> CutBegun | None:
+    def begin(self, core: SyncerCore, fragments: Sequence[FragmentState], now: float) -> CutBegun | None:
         """Records the syncer's state; gives what to tell learners and parts before anything else.
 
         Args:

@@ -4,12 +4,12 @@ import concurrent.futures
 
 import numpy as np
 import pytest
+from ddiloco.workers.snapshots.fragments import FragmentsRecording
 
 from ddiloco.outer.global_model import FragmentState
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.snapshots.parts import PartFiles
-from ddiloco.workers.snapshots.fragments import FragmentsRecording
 
 
 def recording(epoch=0):

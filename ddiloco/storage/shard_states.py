@@ -1,0 +1,47 @@
+"""What each shard of the syncer tells the others, in a small file of its own in the syncer's folder."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import NamedTuple
+
+from ddiloco.storage import array_file
+
+PREFIX = "shard-"
+
+
+class ShardState(NamedTuple):
+    """As the shard's newest process wrote it."""
+
+    start: str  # of the run, as its mark names it: what is of another start is void
+    shards: int  # S, of which it is one
+    address: str  # HOST:PORT at which it answers learners
+    finished: int = 0  # the run's last step, once all of the shard's rounds are over; 0: they are not
+    over: bool = False  # its process has ended, and the run with it
+    versions: tuple[int, ...] = ()  # of its fragments, as it ended
+
+    def save(self, folder: pathlib.Path, shard: int) -> None:
+        """Makes it durable; raises OSError."""
+        array_file.replace(_path(folder, shard), [json.dumps(self._asdict()).encode()])
+
+
+def load(folder: pathlib.Path, shard: int) -> ShardState | None:
+    """The state of a shard; None: there is none that can be read."""
+    try:
+        values = json.loads(_path(folder, shard).read_text())
+        start, address = str(values["start"]), str(values["address"])
+        versions = tuple(map(int, values["versions"]))
+        numbers = int(values["finished"]), bool(values["over"])
+        return ShardState(start, int(values["shards"]), address, *numbers, versions)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+
+
+def sweep(folder: pathlib.Path, shard: int) -> None:
+    """Removes what a killed process of the shard left unfinished of its file."""
+    array_file.sweep(folder, _path(folder, shard).name)
+
+
+def _path(folder: pathlib.Path, shard: int) -> pathlib.Path:
+    return folder / f"{PREFIX}{shard:04d}.json"

@@ -68,9 +68,9 @@ class Job:
         where = [f"--listen={self.address}", *more]
         return self._start("experiments.syncer", where, affliction, **environment)
 
-    def part(self, part, *more, affliction=None):
-        """Starts the process of one of the syncer's parts."""
-        where = [f"--part={part}", f"--authority={self.address}", "--listen=127.0.0.1:0", *more]
+    def shard(self, shard, *more, affliction=None):
+        """Starts the process of one of the syncer's shards beside the first."""
+        where = [f"--shard={shard}", "--listen=127.0.0.1:0", *more]
         return self._start("experiments.syncer", where, affliction)
 
     def learner(self, learner, *more, address=None, affliction=None, **environment):

@@ -313,7 +313,8 @@ class SyncerRun:
         patience = time.monotonic() + e.remote.gather + e.remote.longest_backoff
         while not (self._shards.ended.is_set() or self._stop.is_set() or self._syncer.failure):
             (self._shards.ended if self._shards.has_finished else self._syncer.ended).wait(0.2)
-            self._scoring.take()
+            if not self._shard:
+                self._scoring.take()
             if self._syncer.core.finished and not self._shards.has_finished:
                 self._finish()
             if merged and not self._server.connected and time.monotonic() > patience:

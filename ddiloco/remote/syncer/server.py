@@ -73,7 +73,7 @@ class SyncerServer:
         self._addresses: Sequence[str] = ()  # of all shards
         self._crowded, self._furthest, self._versions = crowded, furthest, versions
         self._boundary_seconds = boundary_seconds
-        self.intake = RecordIntake(record)
+        self.intake = RecordIntake((lambda told: None) if shard else record)  # learners' go to the first
         self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._record = connect, send, record
@@ -90,7 +90,7 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        self._calls = FragmentCalls(terms, self._find, send, take_offer, record)
+        self._calls = FragmentCalls(terms, self._find, send, take_offer, record, shard)
         self._management = management or Management(security, terms.most_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {

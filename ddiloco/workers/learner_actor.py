@@ -18,6 +18,9 @@ from ddiloco.protocol.work import LearnerWork
 from ddiloco.telemetry.records import reason
 from ddiloco.workers.exchange import InnerState, OfferPositions, fragments_with
 
+UNUSABLE_POSITION = (DataError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What is raised where data cannot go on at a position: it comes from the syncer, and may be anything."""
+
 Payload = Any  # the arrays of a fragment; None where there are no arrays
 
 
@@ -165,6 +168,6 @@ class LearnerActor:
         """Has the data go on there; where they cannot, they begin again, which must not kill the learner."""
         try:
             self.arrays.draw_from(json.loads(position) if position else None)
-        except (DataError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except UNUSABLE_POSITION as error:
             self._driver.alarm(f"its data begin again: {reason(error)}")
             self.arrays.draw_from(None)

@@ -12,7 +12,7 @@ from ddiloco.local import run as local
 from ddiloco.outer import guards
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
 from ddiloco.storage.tape.entries import Committed, Entry
@@ -239,7 +239,7 @@ def test_data_that_began_again_in_the_run_as_their_position_was_none_do_so_again
     def strange(entry):
         if not isinstance(entry.content, events.Welcomed):
             return entry
-        data = dataclasses.replace(entry.content.data, position='["no position"]')
+        data = Watermark(life=1, steps=0, position='["no position"]')
         return dataclasses.replace(entry, content=dataclasses.replace(entry.content, data=data))
 
     def welcomed(tapes):

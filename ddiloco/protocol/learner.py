@@ -194,6 +194,11 @@ class LearnerCore:
         return tuple(fragment.lineage for fragment in self._fragments)
 
     @property
+    def offered(self) -> set[int]:
+        """The steps (`Watermark.steps`) of the offers that are kept: they may be sent, and merged, yet."""
+        return {steps for fragment in self._fragments for steps in fragment.offered}
+
+    @property
     def work(self) -> LearnerWork:
         """What `resume` takes; steps under way count as if none were skipped."""
         fragments = tuple(FragmentWork.of(held, self._done) for held in self._fragments)

@@ -20,6 +20,7 @@ class Core:
     def __init__(self):
         self.next = []
         self.clock = 4
+        self.offered = set()
 
     def handle(self, event, now):
         return self.next
@@ -113,6 +114,18 @@ def test_an_offer_is_sent_with_where_the_data_stood_when_it_was_made(it):
     assert (name, arrays) == ("send_offer", "offer of 1 after 4")
     assert offer == events.FragmentArrived(RoundId(4, 1), made)
     assert offer.contribution.upto.position == '{"batches": 3}'
+
+
+def test_where_the_data_stood_is_kept_as_long_as_the_core_keeps_an_offer_that_was_made_there(it):
+    made = [Contribution(0, 1, 1, 0, n, n, 10 * n, upto=Watermark(1, n)) for n in (4, 5, 6)]
+    for n, offered in ((0, {4}), (1, {4, 5}), (2, {5, 6})):
+        it.core.offered, it.log.at = offered, {"batches": n}
+        handle(it, events.StepStarted(10), (), actions.MakeOffer(made[n]))
+    for n in (1, 2):
+        [(_, offer, _)] = handle(it, events.StepFinished(), (), actions.SendOffer(RoundId(4, 1), made[n]))
+        assert offer.contribution.upto.position == f'{{"batches": {n}}}'
+    with pytest.raises(KeyError):
+        handle(it, events.StepFinished(), (), actions.SendOffer(RoundId(4, 1), made[0]))
 
 
 @pytest.mark.parametrize("position", ["{", "[" * 100_000, '{"batches": 3}'])

@@ -15,7 +15,7 @@ from ddiloco.protocol.round import Round
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.virtual.calendar import Timer
 from ddiloco.virtual.syncer_process import VirtualSyncer
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 DELAY = 0.05  # mean seconds of a message between authority and part
 
@@ -46,7 +46,7 @@ class PartedSyncer(VirtualSyncer):
         self.on_death: Callable[[int], None] = lambda part: None
         # Carries out what the cores decide; its core is what the invariants ask for versions.
         self.policy = self._policy
-        versions = {p: Version(0, None) for p in range(self.policy.num_fragments)}
+        versions = {p: FragmentVersion(0, None) for p in range(self.policy.num_fragments)}
         self._actor = SyncerActor(self, self, versions)
         for process in (self._authority, *self._parts):
             process.alarm = Timer(self._calendar, functools.partial(self._handle, process, events.Timeout()))

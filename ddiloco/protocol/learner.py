@@ -374,7 +374,7 @@ class LearnerCore:
         if session.incarnation < event.newest <= max(self.incarnations):
             return self._join_as(session, event.newest + 1)
         if self.recovered or event.newest <= session.incarnation:
-            return [actions.Leave(event.reason)]
+            return [actions.EndProcess(event.reason)]
         # At all shards: of two processes the same one is to have the larger number everywhere.
         leap = ((event.newest - session.incarnation) // BEYOND_REJOINING + 1) * BEYOND_REJOINING
         return [said for one in self._sessions for said in self._join_as(one, one.incarnation + leap)]

@@ -292,8 +292,8 @@ def _run(
         else:
             from ddiloco.local.run import LocalRun as Run
         return Run(assembly, record, stop, workdir, snapshot).run()
-    from ddiloco.baselines import virtual as baselines
-    from ddiloco.virtual import run as virtual
+    import ddiloco.baselines.virtual as baselines
+    import ddiloco.virtual.run as virtual
 
     if experiment.algorithm in BASELINES:
         if assembly is not None:

@@ -16,7 +16,7 @@ from ddiloco.virtual.array_ports import Observer, Payload, SyncerArrays
 from ddiloco.virtual.calendar import Calendar, Timer
 from ddiloco.virtual.links import Link, WaitingFragments
 from ddiloco.workers.exchange import EventDelivery, fragments_with
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 # Whom, ..., bytes; returns whether the link has taken it.
 Incarnations = Sequence[tuple[int, int]]
@@ -99,7 +99,7 @@ class VirtualSyncer:
             more = self.lineage, self.shard, self._shards
             core = SyncerCore(self._policy, self._total_steps, self.durable, *more)
             committed = enumerate(self.durable.versions)
-            versions = {p: Version(version, self.arrays.fragment(p)) for p, version in committed}
+            versions = {p: FragmentVersion(version, self.arrays.fragment(p)) for p, version in committed}
             self._actor = SyncerActor(core, self, versions)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:

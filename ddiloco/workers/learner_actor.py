@@ -140,7 +140,7 @@ class LearnerActor:
         match action:
             case actions.TellSyncer(event, shard):
                 driver.send(event, shard)
-            case actions.Leave(why):
+            case actions.EndProcess(why):
                 driver.leave(why)
             case actions.AdoptAll(versions=versions, position=position):
                 self._adopt(versions, position)

@@ -23,7 +23,7 @@ from ddiloco.storage.tape.entries import Adopted, Committed, End, Entry, Gave, I
 from ddiloco.storage.tape.file import TapeError
 from ddiloco.workers.exchange import InnerState, fragments_with
 from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
-from ddiloco.workers.syncer_actor import SyncerActor, SyncerDriver, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor, SyncerDriver
 from experiments.studies.replay.reading import RunTapes, Tape
 from experiments.studies.replay.works import (
     BEFORE,
@@ -257,7 +257,7 @@ class _SyncerProcess(_Process, SyncerDriver):
         self._before, self._after, self._sent = tapes[:number], tapes[number + 1 :], sent
         state = self.tape.header.state
         versions = {p: state.versions[p] for p in self.tape.header.fragments}
-        named = {p: Version(version, VersionId(p, version)) for p, version in versions.items()}
+        named = {p: FragmentVersion(version, VersionId(p, version)) for p, version in versions.items()}
         self._actor = SyncerActor(_core(self.tape, policy, total_steps), self, named)
         self._had = versions  # by fragment, the newest that is noted
         self._last: dict[int, int] = {}  # the newest as the process ended by itself

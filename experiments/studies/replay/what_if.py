@@ -26,7 +26,7 @@ from ddiloco.protocol.work import FragmentWork, LearnerWork
 from ddiloco.virtual.calendar import Calendar, Timer
 from ddiloco.workers.exchange import EventDelivery, fragments_with
 from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
-from ddiloco.workers.syncer_actor import SyncerActor, SyncerDriver, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor, SyncerDriver
 from experiments.cli import program
 from experiments.cli.tables import markdown
 from experiments.studies.replay.recorded import RecordedRun
@@ -171,7 +171,7 @@ class WhatIf(SyncerDriver):
         """`entries`: of the syncer's tapes in the run, which began from `state`."""
         # What is worked out here has one history.
         self._core = SyncerCore(policy, total_steps, dataclasses.replace(state, lineages=()))
-        versions = {p: Version(version, None) for p, version in enumerate(state.versions)}
+        versions = {p: FragmentVersion(version, None) for p, version in enumerate(state.versions)}
         self._actor = SyncerActor(self._core, self, versions)
         self._policy = dataclasses.replace(policy, max_run_ahead=None)  # learners step as they did
         self._delays, self._kept = delays, kept

@@ -33,6 +33,7 @@ class VirtualPlace:
     paused: State | None = None
     starts: int = 0  # processes so far
     plan: int = 0  # goes up whenever the plan for the learner changes
+    checkpoint_every: int | None = None  # steps; None: no checkpoint is left here
     # From an old to the newest, those that a process which starts may find
     checkpoints: list[VirtualCheckpoint] = dataclasses.field(default_factory=list)
     recovering: bool = False  # a process is starting
@@ -64,15 +65,10 @@ class VirtualLearner:
         calendar: Calendar,
         observer: Observer,
         send: Callable[[VirtualLearner, events.SyncerEvent, Payload, int], None],
-        checkpoint_every: int | None = None,
     ) -> None:
-        """`send`: an event, with what travels beside it, to a shard of the syncer.
-
-        `checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none.
-        """
+        """`send`: an event, with what travels beside it, to a shard of the syncer."""
         self.core = core
         self._actor = LearnerActor(core, arrays, self)
-        self._checkpoint_every = checkpoint_every
         self.process = core.incarnation  # its number; the core's own goes up with each rejoin
         self.place = place
         self.alive = True
@@ -234,7 +230,7 @@ class VirtualLearner:
         tokens = 0 if skipped else step.tokens
         self._observer.stepped(self.number, step.clock, tokens, step.metrics, self._calendar.now)
         self._handle(events.StepFinished(skipped))
-        every = self._checkpoint_every
+        every = self.place.checkpoint_every
         if every is not None and self.core.recovered and self.core.clock % every == 0:
             made = VirtualCheckpoint(self.core.work, self.arrays.state())
             self.place.checkpoints = [*self.place.checkpoints[-1:], made]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddiloco.telemetry.run_files import RunFiles
 from ddiloco.telemetry.series import Slots, StateSpan
-from ddiloco.telemetry.state import ROUND_SECONDS, LearnerState
+from ddiloco.telemetry.state import ROUND_SECONDS, LearnerProgress
 
 SPANS = 8192  # of all lanes together
 LEAST_SPANS = 48  # of a lane
@@ -254,7 +254,7 @@ def _learner(run: RunFiles, slots: Slots, number: int) -> LearnerView:
     )
 
 
-def _host(run: RunFiles, of: LearnerState, host: int, most: int) -> HostView:
+def _host(run: RunFiles, of: LearnerProgress, host: int, most: int) -> HostView:
     """The host's connection until its learner finished, and then that it has."""
     spans = of.hosts[host].spans(run.now, most)
     if of.lane.state == "finished":
@@ -269,7 +269,7 @@ def _since(moment: float, spans: Iterable[StateSpan]) -> list[StateSpan]:
     return [StateSpan(state, start - moment, end - moment) for state, start, end in spans]
 
 
-def _state(of: LearnerState, now: float, going_on: bool) -> tuple[str, float]:
+def _state(of: LearnerProgress, now: float, going_on: bool) -> tuple[str, float]:
     """What a learner does, and since when; it has hung if it should step and does not."""
     state = of.lane.state or "absent"
     stepped = of.stepped_at if state == "stepping" and going_on else None
@@ -382,7 +382,9 @@ _WORDS = {
 }
 
 
-def _pace(slots: Slots, number: int, of: LearnerState, state: str, lane: Sequence[StateSpan]) -> float | None:
+def _pace(
+    slots: Slots, number: int, of: LearnerProgress, state: str, lane: Sequence[StateSpan]
+) -> float | None:
     """Tokens a second lately; of a learner that has finished, while it stepped."""
     if state == "finished":
         stepped = sum(span.end - span.start for span in lane if span.state == "stepping")

@@ -39,7 +39,7 @@ from ddiloco.training.sharding import (
     rows_divisor,
 )
 from ddiloco.workers.assembly import Assembly, Between, Recipe, Scorer
-from ddiloco.workers.learner_arrays import Batches
+from ddiloco.workers.learner_arrays import BatchSource
 
 if TYPE_CHECKING:
     from ddiloco.weights.initial import InitialWeights
@@ -154,7 +154,7 @@ class ModelRecipe(Recipe):
         """By the model's own formula, for `kind` rows."""
         return self._task.step_flops(kind)
 
-    def batches(self, shards: Sequence[int]) -> Batches:
+    def batches(self, shards: Sequence[int]) -> BatchSource:
         """The training batches of these learners' shards of the data."""
         e = self._experiment
         return self._task.batches(e.data_shards(shards), e.num_data_shards, self.kind(shards))

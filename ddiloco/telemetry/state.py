@@ -83,7 +83,7 @@ def _recent(length: int) -> Any:
 
 
 @dataclasses.dataclass
-class LearnerState:
+class LearnerProgress:
     """What one learner did."""
 
     steps: int = 0
@@ -187,7 +187,7 @@ class RunState:
         self.timelines = Timelines(info.chips_by_learner)
         self.rounds = RoundStats()
         self.step = 0  # the global step: the furthest clock of any learner
-        self.learners = {m: LearnerState() for m in info.chips_by_learner if m < info.num_learners}
+        self.learners = {m: LearnerProgress() for m in info.chips_by_learner if m < info.num_learners}
         self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
         self.sent_by_learner: collections.Counter[int] = collections.Counter()  # bytes
         self.received_by_learner: collections.Counter[int] = collections.Counter()
@@ -237,10 +237,10 @@ class RunState:
         if (line := event_line(record)) is not None:
             self.events.append(line)
 
-    def learner(self, number: int) -> LearnerState:
+    def learner(self, number: int) -> LearnerProgress:
         """The state of this learner, which is known from now on."""
         if number not in self.learners:
-            self.learners[number] = LearnerState()
+            self.learners[number] = LearnerProgress()
         return self.learners[number]
 
     def recall(self, summary: Mapping[str, Any]) -> None:
@@ -410,7 +410,7 @@ class RunState:
         """Tokens of all learners so far."""
         return sum(learner.tokens for learner in self.learners.values())
 
-    def taking_part(self) -> dict[int, LearnerState]:
+    def taking_part(self) -> dict[int, LearnerProgress]:
         """The first learners, and those that have taken a step."""
         first = self.info.num_learners
         return {

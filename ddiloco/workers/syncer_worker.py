@@ -31,7 +31,7 @@ from ddiloco.workers.snapshots.messages import (
     sender_of,
 )
 from ddiloco.workers.snapshots.taking import SnapshotTaker
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
@@ -88,7 +88,8 @@ class SyncerWorker:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._held: Message | None = None  # taken out of the inbox, and next
         self._links = Links()
-        self._actor = SyncerActor(core, self, {p: Version(*model.fragment(p)) for p in model.fragments})
+        fragments = {p: FragmentVersion(*model.fragment(p)) for p in model.fragments}
+        self._actor = SyncerActor(core, self, fragments)
         self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="syncer", daemon=True)

@@ -1,12 +1,10 @@
 """Tapes of runs without arrays, as a small fleet in virtual time writes them."""
 
 import dataclasses
-import functools
 import pathlib
-import random
 from collections.abc import Sequence
 
-from ddiloco.protocol import actions, events, news
+from ddiloco.protocol import actions
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.state import SyncerState
@@ -17,14 +15,11 @@ from ddiloco.storage.tape.recorder import (
     SyncerTape,
     learner_tape,
     next_syncer,
-    part_tape,
     syncer_tape,
 )
 from ddiloco.virtual.array_ports import Observer
 from ddiloco.virtual.availability import Change
 from ddiloco.virtual.links import LinkQuality
-from ddiloco.virtual.syncer_process import VirtualSyncer
-from tests.parted_syncer import PartedSyncer
 from tests.virtual.small_fleet import small_fleet
 
 MACHINE = Machine("cpu", ("cpu",), {}, 1, "", {})
@@ -39,30 +34,32 @@ class Taped(Observer):
       made: step, fragment and version of every merge that was committed.
     """
 
-    def __init__(self, workdir: pathlib.Path, policy: SyncPolicy, parts: int = 1):
+    def __init__(self, workdir: pathlib.Path, policy: SyncPolicy, shards: int = 1):
         self.folder = workdir / FOLDER
-        self._policy = policy
+        self._policy, self._shards = policy, shards
         self._learners = {}
-        self._processes = 0
         self.rounds, self.made = [], []
-        self.syncer = SyncerTape()
-        if parts == 1:
-            self.begin_syncer(SyncerState.initial(policy.num_fragments))
+        self.syncers = [SyncerTape() for _ in range(shards)]
+        for shard in range(shards):
+            self.begin_syncer(SyncerState.initial(policy.num_fragments), shard)
 
-    def begin_syncer(self, state):
-        """The tape of the syncer's next process; the one before was killed."""
-        self._processes += 1
-        header = header_of("syncer", None, self._processes)
-        sha256 = ("00" * 32,) * self._policy.num_fragments
-        header = dataclasses.replace(header, state=state, sha256=sha256, lineage=self._processes - 1)
-        self.syncer = SyncerTape(syncer_tape(self.folder, self._processes), header)
+    def begin_syncer(self, state, shard=0, lineage=0):
+        """The tape of a shard's next process; the one before was killed."""
+        number = next_syncer(self.folder)
+        header = header_of("syncer", None, number, self._shards)
+        own = fragments_of(shard, self._shards, self._policy.num_fragments)
+        begun = {"state": state, "sha256": ("00" * 32,) * len(own), "lineage": lineage, "shard": shard}
+        header = dataclasses.replace(header, **begun)
+        self.syncers[shard].close()
+        self.syncers[shard] = SyncerTape(syncer_tape(self.folder, number, shard), header)
 
     def syncer_handled(self, event, out, now, shard=0):
-        self.syncer.heard(event, out, now)
+        self.syncers[shard].heard(event, out, now)
         for action in out:
             if isinstance(action, actions.Record) and action.name == "round":
                 self.rounds.append(dict(action.values))
-                self.syncer.committed(action.values["fragment"], action.values["version"], bytes(32))
+                made = action.values["fragment"], action.values["version"]
+                self.syncers[shard].committed(*made, bytes(32))
 
     def merged(self, action, left_out, now):
         self.made.append((action.round.step, action.round.fragment, action.version))
@@ -71,7 +68,7 @@ class Taped(Observer):
         key = learner.number, learner.process
         if key not in self._learners:
             path = learner_tape(self.folder, *key)
-            self._learners[key] = LearnerTape(*key, path, header_of("learner", *key))
+            self._learners[key] = LearnerTape(*key, path, header_of("learner", *key, self._shards))
         self._learners[key].heard(event, now)
         if any(isinstance(action, actions.AdoptAll) for action in out):
             self._learners[key].adopted(fresh=True, origin=None)
@@ -80,72 +77,13 @@ class Taped(Observer):
         """Closes the tapes."""
         for tape in self._learners.values():
             tape.close()
-        self.syncer.end(versions)
+        for shard, tape in enumerate(self.syncers):
+            tape.end([versions[p] for p in fragments_of(shard, self._shards, len(versions))])
 
 
-def header_of(role, learner, process):
+def header_of(role, learner, process, shards=1):
     """A header without what only some roles have."""
-    return Header(role, learner, process, "virtual", "c0", "1a", MACHINE, 0.0, 0.0)
-
-
-class TapedParts(PartedSyncer):
-    """A syncer of several processes, each of which keeps a tape."""
-
-    def __init__(self, *of_fleet, parts, taped):
-        self._taped, self._open, self._lineages, self._count = taped, {}, {}, parts
-        super().__init__(*of_fleet, parts=parts, rng=random.Random("parts"))
-
-    def crash(self, whole=False):
-        before = [process for process in self._everyone if process.core is not None]
-        super().crash(whole)
-        for process in before:
-            if process.core is None:
-                self._open.pop(process.number).close()
-
-    def restart(self):
-        begun = [process for process in self._everyone if process.core is None and process.alarm is not None]
-        number = next_syncer(self._taped.folder)
-        for lineage, process in enumerate(begun, start=self._starts + 1):
-            of_part = process.number >= 0
-            header = header_of("part" if of_part else "authority", None, number)
-            own = fragments_of(process.number, self._count, len(self.versions)) if of_part else ()
-            path = part_tape(self._taped.folder, process.number, number)
-            self._lineages[process.number] = lineage
-            header = dataclasses.replace(
-                header,
-                state=self.durable,
-                sha256=("00" * 32,) * len(own),
-                part=max(0, process.number),
-                parts=self._count,
-                lineage=lineage if of_part else 0,
-            )
-            self._open[process.number] = SyncerTape(
-                path if of_part else syncer_tape(self._taped.folder, number), header
-            )
-        super().restart()
-        for process in begun:
-            if process.number >= 0:
-                assert process.core.lineage == self._lineages[process.number]
-
-    @property
-    def _everyone(self):
-        return [*self._parts, self._authority]
-
-    def _decide(self, process, event):
-        said = super()._decide(process, event)
-        tape = self._open[process.number]
-        tape.heard(event, said, self._calendar.now)
-        if isinstance(event, events.MergeFinished):
-            for word in said:
-                if isinstance(word, news.Committed):
-                    tape.committed(event.round.fragment, word.version, bytes(32))
-        return said
-
-    def end(self):
-        """Closes the tapes."""
-        for number, tape in self._open.items():
-            own = fragments_of(number, self._count, len(self.versions)) if number >= 0 else ()
-            tape.end([self.versions[p] for p in own])
+    return Header(role, learner, process, "virtual", "c0", "1a", MACHINE, 0.0, 0.0, shards=shards)
 
 
 def fleet_tapes(
@@ -154,16 +92,16 @@ def fleet_tapes(
     steps: int = 40,
     changes: Sequence[Change] = (),
     crashes: Sequence[float] = (),
-    parts: int = 1,
+    shards: int = 1,
     left_out: Sequence[int] = (),
 ) -> Taped:
     """Plays a fleet whose learners step in 1, 1.3 and 1.6 s over links of 0.05 s, and writes its tapes.
 
     A fragment takes 0.1 s more on its way. `crashes`: when the syncer is killed, in seconds; it is back 1.5
-    seconds later. If it has several `parts`, one of its processes is killed, or all. `left_out`: learners
-    whose offers are in no merge.
+    seconds later. If it has several `shards`, these are killed in turn. `left_out`: learners whose offers are
+    in no merge.
     """
-    taped = Taped(workdir, policy, parts)
+    taped = Taped(workdir, policy, shards)
     fleet, _ = small_fleet(
         policy,
         steps,
@@ -176,21 +114,22 @@ def fleet_tapes(
         recovery=2.0,
         left_out=left_out,
         observer=taped,
-        make_syncer=VirtualSyncer if parts == 1 else functools.partial(TapedParts, parts=parts, taped=taped),
+        shards=shards,
     )
 
-    def restart():
-        fleet.syncer.restart()
-        if parts == 1:
-            taped.begin_syncer(fleet.syncer.durable)
+    def restart(shard):
+        syncer = fleet.syncers[shard]
+        if syncer.core is None:
+            syncer.restart()
+            taped.begin_syncer(syncer.durable, shard, syncer.lineage)
 
-    for at in crashes:
-        fleet.calendar.at(at, fleet.syncer.crash)
-        fleet.calendar.at(at + 1.5, restart)
+    for number, at in enumerate(sorted(crashes)):
+        shard = number % shards
+        fleet.calendar.at(at, fleet.syncers[shard].crash)
+        fleet.calendar.at(at + 1.5, restart, shard)
     fleet.run(max_events=100_000)
-    if parts > 1:
-        fleet.syncer.end()
-    taped.end(fleet.syncer.durable.versions)
+    merged = [fleet.syncers[p % shards].durable.versions[p] for p in range(policy.num_fragments)]
+    taped.end(merged)
     return taped
 
 

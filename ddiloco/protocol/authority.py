@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.membership import Member, Membership, State
-from ddiloco.protocol.messages import NOTHING_MERGED, Report, Watermark
+from ddiloco.protocol import actions, events
+from ddiloco.protocol.membership import MOST_LEARNERS, Member, Membership, State
+from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.report_validator import ReportValidator
-from ddiloco.protocol.schedule import fragments_of
+from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.work import goes_on_after
 
-Said = list[actions.SyncerAction | news.News]
+Actions = list[actions.SyncerAction]
 
 TAKEN = "the number of a learner that still speaks"
 TOO_EARLY = "a step too far ahead of the other learners"
 DRAWN_AGAIN = "return with data to draw that are merged"
-
-MOST_LEARNERS = 1 << 16
-"""Learners are numbered below it, so that what is kept of each is bounded."""
 
 MOST_INCARNATIONS = 1 << 62
 """Incarnations are below it, so that there is always a next one."""
 
 
 class Authority:
-    """The half of the syncer that deals with learners. `Rounds` is the other half; there may be several.
-
-    Answers learners with actions, and has news for every part: what it let in, heard and lost. It starts from
-    the versions of all parts.
-    """
+    """The half of the syncer that deals with learners; it tells the other half, `Rounds`, who takes part."""
 
     def __init__(
         self,
@@ -40,38 +33,30 @@ class Authority:
         total_steps: int | None,
         state: SyncerState,
         members: Membership,
-        parts: int = 1,
+        validator: ReportValidator,
+        rounds: Rounds,
         shard: int = 0,
         shards: int = 1,
     ) -> None:
+        """`state`: what the syncer begins with."""
         self._shard, self._shards = shard, shards
-        self._fragments = fragments_of(shard, shards, policy.num_fragments)
         self.policy, self.total_steps = policy, total_steps
         self.members = members
         self.finished = False
-        # Of a learner's work, the furthest that may be merged; not known where others merge.
-        self.furthest: Callable[[int], Watermark] = lambda learner: NOTHING_MERGED
+        self._rounds, self._validator = rounds, validator
         # If merges need all learners, the first one needs all that the run starts with, however late. And who
         # was there before a restart still holds work: the first that comes back must not end or merge alone.
         starts = policy.quorum is None and not state.step
         self._not_yet = {learner for learner, _ in state.incarnations}
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
         self._patience = 0.0  # until when to wait for those, once one learner is there
-        self._validator = ReportValidator(policy, total_steps, state, members, self._fragments)
         self._kept_back: dict[int, Report] = {}  # by learner, what waits until others bear it out
-        self._stuck, self._over = [False] * parts, [False] * parts
-        self._idle_since: float | None = None  # when parts came to have nothing for who is done
+        self._idle_since: float | None = None  # when rounds came to have nothing for who is done
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) asked to end with the others
-        self._strangers: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
         self._quiet: list[tuple[float, int, int]] = []  # heap: since when, learner, incarnation; may be old
         members.restore(state.incarnations, state.delays)
 
-    @property
-    def merged(self) -> SyncerState:
-        """All versions that were committed."""
-        return self._validator.merged
-
-    def handle(self, event: events.FromLearner, now: float) -> Said:
+    def handle(self, event: events.FromLearner, now: float) -> Actions:
         """Takes what a learner says, or what is said of it."""
         match event:
             case events.LearnerJoined():
@@ -79,33 +64,18 @@ class Authority:
             case events.LearnerReady():
                 return self._ready(event, now)
             case events.LearnerLost():
-                return self._lost(event)
+                return self._lost(event, now)
             case events.StepReported():
                 return self._reported(event.report, now) + self._believed(now)
 
-    def hear(self, word: news.Word, part: int = 0) -> Said:
-        """Takes the word of a part."""
-        match word:
-            case news.Committed():
-                self._validator.committed(word)
-                return [news.Noted(word.round)]
-            case news.Stuck():
-                self._stuck[part] = word.stuck
-            case news.Over():
-                self._over[part] = True
-            case news.Doubted(learner, incarnation):
-                return [self._dismiss(learner, incarnation)]
-        return []
-
-    def conclude(self, now: float) -> Said:
+    def conclude(self, now: float) -> Actions:
         """Ends the run when it is time."""
-        waiting = (stuck or over for stuck, over in zip(self._stuck, self._over, strict=True))
         last = self.total_steps
-        if last is None or not all(waiting):
+        if last is None or not (self._rounds.stuck or self._rounds.over):
             self._idle_since = None
             return self._call_back()
         since = self._idle_since = now if self._idle_since is None else self._idle_since
-        return [*self._call_the_rest(last), *self._leave_behind(now - since), *self._finish(last)]
+        return [*self._call_the_rest(last), *self._leave_behind(now - since, now), *self._finish(last)]
 
     def next_deadline(self) -> float | None:
         """When a learner becomes silent unless it reports or joins, in the seconds of `now`."""
@@ -115,18 +85,9 @@ class Authority:
             times.append(self._patience)
         return min(times, default=None)
 
-    def state(self) -> SyncerState:
-        """What must survive a crash, as of now."""
-        return self.merged.with_incarnations(self.members.incarnations())
-
-    def connected(self, part: int) -> list[news.News]:
-        """What a part must know that was started, or has a new connection."""
-        self._stuck[part] = self._over[part] = False
-        return self.members.roll_call() + ([] if self._not_yet else [news.AllPresent()])
-
     # Coming and going.
 
-    def _joined(self, event: events.LearnerJoined, now: float) -> Said:
+    def _joined(self, event: events.LearnerJoined, now: float) -> Actions:
         """Lets an incarnation in unless it has departed: with a welcome, or at once if it rejoins.
 
         While its process speaks, no other takes a learner's place. One that asks as if for the first time
@@ -151,8 +112,8 @@ class Authority:
                 return self._welcome_again(old, now)
             if old.state is not State.GONE and event.versions is not None:
                 return [actions.Drop(learner, "joined twice")]
-            return [self._dismiss(learner, incarnation)]
-        ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced")
+            return [self.members.dismiss(learner, incarnation, self._shard)]
+        ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced", now)
         if event.step is not None and self._validator.too_early(
             learner, event.step, event.versions or (), now
         ):
@@ -162,29 +123,29 @@ class Authority:
         possible = not behind and self._validator.can_rejoin(event, now)
         m = self.members.admit(Member(learner, incarnation, heard_at=now, welcomed_at=now))
         m.shards = event.shards
-        m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
-        if possible:  # a part that heard of the end first would go on without the learner
-            return [*ended[:1], *self._begin(m, event.step or 0, event.versions or (), now)]
+        m.dismissed = self.members.was_dismissed(learner, incarnation)  # by a report that overtook this
+        if possible:
+            return [*ended, *self._begin(m, event.step or 0, event.versions or (), now)]
         if event.versions is not None:
             m.goes_on = True
             never = "return with a step or versions that there never were"
             ended.append(actions.Drop(learner, DRAWN_AGAIN if behind else never))
-        return [*ended, news.Admitted(learner, incarnation)]
+        return [*ended, *self._rounds.admitted(m, now)]
 
     def _is_behind(self, event: events.LearnerJoined) -> bool:
         """Whether its data go on before some that another life drew, and that may be merged."""
-        furthest = self.furthest(event.learner)
+        furthest = self._rounds.furthest(event.learner)
         if event.versions is None or furthest.life == event.life:
             return False
         return not goes_on_after(event.began, {mark.life: mark.steps for mark in event.left}, furthest)
 
-    def _welcome_again(self, m: Member, now: float) -> Said:
+    def _welcome_again(self, m: Member, now: float) -> Actions:
         """Sends a welcome again that may be lost; a large one may still be on its way."""
         m.heard_at = now
         if now < m.welcomed_at + self.policy.resend_timeout or self._shard in m.shards:
             return []
         m.welcomed_at = now
-        return [news.Admitted(m.learner, m.incarnation)]
+        return self._rounds.admitted(m, now)
 
     def _speaks_for_itself(self, m: Member, event: events.LearnerJoined, now: float) -> bool:
         """Whether a process is there that no other may replace; once dismissed, it may replace itself.
@@ -203,33 +164,34 @@ class Authority:
     def _speaks(self, m: Member, now: float) -> bool:
         return now < m.heard_at + 1.5 * self.policy.heartbeat
 
-    def _ready(self, event: events.LearnerReady, now: float) -> Said:
+    def _ready(self, event: events.LearnerReady, now: float) -> Actions:
         """Counts a welcomed learner from now on."""
         m = self.members.current(event.learner, event.incarnation)
-        if m is None or m.state is not State.JOINING or len(event.versions) != len(self._fragments):
+        if m is None or m.state is not State.JOINING or len(event.versions) != len(self.members.fragments):
             return [actions.Drop(event.learner, "ready without a welcome")]
         if not self._validator.is_possible(event.learner, event.step, event.versions, now):
             return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
         return self._begin(m, event.step, event.versions, now)
 
-    def _lost(self, event: events.LearnerLost) -> Said:
+    def _lost(self, event: events.LearnerLost, now: float) -> Actions:
         """Lets an incarnation go for good."""
-        out = self._waited_for_no_longer(event.learner)
+        self._waited_for_no_longer(event.learner)
         m = self.members.current(event.learner, event.incarnation)
-        return out if m is None else [*out, *self._ends(m, event.reason)]
+        return [] if m is None else self._ends(m, event.reason, now)
 
-    def _ends(self, m: Member, reason: str) -> Said:
+    def _ends(self, m: Member, reason: str, now: float) -> Actions:
         self._kept_back.pop(m.learner, None)
         self.members.move(m, State.GONE)
         who = {"learner": m.learner, "incarnation": m.incarnation}
-        return [actions.Record("learner_lost", {**who, "reason": reason}), news.Left(**who, gone=True)]
+        self._rounds.left(m.learner, gone=True, now=now)
+        return [actions.Record("learner_lost", {**who, "reason": reason})]
 
-    def mark_silent(self, now: float) -> Said:
+    def mark_silent(self, now: float) -> Actions:
         """Stops waiting for learners that have not been heard from for the silence timeout."""
-        out: Said = []
+        out: Actions = []
         if self._not_yet and self.members.count and now >= self._patience:
             self._not_yet.clear()
-            out.append(news.AllPresent())
+            self._rounds.all_present()
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
             if now > m.heard_at + self.policy.silence_timeout + self.policy.heartbeat:
                 # This process stood still itself: what they said meanwhile may wait behind this event.
@@ -239,8 +201,8 @@ class Authority:
             self.members.move(m, State.SILENT)
             self._kept_back.pop(m.learner, None)  # it repeats that once it speaks
             m.reported_at = None  # the pause is no step time
-            record = actions.Record("learner_silent", {"learner": m.learner})
-            out += [record, news.Left(m.learner, m.incarnation, gone=False)]
+            self._rounds.left(m.learner, gone=False, now=now)
+            out.append(actions.Record("learner_silent", {"learner": m.learner}))
         return out
 
     def _quietest(self) -> Member | None:
@@ -256,32 +218,33 @@ class Authority:
                 return m
         return None
 
-    def _begin(self, m: Member, step: int, versions: Sequence[int], now: float) -> Said:
+    def _begin(self, m: Member, step: int, versions: Sequence[int], now: float) -> Actions:
         """Counts a member that holds these versions."""
         self.members.begin(m, step, versions)
         m.heard_at = now
         self._validator.reached(step, now)
         who = {"learner": m.learner, "incarnation": m.incarnation}
-        began = actions.Began("learner_ready", who, **who)
-        return [began, news.Begun(m.learner, m.incarnation, step, tuple(versions)), *self._counts(m, now)]
+        began = [actions.Began("learner_ready", who, **who), *self._rounds.begun(m, versions, now)]
+        self._counts(m, now)
+        return began
 
-    def _counts(self, m: Member, now: float) -> Said:
+    def _counts(self, m: Member, now: float) -> None:
         """A learner counts that did not; the first after a time without any does not end or merge alone."""
         heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
         if self.members.count == 1:
             self._not_yet |= self.members.lost_with_the_last(1.5 * self.policy.heartbeat) | {m.learner}
             self._patience = now + self.policy.silence_timeout
-        return self._waited_for_no_longer(m.learner)
+        self._waited_for_no_longer(m.learner)
 
-    def _waited_for_no_longer(self, learner: int) -> Said:
-        if learner not in self._not_yet:
-            return []
-        self._not_yet.discard(learner)
-        return [] if self._not_yet else [news.AllPresent()]
+    def _waited_for_no_longer(self, learner: int) -> None:
+        if learner in self._not_yet:
+            self._not_yet.discard(learner)
+            if not self._not_yet:
+                self._rounds.all_present()
 
     # Reports.
 
-    def _reported(self, report: Report, now: float) -> Said:
+    def _reported(self, report: Report, now: float) -> Actions:
         """Takes a learner's metadata; drops an impossible report as a whole.
 
         A learner that is no member, or whose report is impossible, is told so. It then rejoins with what it
@@ -298,9 +261,9 @@ class Authority:
         if m.state is State.JOINING and m.goes_on and not report.adopted:
             return self._welcome_again(m, now)
         if not self._validator.can_report(report, now):
-            out: Said = [actions.Drop(report.learner, "impossible report")]
+            out: Actions = [actions.Drop(report.learner, "impossible report")]
             recovering = m.state is State.JOINING and not report.adopted
-            return out if recovering else [*out, self._dismiss(m.learner, m.incarnation)]
+            return out if recovering else [*out, self.members.dismiss(m.learner, m.incarnation, self._shard)]
         if report.step < m.step or (report.step == m.step and m.knows_better(report)):
             return [actions.Drop(report.learner, "stale report")]
         out = []
@@ -317,9 +280,9 @@ class Authority:
         pace = self._validator.reached(report.step, now)
         if pace is not None and self.policy.quorum == 1:
             out.append(actions.Record("clock_ahead", {"learner": m.learner, "pace": pace}))
-        return [*out, news.Heard(report, m.step_time.value)]
+        return [*out, *self._rounds.heard(m, now)]
 
-    def _keep_back(self, report: Report, m: Member | None, now: float) -> Said:
+    def _keep_back(self, report: Report, m: Member | None, now: float) -> Actions:
         """Keeps a learner's furthest report until others bear it out."""
         if m is None or m.incarnation != report.incarnation:
             return [actions.Drop(report.learner, TOO_EARLY)]
@@ -333,36 +296,28 @@ class Authority:
         values = {"learner": m.learner, "step": report.step}
         return [] if kept else [actions.Record("report_kept_back", values)]
 
-    def _believed(self, now: float) -> Said:
+    def _believed(self, now: float) -> Actions:
         """Takes the reports that were kept back, nearest first, as far as they are borne out."""
-        out: Said = []
+        out: Actions = []
         for report in sorted(self._kept_back.values(), key=lambda report: report.step):
             versions = [c.version for c in report.counters]
             if not self._validator.too_early(report.learner, report.step, versions, now):
                 out += self._reported(report, now)
         return out
 
-    def _returned(self, m: Member, now: float) -> Said:
+    def _returned(self, m: Member, now: float) -> Actions:
         """Counts a learner again that was silent."""
         self.members.move(m, State.LIVE)
-        record = actions.Record("learner_returned", {"learner": m.learner})
-        return [record, news.Returned(m.learner, m.incarnation), *self._counts(m, now)]
+        self._rounds.returned(m.learner)
+        self._counts(m, now)
+        return [actions.Record("learner_returned", {"learner": m.learner})]
 
-    def _stranger(self, report: Report, newest: Member | None) -> Said:
+    def _stranger(self, report: Report, newest: Member | None) -> Actions:
         """Rejects one that was replaced; any other may rejoin as a new incarnation."""
-        out: Said = [actions.Drop(report.learner, "report of a learner that is not taking part")]
+        out: Actions = [actions.Drop(report.learner, "report of a learner that is not taking part")]
         if newest is not None and report.incarnation < newest.incarnation:
             return [*out, self._replaced(newest, report.incarnation)]
-        return [*out, self._dismiss(report.learner, report.incarnation)]
-
-    def _dismiss(self, learner: int, incarnation: int) -> actions.Tell:
-        """Tells an incarnation that it is no member; its process takes the next one."""
-        m = self.members.current(learner, incarnation)
-        if m is not None:
-            m.dismissed = True
-        elif 0 <= learner < MOST_LEARNERS:
-            self._strangers[learner] = incarnation
-        return actions.Tell(((learner, incarnation),), events.NotMember(incarnation, self._shard))
+        return [*out, self.members.dismiss(report.learner, report.incarnation, self._shard)]
 
     def _replaced(self, newest: Member, incarnation: int) -> actions.Tell:
         known = "a newer incarnation is known", newest.incarnation, self._shard
@@ -374,24 +329,24 @@ class Authority:
         """Whether the learner has reached the last step."""
         return self.total_steps is not None and m.step >= self.total_steps
 
-    def _call_the_rest(self, last: int) -> Said:
+    def _call_the_rest(self, last: int) -> Actions:
         """Asks slower learners to give what they have once those that are done have nothing more to give.
 
         Updates have replaced the last work of those; they would wait while the slowest trains on alone.
         """
         behind = ((m.learner, m.incarnation) for m in self.members.live() if not self._done(m))
-        rest = tuple(who for who in behind if any(self._stuck) and who not in self._called)
+        rest = tuple(who for who in behind if self._rounds.stuck and who not in self._called)
         self._called |= set(rest)
         return [actions.Tell(rest, events.ClockSet(last, self._shard))] if rest else []
 
-    def _call_back(self) -> Said:
+    def _call_back(self) -> Actions:
         """Takes it back from those that still step, as their further work is needed after all."""
         known = ((m, m.incarnation) for m in self.members.live() if not self._done(m))
         told = tuple((m.learner, n) for m, n in known if (m.learner, n) in self._called)
         self._called.clear()
         return [actions.Tell(told, events.ClockSet(0, self._shard))] if told else []
 
-    def _leave_behind(self, idle: float) -> Said:
+    def _leave_behind(self, idle: float, now: float) -> Actions:
         """Lets go of who is not done after so many idle seconds: in that time all honest ones have come."""
         live = self.members.live()
         longest = max((m.step_time.value or 0.0 for m in live), default=0.0)
@@ -400,12 +355,12 @@ class Authority:
             return []
         late = [(m.learner, m.incarnation) for m in live if not self._done(m)]
         lost = (events.LearnerLost(*who, "never at the last step") for who in late)
-        return [said for one in lost for said in self._lost(one)]
+        return [said for one in lost for said in self._lost(one, now)]
 
-    def _finish(self, last: int) -> Said:
+    def _finish(self, last: int) -> Actions:
         """Once all live learners are done and no round is left, the run finishes."""
         all_done = self.members.come_to(last) == self.members.count > 0
-        if self.finished or not all_done or not all(self._over) or self._not_yet:
+        if self.finished or not all_done or not self._rounds.over or self._not_yet:
             return []
         self.finished = True
         return [actions.Finish()]

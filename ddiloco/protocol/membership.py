@@ -7,12 +7,15 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from ddiloco.protocol import news
+from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import Delay, MovingAverage, OfferDelay
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
 SHORTEST_LEAD = 2.0
 """Steps of the front before a due step at which every learner has been asked."""
+
+MOST_LEARNERS = 1 << 16
+"""Learners are numbered below it, so that what is kept of each is bounded."""
 
 SELDOM = 16
 """Of N live members the median step is looked for again each time that it is asked for N over this often."""
@@ -155,6 +158,7 @@ class Membership:
         """`fragments`: of which learners report."""
         self.fragments = fragments
         self._members: dict[int, Member] = {}
+        self._strangers: dict[int, int] = {}  # learner: incarnation that was dismissed before it joined
         self._live: tuple[Member, ...] | None = None  # None: to be computed again
         self._at: collections.Counter[int] = collections.Counter()  # live members by step
         self.count = 0  # of the live members
@@ -177,6 +181,19 @@ class Membership:
         """Whether an offer is here before its learner's reports allow for it (`Member.can_have`)."""
         m = self.current(c.learner, c.incarnation)
         return m is not None and m.state is State.LIVE and m.step < c.step and not m.can_have(c, ahead)
+
+    def dismiss(self, learner: int, incarnation: int, shard: int) -> actions.Tell:
+        """Tells an incarnation that it is no member; its process takes the next one."""
+        m = self.current(learner, incarnation)
+        if m is not None:
+            m.dismissed = True
+        elif 0 <= learner < MOST_LEARNERS:
+            self._strangers[learner] = incarnation
+        return actions.Tell(((learner, incarnation),), events.NotMember(incarnation, shard))
+
+    def was_dismissed(self, learner: int, incarnation: int) -> bool:
+        """Whether an incarnation was dismissed before it joined; it is asked as it does."""
+        return self._strangers.pop(learner, None) == incarnation
 
     def admit(self, member: Member) -> Member:
         """Puts a new incarnation, not live yet, in the place of the learner's older one; returns it."""
@@ -252,21 +269,6 @@ class Membership:
         """Every member that has not gone, by learner number."""
         there = [m for m in self._members.values() if m.state is not State.GONE]
         return sorted(there, key=lambda m: m.learner)
-
-    def roll_call(self) -> list[news.News]:
-        """Who is there, and how far, for a part that knows of nobody."""
-        roll: list[news.News] = [news.RollCall()]
-        for m in self.present():
-            if m.state is State.JOINING:
-                roll.append(news.Admitted(m.learner, m.incarnation))
-                continue
-            roll.append(news.Begun(m.learner, m.incarnation, m.step, m.versions))
-            if m.counters:
-                report = Report(m.learner, m.incarnation, m.step, tuple(m.counters.values()))
-                roll.append(news.Heard(report, m.step_time.value))
-            if m.state is State.SILENT:
-                roll.append(news.Left(m.learner, m.incarnation, gone=False))
-        return roll
 
     def live(self) -> tuple[Member, ...]:
         """The members that count, by learner number."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from ddiloco.protocol import events, news
+from ddiloco.protocol import events
 from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.messages import Report
+from ddiloco.protocol.messages import Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -75,15 +75,10 @@ class ReportValidator:
         self._claims = dict.fromkeys(known, state.step)  # by learner, how far it says it has come
         self._since = state.step, 0.0  # the step from which the furthest learner's pace is measured, and when
 
-    def committed(self, word: news.Committed) -> None:
+    def committed(self, which: RoundId, version: int, lineage: int) -> None:
         """A version that was made, which learners may hold and have work on."""
-        which, version, lineage = word.round, word.version, word.lineage
         p, known = which.fragment, self.merged
-        if (version, lineage) == (known.versions[p], known.lineages[p]):
-            return
-        # Where a part has lost versions, on an older disk, work may go on from newer ones.
-        before = known.merged_steps[p] if version > known.versions[p] else 0
-        self._work_from[p] = before if self._policy.rebase else which.step
+        self._work_from[p] = known.merged_steps[p] if self._policy.rebase else which.step
         self.merged = known.with_version(which, version, lineage)
 
     def reached(self, step: int, now: float) -> float | None:

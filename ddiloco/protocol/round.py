@@ -35,7 +35,6 @@ class Round:
     grace_began: float = 0.0
     grace_seconds: float = 0.0
     merging_since: float = 0.0
-    committed: bool = False  # durable; the authority may not know yet
     unasked: set[int] = dataclasses.field(default_factory=set)  # live learners that are to be asked
     asked: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (learner, incarnation), ever
     owed: dict[int, Asked] = dataclasses.field(default_factory=dict)

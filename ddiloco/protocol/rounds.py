@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
-from ddiloco.protocol import actions, events, news
+from ddiloco.protocol import actions, events
 from ddiloco.protocol.asking import OfferRequests, Overdue, worth_waiting
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
@@ -15,12 +15,13 @@ from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, State
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.prospects import Prospects
+from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.updates import Updates
 
-Said = list[actions.SyncerAction | news.Word]
+Actions = list[actions.SyncerAction]
 
 
 class Rounds:
@@ -40,15 +41,19 @@ class Rounds:
         total_steps: int | None,
         state: SyncerState,
         members: Membership,
-        fragments: Iterable[int] | None = None,
+        validator: ReportValidator,
         lineage: int = 0,
         shard: int = 0,
     ) -> None:
-        """`fragments`: those that it owns, None for all; `lineage`: of the versions that it makes."""
+        """Of the fragments of which `members` report; `lineage`: of the versions that it makes.
+
+        `validator` hears of each version that learners may hold.
+        """
+        self._validator, self._shard = validator, shard
         self.policy = policy
         self.total_steps = total_steps
         self.members = members
-        self._updates = Updates(policy, state, fragments, lineage, shard)
+        self._updates = Updates(policy, state, members.fragments, lineage, shard)
         self._prospects = Prospects(policy, total_steps, members)
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
@@ -64,12 +69,12 @@ class Rounds:
         self._early: dict[tuple[int, int], events.FragmentArrived] = {}
         self._caught_up: set[int] = set()  # learners whose early offers may be taken
         self._joined = False  # a learner has, since the front was looked at
-        self._stuck: bool | None = False  # as the authority has heard; None: it is to hear
-        self._over = False
+        self.stuck = False  # whether none can gain from the learners that are done, while others are not
+        self.over = False  # whether every round is merged, skipped or abandoned
 
     def handle(
         self, event: events.FragmentArrived | events.OfferFailed | events.MergeFinished, now: float
-    ) -> Said:
+    ) -> Actions:
         """Takes what concerns a round.
 
         Raises:
@@ -87,8 +92,8 @@ class Rounds:
                 r.left_out = (*r.left_out, *event.left_out)
                 if not r.given and not r.without_work:
                     return self._start_over(r) if self.policy.max_run_ahead is None else self._repeat(r)
-                r.committed = True
-                return [self._committed(r)]
+                self._validator.committed(r.id, r.version + 1, self._updates.lineage)
+                return self._broadcast(r, now)
 
     def no_longer_early(self) -> list[events.FragmentArrived]:
         """Offers that came too early, and are to be handled now."""
@@ -96,37 +101,43 @@ class Rounds:
         self._caught_up.clear()
         return [self._early[key] for key in found]
 
-    def hear(self, message: news.News, now: float) -> Said:
-        """Takes the news of the authority; `members` say the same already."""
-        match message:
-            case news.Admitted(learner, incarnation):
-                m = self._member(learner)
-                m.admitted_at = now if m.admitted_at is None else m.admitted_at
-                return [self._updates.welcome(learner, incarnation, self.furthest(learner))]
-            case news.Begun(learner, versions=held):
-                self._caught_up.add(learner)
-                self._goes(learner, now)  # an older incarnation of it, which this one replaces
-                m = self._comes(learner)
-                if m.admitted_at is not None:
-                    m.welcome_seconds = now - m.admitted_at
-                versions = dict(zip(self.members.fragments, held, strict=True))
-                return [*self._updates.bring_up_to_date(m, versions, now)]
-            case news.Returned(learner):
-                self._caught_up.add(learner)
-                self._comes(learner)
-            case news.Left(learner, gone=gone):
-                if gone:
-                    self._caught_up.add(learner)
-                self._goes(learner, now)
-            case news.Heard():
-                self._caught_up.add(message.report.learner)
-                return self._hear_report(message.report.learner, now)
-            case news.AllPresent():
-                self._prospects.all_present()
-                self._moved = True
-            case news.Noted():
-                return self._broadcast(message.round, now)
-        return []
+    # What becomes of learners, as the members say already.
+
+    def admitted(self, m: Member, now: float) -> Actions:
+        """A learner is to be welcomed."""
+        m.admitted_at = now if m.admitted_at is None else m.admitted_at
+        return [self._updates.welcome(m.learner, m.incarnation, self.furthest(m.learner))]
+
+    def begun(self, m: Member, versions: Sequence[int], now: float) -> Actions:
+        """A learner counts from now on, in the place of its older incarnation; it holds these versions."""
+        self._caught_up.add(m.learner)
+        self._goes(m.learner, now)
+        self._comes(m.learner)
+        if m.admitted_at is not None:
+            m.welcome_seconds = now - m.admitted_at
+        held = dict(zip(self.members.fragments, versions, strict=True))
+        return [*self._updates.bring_up_to_date(m, held, now)]
+
+    def returned(self, learner: int) -> None:
+        """A learner that had fallen silent counts again, with what it had."""
+        self._caught_up.add(learner)
+        self._comes(learner)
+
+    def left(self, learner: int, gone: bool, now: float) -> None:
+        """A learner no longer counts: it has gone for good, or has fallen silent."""
+        if gone:
+            self._caught_up.add(learner)
+        self._goes(learner, now)
+
+    def heard(self, m: Member, now: float) -> Actions:
+        """A learner's report was taken."""
+        self._caught_up.add(m.learner)
+        return self._hear_report(m, now)
+
+    def all_present(self) -> None:
+        """Nobody is waited for any longer who is known: of the start, or of before a restart."""
+        self._prospects.all_present()
+        self._moved = True
 
     @property
     def merged(self) -> SyncerState:
@@ -143,19 +154,7 @@ class Rounds:
         """The rounds in flight, in the order in which they were opened."""
         return tuple(self._open.values())
 
-    def committed(self) -> list[news.Committed]:
-        """Its newest versions, for an authority that may not know them; where it ends is said again."""
-        self._prospects.awaits_learners = True  # until that has named all learners
-        self._stuck, self._over, self._moved = None, False, True
-        state, own = self._updates.merged, self._updates.fragments
-        steps, versions, lineages = state.merged_steps, state.versions, state.lineages
-        new = {p: self._committed(r) for p, r in self._open.items() if r.committed}
-        return [new.get(p) or news.Committed(RoundId(steps[p], p), versions[p], lineages[p]) for p in own]
-
-    def _committed(self, r: Round) -> news.Committed:
-        return news.Committed(r.id, r.version + 1, self._updates.lineage)
-
-    def advance(self, now: float) -> Said:
+    def advance(self, now: float) -> Actions:
         """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
         out = self._expire(now)
         self._moved |= self._prospects.waited_enough(now)
@@ -172,11 +171,12 @@ class Rounds:
             out += self._move_rounds(self._open.values(), now)
             out += self._abandon()
         if touched or self._moved:
-            out += self._where_it_ends()
+            self.stuck = self._prospects.is_stuck(self._open.values())
+            self.over |= not self._open and self._next is None
         return out + self._ask(now)
 
-    def _ask(self, now: float) -> Said:
-        out: Said = []
+    def _ask(self, now: float) -> Actions:
+        out: Actions = []
         if self._ask_all or self._heard:
             for r in self._open.values():
                 whom = r.unasked if self._ask_all else r.unasked & self._heard
@@ -194,7 +194,7 @@ class Rounds:
 
     # Learners.
 
-    def _comes(self, learner: int) -> Member:
+    def _comes(self, learner: int) -> None:
         for r in self._open.values():
             r.departed.discard(learner)
             r.left_owing.discard(learner)
@@ -203,7 +203,6 @@ class Rounds:
         self._heard.add(learner)
         self._moved = self._joined = True
         self._prospects.somebody_came()
-        return self._member(learner)
 
     def _goes(self, learner: int, now: float) -> None:
         for r in self._open.values():
@@ -216,9 +215,9 @@ class Rounds:
         self._moved = True
         self._prospects.somebody_left(now)
 
-    def _hear_report(self, learner: int, now: float) -> Said:
+    def _hear_report(self, m: Member, now: float) -> Actions:
         """Sends again what a learner still lacks, and waits for what it says it has made."""
-        m = self._member(learner)
+        learner = m.learner
         self._heard.add(learner)
         for r in self._open.values():
             asked = r.owed.get(learner)
@@ -245,9 +244,9 @@ class Rounds:
         self._asking.front.move(front, now, self._joined)
         self._joined = False
 
-    def _open_rounds(self) -> Said:
+    def _open_rounds(self) -> Actions:
         """Those that come due soon; none while as many wait for their merges as may be under way."""
-        out: Said = []
+        out: Actions = []
         most = max(1, self.policy.overlap)
         busy = (Phase.READY, Phase.MERGING) if self.policy.waits_for_expected else tuple(Phase)[1:]
         furthest = self._asking.furthest(self.members)
@@ -267,8 +266,8 @@ class Rounds:
             self._next = self._due_from(due.step, due.fragment + 1)
         return out
 
-    def _move_rounds(self, rounds: Iterable[Round], now: float) -> Said:
-        out: Said = []
+    def _move_rounds(self, rounds: Iterable[Round], now: float) -> Actions:
+        out: Actions = []
         for r in rounds:
             if r.began is None and self.members.furthest() >= r.id.step:
                 r.began = now
@@ -283,14 +282,14 @@ class Rounds:
                 out += self._merge(r, now)
         return out
 
-    def _start_grace(self, r: Round, now: float) -> Said:
+    def _start_grace(self, r: Round, now: float) -> Actions:
         """Opens the window; learners that are later than was foreseen offer what they have."""
         r.phase = Phase.GRACE
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
         window = self._grace_window(r)
         r.window_closes = now + window
-        out: Said = [*self._asking.ask_late(r, self.members)] if window > 0 else []
+        out: Actions = [*self._asking.ask_late(r, self.members)] if window > 0 else []
         if self.policy.waits_for_expected:
             able = [m for m in self.members.live() if self._prospects.may_give(m, r)]
             fastest = min((m.step_time.value for m in able if m.step_time.value), default=math.inf)
@@ -300,7 +299,7 @@ class Rounds:
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
         return out
 
-    def _merge(self, r: Round, now: float) -> Said:
+    def _merge(self, r: Round, now: float) -> Actions:
         if sum(other.phase is Phase.MERGING for other in self._open.values()) >= max(1, self.policy.overlap):
             return []
         if not self._prospects.has_quorum(r, self._asking.front.step):
@@ -312,7 +311,7 @@ class Rounds:
         self._asking.merging(r, self.members, now)
         return [self._merge_action(r, r.given)]
 
-    def _repeat(self, r: Round) -> Said:
+    def _repeat(self, r: Round) -> Actions:
         """None of its offers was merged, and who waits has no other: the version before comes once more."""
         r.without_work = True
         return [self._merge_action(r, ())]
@@ -321,53 +320,39 @@ class Rounds:
         marks = self.merged.watermarks[r.id.fragment]
         return actions.Merge(r.id, r.version + 1, given, marks, self.members.delays())
 
-    def _start_over(self, r: Round) -> Said:
+    def _start_over(self, r: Round) -> Actions:
         """None of its offers was merged, so that there is no version: others are waited for."""
         refused = r.refusal()
         r.start_over(self.members.live())
         self._moved = self._ask_all = True
         return [refused]
 
-    def _broadcast(self, which: RoundId, now: float) -> Said:
+    def _broadcast(self, r: Round, now: float) -> Actions:
         """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
-        r = self._find(which)
-        if r is None or not r.committed:  # of one before, told again to a new authority
-            return []
-        del self._open[which.fragment]
+        del self._open[r.id.fragment]
         self._moved = True
         self._updates.add(r.id, r.given)
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not State.JOINING]
-        return [*self._updates.send(which.fragment, receivers, now), r.published(self.members.count, now)]
+        return [*self._updates.send(r.id.fragment, receivers, now), r.published(self.members.count, now)]
 
-    def _abandon(self) -> Said:
+    def _abandon(self) -> Actions:
         """Gives up rounds that can no longer have their quorum."""
-        out: Said = []
+        out: Actions = []
         for r in self._prospects.hopeless(self._open.values()):
             del self._open[r.id.fragment]
             out += [actions.Release(events.FragmentArrived(r.id, c)) for c in r.arrived.values()]
             out.append(actions.Record("round_abandoned", dataclasses.asdict(r.id)))
         return out
 
-    def _where_it_ends(self) -> Said:
-        """Tells the authority when rounds cannot go on by themselves, and when none is left."""
-        out: Said = []
-        if (stuck := self._prospects.is_stuck(self._open.values())) != self._stuck:
-            self._stuck = stuck
-            out.append(news.Stuck(stuck))
-        if not self._over and not self._open and self._next is None:
-            self._over = True
-            out.append(news.Over())
-        return out
-
     # Arrivals.
 
-    def _fragment_arrived(self, event: events.FragmentArrived, now: float) -> Said:
+    def _fragment_arrived(self, event: events.FragmentArrived, now: float) -> Actions:
         """Takes an offer, or keeps it until its learner's reports are here; releases what is superfluous."""
         c, p = event.contribution, event.round.fragment
         before = self._kept(c.learner, p)
         self._early.pop((c.learner, p), None)
-        out: Said = []
+        out: Actions = []
         if self.members.is_early(c, self.policy.interval):
             self._early[c.learner, p] = event
         else:
@@ -391,7 +376,7 @@ class Rounds:
         accepted = {events.FragmentArrived(r.id, c) for r in waiting for c in r.arrived.values()}
         return accepted | set(self._early.values())
 
-    def _offered(self, event: events.FragmentArrived, now: float) -> Said:
+    def _offered(self, event: events.FragmentArrived, now: float) -> Actions:
         c = event.contribution
         r = self._find(event.round)
         m = self.members.current(c.learner, c.incarnation)
@@ -404,8 +389,8 @@ class Rounds:
         if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
             return self._failed(r, m, "stale fragment")
         if c.lineage != r.lineage:
-            doubted = news.Doubted(c.learner, c.incarnation)
-            return [*self._failed(r, m, "work on a version of a history that was lost"), doubted]
+            dismissed = self.members.dismiss(c.learner, c.incarnation, self._shard)
+            return [*self._failed(r, m, "work on a version of a history that was lost"), dismissed]
         if c.since != self._updates.watermark(c.fragment, c.learner):
             return self._failed(r, m, "work that is not counted from what is merged of it")
         if not m.can_have(c, self.policy.interval):
@@ -422,14 +407,14 @@ class Rounds:
         asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE
         return asked and r.phase is not Phase.MERGING and r.lacks(c)
 
-    def _offer_failed(self, event: events.OfferFailed) -> Said:
+    def _offer_failed(self, event: events.OfferFailed) -> Actions:
         r = self._find(event.round)
         m = self.members.current(event.learner, event.incarnation)
         if r is None or m is None or event.learner not in r.owed:
             return []
         return self._failed(r, m, event.reason)
 
-    def _failed(self, r: Round, m: Member, reason: str) -> Said:
+    def _failed(self, r: Round, m: Member, reason: str) -> Actions:
         """Asks the learner for another offer, after its next report."""
         r.owed.pop(m.learner, None)
         r.failed[m.learner] = (m.incarnation, m.reports)
@@ -438,7 +423,7 @@ class Rounds:
         self._touched.add(r.id.fragment)
         return [actions.Drop(m.learner, reason, r.id)]
 
-    def _expire(self, now: float) -> Said:
+    def _expire(self, now: float) -> Actions:
         """Stops waiting for offers that do not come."""
         late = self._overdue.take(self._open, now)
         return [said for r, m in late for said in self._failed(r, self._member(m), "offer timed out")]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.messages import Watermark
-from ddiloco.protocol.news import News, Word
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.round import Round
 from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.schedule import fragments_of
@@ -19,38 +19,82 @@ from ddiloco.protocol.state import SyncerState
 Actions = list[actions.SyncerAction]
 
 
-class Knowing:
-    """What a syncer's core says of itself, whether it does all by itself or leaves the merging to parts."""
+class SyncerCore:
+    """Decides for the syncer; starts no thread, reads no clock, touches no array.
+
+    It is two halves: an `Authority` over who takes part, and the `Rounds` of its fragments.
+
+    With the `state` of one that crashed it continues from there: it knows what was merged, so no round is
+    merged twice, and no learner is a member until it rejoins.
+    """
 
     def __init__(
         self,
         policy: SyncPolicy,
-        total_steps: int | None,
-        state: SyncerState | None,
-        parts: int = 1,
+        total_steps: int | None = None,
+        state: SyncerState | None = None,
+        lineage: int = 0,
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        """`state`: what is durable of all fragments, and who is known; None: the run begins.
+        """`state`: what is durable of its fragments, and who is known; None: the run begins.
+
+        `lineage`: a number that no other start of the syncer has, for the versions that it makes. `shard`: of
+        so many, each of which is a syncer of its own fragments.
 
         Raises:
           LocalProtocolError: the state is of another number of fragments.
         """
         self.policy = policy
         self.total_steps = total_steps
+        self.shard = shard
         state = state or SyncerState.initial(policy.num_fragments)
         state.check(policy.num_fragments)
-        self._members = Membership(fragments_of(shard, shards, policy.num_fragments))
-        self._authority = Authority(policy, total_steps, state, self._members, parts, shard, shards)
+        own = fragments_of(shard, shards, policy.num_fragments)
+        self._members = Membership(own)
+        validator = ReportValidator(policy, total_steps, state, self._members, own)
+        self._rounds = Rounds(policy, total_steps, state, self._members, validator, lineage, shard)
+        with_rounds = self._members, validator, self._rounds, shard, shards
+        self._authority = Authority(policy, total_steps, state, *with_rounds)
+
+    def handle(self, event: events.SyncerEvent, now: float) -> Actions:
+        """Takes one event, returns the actions that follow, in order; `now` is in seconds and never falls.
+
+        Raises:
+          LocalProtocolError: a merge finished that was not under way.
+        """
+        out: Actions = []
+        match event:
+            case events.FragmentArrived() | events.OfferFailed() | events.MergeFinished():
+                out += self._rounds.handle(event, now)
+            case events.Timeout():
+                pass
+            case _:
+                out += self._authority.handle(event, now)
+        out += self._authority.mark_silent(now)
+        out += self._rounds.advance(now)
+        out += self._authority.conclude(now)
+        for offer in self._rounds.no_longer_early():
+            out += self.handle(offer, now)
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""
+        times = (self._authority.next_deadline(), self._rounds.next_deadline())
+        return min((time for time in times if time is not None), default=None)
 
     def state(self) -> SyncerState:
         """What must survive a crash, as of now; `state().after(round, lineage)` is what a merge leaves."""
-        return self._authority.state()
+        return self._rounds.merged.with_incarnations(self._members.incarnations())
 
     def lost_for_good(self, absent: Callable[[int], bool]) -> list[events.LearnerLost]:
         """What to tell it first, so that it waits for no learner of before that cannot join any more."""
         known, why = self._members.incarnations(), "is no learner of the run any more"
         return [events.LearnerLost(*one, why) for one in known if absent(one[0])]
+
+    def furthest(self, learner: int) -> Watermark:
+        """The furthest of a learner's work that is merged, or may be yet."""
+        return self._rounds.furthest(learner)
 
     @property
     def finished(self) -> bool:
@@ -60,17 +104,17 @@ class Knowing:
     @property
     def step(self) -> int:
         """The newest global step of which a round was merged."""
-        return self._authority.merged.step
+        return self._rounds.merged.step
 
     @property
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment."""
-        return self._authority.merged.versions
+        return self._rounds.merged.versions
 
     @property
     def merged_steps(self) -> tuple[int, ...]:
         """By fragment, the global step of the round that made its version."""
-        return self._authority.merged.merged_steps
+        return self._rounds.merged.merged_steps
 
     @property
     def vector_clock(self) -> VectorClock:
@@ -88,71 +132,6 @@ class Knowing:
         known = (self._members.newest(learner) for learner in learners)
         return max((m.step_time.value or 0.0 for m in known if m is not None), default=0.0)
 
-
-class SyncerCore(Knowing):
-    """Decides for the syncer; starts no thread, reads no clock, touches no array.
-
-    It is two halves in one process, an `Authority` and the `Rounds` of all fragments, which tell each other
-    what the other must know (`news.py`). `parts.py` has the same halves in processes of their own.
-
-    With the `state` of one that crashed it continues from there: it knows what was merged, so no round is
-    merged twice, and no learner is a member until it rejoins.
-    """
-
-    def __init__(
-        self,
-        policy: SyncPolicy,
-        total_steps: int | None = None,
-        state: SyncerState | None = None,
-        lineage: int = 0,
-        shard: int = 0,
-        shards: int = 1,
-    ) -> None:
-        """`lineage`: a number that no other start of the syncer has, for the versions that it makes.
-
-        `shard`: of so many, each of which is a syncer of its own fragments; `state` is of these alone.
-        """
-        super().__init__(policy, total_steps, state, shard=shard, shards=shards)
-        self.shard = shard
-        own = fragments_of(shard, shards, policy.num_fragments)
-        merged = self._authority.merged
-        self._rounds = Rounds(policy, total_steps, merged, self._members, own, lineage, shard)
-        self._authority.furthest = self._rounds.furthest
-
-    def state(self) -> SyncerState:
-        """As of any syncer; the watermarks are known to who merges."""
-        return self._rounds.merged.with_incarnations(self._members.incarnations())
-
-    def handle(self, event: events.SyncerEvent, now: float) -> Actions:
-        """Takes one event, returns the actions that follow, in order; `now` is in seconds and never falls.
-
-        Raises:
-          LocalProtocolError: a merge finished that was not under way.
-        """
-        out: Actions = []
-        match event:
-            case events.FragmentArrived() | events.OfferFailed() | events.MergeFinished():
-                out += self._pass_on(self._rounds.handle(event, now), now)
-            case events.Timeout():
-                pass
-            case _:
-                out += self._pass_on(self._authority.handle(event, now), now)
-        out += self._pass_on(self._authority.mark_silent(now), now)
-        out += self._pass_on(self._rounds.advance(now), now)
-        out += self._pass_on(self._authority.conclude(now), now)
-        for offer in self._rounds.no_longer_early():
-            out += self.handle(offer, now)
-        return out
-
-    def furthest(self, learner: int) -> Watermark:
-        """The furthest of a learner's work that is merged, or may be yet."""
-        return self._rounds.furthest(learner)
-
-    def next_deadline(self) -> float | None:
-        """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""
-        times = (self._authority.next_deadline(), self._rounds.next_deadline())
-        return min((time for time in times if time is not None), default=None)
-
     @property
     def offers(self) -> set[events.FragmentArrived]:
         """Those whose arrays are kept."""
@@ -162,15 +141,3 @@ class SyncerCore(Knowing):
     def rounds(self) -> tuple[Round, ...]:
         """The rounds in flight, to look at."""
         return self._rounds.open
-
-    def _pass_on(self, said: Sequence[actions.SyncerAction | News | Word], now: float) -> Actions:
-        """What is left for the driver once each half has heard what the other said."""
-        out: Actions = []
-        for one in said:
-            if isinstance(one, News):
-                out += self._pass_on(self._rounds.hear(one, now), now)
-            elif isinstance(one, Word):
-                out += self._pass_on(self._authority.hear(one), now)
-            else:
-                out.append(one)
-        return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import Member
@@ -23,13 +23,13 @@ class Updates:
         self,
         policy: SyncPolicy,
         state: SyncerState,
-        fragments: Iterable[int] | None,
+        fragments: Sequence[int],
         lineage: int,
         shard: int = 0,
     ) -> None:
-        """`fragments`: None for all; `lineage`: of the versions that are made from now on."""
+        """`lineage`: of the versions that are made from now on."""
         self.merged = state
-        self.fragments = tuple(range(policy.num_fragments) if fragments is None else sorted(fragments))
+        self.fragments = tuple(fragments)
         self.lineage = lineage
         self._shard = shard
         self._are_all = len(self.fragments) == policy.num_fragments

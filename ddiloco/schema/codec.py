@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from ddiloco.protocol import events, messages, news
+from ddiloco.protocol import events, messages
 from ddiloco.schema import events_pb2 as pb
 
 Event = events.LearnerEvent | events.SyncerEvent
@@ -20,31 +20,18 @@ _PARTS = (
     messages.Contribution,
     messages.Watermark,
 )
-_UNIONS = {pb.Event: Event, pb.News: news.News, pb.Word: news.Word}
-_KINDS: dict[str, type] = {
-    kind.__name__: kind for union in _UNIONS.values() for kind in typing.get_args(union)
-} | {kind.__name__: kind for kind in _PARTS}
-_PLACES = {
-    _KINDS[field.message_type.name]: (union, field.name)
-    for union in _UNIONS
-    for field in union.DESCRIPTOR.fields
-}
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Event), *_PARTS)}
+_NAMES = {_KINDS[field.message_type.name]: field.name for field in pb.Event.DESCRIPTOR.fields}
 
 
-def message_of(told: Event | news.News | news.Word) -> Any:
-    """The message of an event, of the authority's news or of a part's word, which is one kind of it.
-
-    Raises ValueError where a number has more than 64 bits.
-    """
-    union, name = _PLACES[type(told)]
+def message_of(told: Event) -> pb.Event:
+    """The message of an event; raises ValueError where a number has more than 64 bits."""
     match told:  # `asdict` is slow where there are many fragments, and reports are the frequent ones
         case events.StepReported(report):
             value: Any = pb.StepReported(report=_report_message(report))
-        case news.Heard(report, step_time):
-            value = pb.Heard(report=_report_message(report), step_time=step_time)
         case _:
             value = dataclasses.asdict(told)
-    return union(**{name: value})
+    return pb.Event(**{_NAMES[type(told)]: value})
 
 
 def _report_message(r: messages.Report) -> pb.Report:
@@ -59,8 +46,8 @@ def _report_message(r: messages.Report) -> pb.Report:
     )
 
 
-def told_by(message: pb.Event | pb.News | pb.Word) -> Any:
-    """The event, news or word that a message holds. Raises ValueError: it holds none."""
+def told_by(message: pb.Event) -> Any:
+    """The event that a message holds. Raises ValueError: it holds none."""
     kind = message.WhichOneof("kind")
     if kind is None:
         raise ValueError("an empty event")
@@ -72,8 +59,6 @@ def read(message: Message) -> Any:
     kind = _KINDS[message.DESCRIPTOR.name]
     if kind is events.LearnerJoined and not message.HasField("step"):
         return events.LearnerJoined(message.learner, message.incarnation, shards=tuple(message.shards))
-    if kind is news.Heard and not message.HasField("step_time"):
-        return news.Heard(read(message.report), None)
     return kind(*(_value(getattr(message, field.name)) for field in dataclasses.fields(kind)))
 
 

@@ -1,5 +1,6 @@
 """The rpcs of syncer and learner on real servers, called on the loopback with messages nobody would send."""
 
+import dataclasses
 import functools
 import queue
 import threading
@@ -7,11 +8,8 @@ import threading
 import grpc
 import jax
 import numpy as np
-from ddiloco.remote.syncer.part_links import PartLinks
 
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.protocol.parts import AuthorityCore
-from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import validation as wire
@@ -20,13 +18,11 @@ from ddiloco.remote.wire.blocks import cut_message
 from ddiloco.remote.wire.event_messages import up_header
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security
-from ddiloco.storage.run_mark import RunMark
 from ddiloco.workers.exchange import InnerState
-from ddiloco.workers.snapshots.messages import FragmentsWritten
 from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, greeting, joined, report, until
 
 SECONDS = 20.0  # within which every call ends by itself
-KINDS = ("control", "greeted", "offers", "peers", "donation", "updates", "part", "words")
+KINDS = ("control", "greeted", "offers", "peers", "donation", "updates", "shard", "records")
 FRAGMENT = 0
 
 
@@ -51,10 +47,13 @@ def said(kind, *messages):
     return bytes([KINDS.index(kind)]) + joint(*messages)
 
 
-def parts_greeting(part=0):
-    hello = pb.FromPart.Hello(version=wire.VERSION, fingerprint=TERMS.fingerprint, rules=TERMS.rules)
-    hello.part, hello.parts, hello.process, hello.address = part, 2, 7, "127.0.0.1:7100"
-    return pb.FromPart(hello=hello).SerializeToString()
+TWO_SHARDS = dataclasses.replace(TERMS, shards=2)
+
+
+def shards_greeting():
+    hello = pb.FromShard.Hello(version=wire.VERSION, fingerprint=TERMS.fingerprint, rules=TERMS.rules)
+    hello.shard, hello.shards, hello.process = 1, 2, 7
+    return pb.FromShard(hello=hello).SerializeToString()
 
 
 def sound_offer():
@@ -80,26 +79,6 @@ class Giving:
             wanted.answer.set_result(InnerState(4, (0, 0), [np.zeros(3, np.float32)]))
 
 
-class AuthorityEnd:
-    """A server that leaves merging to two parts, and the core that hears what they say."""
-
-    def __init__(self):
-        self.records, self._heard, self._now = [], queue.SimpleQueue(), 0.0
-        mark = RunMark("run", "start")
-        links = PartLinks(2, TERMS, Security(), mark, self._heard.put, self.records.append, lambda: 0)
-        self.end = SyncerEnd(parts=links)
-        policy = SyncPolicy(num_learners=2, num_fragments=TERMS.num_fragments, interval=4)
-        self._core = AuthorityCore(policy, 12, None, 2)
-
-    def take(self):
-        """Has the core hear what came."""
-        while not self._heard.empty():
-            told = self._heard.get()
-            if not isinstance(told, FragmentsWritten):
-                self._now += 0.1
-                self._core.handle(told, self._now)
-
-
 class Rpcs:
     """One server of each for all calls, and a learner that is connected all the while."""
 
@@ -117,15 +96,15 @@ class Rpcs:
         donor.attach(Giving(), INNER)
         self._donor = grpc.insecure_channel(f"127.0.0.1:{donor.start('127.0.0.1')}")
         self._keeps = donor
-        self._authority = AuthorityEnd()
-        self._parts = grpc.insecure_channel(self._authority.end.address)
+        self._first = SyncerEnd(TWO_SHARDS)
+        self._shards = grpc.insecure_channel(self._first.address)
 
     def end(self):
         """Ends servers and calls: the interpreter waits for their threads."""
         self._channel.close()
         self._donor.close()
-        self._parts.close()
-        self._authority.end.server.stop(0.0)
+        self._shards.close()
+        self._first.server.stop(0.0)
         self._learner.client.finish(0.0)
         self._syncer.server.stop(0.0)
         self._keeps.stop()
@@ -176,19 +155,16 @@ class Rpcs:
     def _donation(self, messages):
         list(self._donor.stream_stream(wire.DONATE)(iter(messages), timeout=SECONDS))
 
-    def _part(self, messages):
-        """A goodbye ends what is sound."""
-        said = [*messages, pb.FromPart(goodbye=True).SerializeToString()]
-        list(self._parts.stream_stream(wire.PART)(iter(said), timeout=SECONDS))
-        self._authority.take()
+    def _shard(self, messages):
+        self._shards.stream_unary(wire.SHARD)(iter(messages), timeout=SECONDS)
 
-    def _words(self, messages):
-        self._part([parts_greeting(), *messages])
+    def _records(self, messages):
+        self._shard([shards_greeting(), *messages])
 
     def _forget(self):
         """What was heard, so that hours of it need no memory."""
         self._syncer.records.clear()
-        self._authority.records.clear()
+        self._first.records.clear()
         for inbox in (self._syncer.heard, self._syncer.offers, self._learner.inbox):
             try:
                 while True:

@@ -8,7 +8,7 @@ import zlib
 
 from ddiloco.arrays.blocks import Cut
 from ddiloco.goodput.accounting import State
-from ddiloco.protocol import events, news
+from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
@@ -18,7 +18,6 @@ from ddiloco.remote.wire.event_messages import (
     up_header,
 )
 from ddiloco.remote.wire.record_messages import record_message
-from ddiloco.schema import codec
 from ddiloco.storage.tape import file as tape_file
 from ddiloco.storage.tape.header import Header
 from ddiloco.storage.tape.recorder import LearnerTape, learner_tape
@@ -64,13 +63,11 @@ def recorded_tape():
     return [zlib.decompress(payload) for _, payload in tape_file.read(made).records]
 
 
-def parts_words():
-    """What a part of a syncer says to its authority."""
-    said = [news.Committed(RoundId(4, 0), 1, 7), news.Stuck(True), news.Over(), news.Doubted(1, 100)]
-    yield from (pb.FromPart(word=codec.message_of(word)) for word in said)
+def shards_records():
+    """What a shard of a syncer sends to the first."""
     noted = record_message(records.Noted("round", {"fragment": 0}, 5.0))
-    yield pb.FromPart(records=pb.Records(first=0, records=[noted]))
-    yield pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files=PART))
+    moved = record_message(records.Transferred(1, 2, 3))
+    yield pb.FromShard(records=pb.Records(first=0, records=[noted, moved])).SerializeToString()
 
 
 TOKENS = {
@@ -173,8 +170,8 @@ SEEDS = {  # sound bytes, from which others are made
         rpcs.said("updates"),
         rpcs.said("updates", b"a session"),
         rpcs.said("donation", rpcs.wanted().SerializeToString()),
-        rpcs.said("part", rpcs.parts_greeting(1)),
-        rpcs.said("words", *(word.SerializeToString() for word in parts_words())),
+        rpcs.said("shard", rpcs.shards_greeting(), *shards_records()),
+        rpcs.said("records", *shards_records()),
     ],
 }
 

@@ -115,7 +115,7 @@ def update(data):
     messages = cut(data)
     announced = update_of(header := parse(pb.DownHeader, next(messages)), 2)
     delivered = []
-    Collector(2, delivered.append).take(header, announced, receive(FORMATS, header.size, messages))
+    Collector(range(2), delivered.append).take(header, announced, receive(FORMATS, header.size, messages))
     assert [told.event for told in delivered] in ([], [announced])
 
 

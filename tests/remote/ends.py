@@ -11,7 +11,7 @@ import numpy as np
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
-from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.client import ShardBook, SyncerClient
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire import validation as wire
@@ -172,12 +172,21 @@ class LearnerEnd:
     """A SyncerClient with an inbox."""
 
     def __init__(
-        self, address, learner=0, process=100, terms=TERMS, security=None, config=CONFIG, donor_port=0
+        self,
+        address,
+        learner=0,
+        process=100,
+        terms=TERMS,
+        security=None,
+        config=CONFIG,
+        donor_port=0,
+        shard=0,
+        book=None,
     ):
         self.inbox, self.notes = queue.SimpleQueue(), []
-        self.client = SyncerClient(
-            address, learner, process, terms, security or Security(), config, self.notes.append, donor_port
-        )
+        of_all = terms, security or Security(), config, self.notes.append, donor_port
+        book = book or ShardBook(address, terms.shards)
+        self.client = SyncerClient(book, shard, learner, process, *of_all)
         self.client.attach(self.inbox)
         self.client.start()
         self.send = self.client.outbox.send

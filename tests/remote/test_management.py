@@ -73,7 +73,7 @@ def test_a_learner_that_is_drained_leaves_and_is_sent_away_until_it_is_added(man
     learner.client.finish(PATIENCE)
     syncer.next(events.LearnerLost)
     status = asked(syncer, "status")
-    assert status.facts == {"step": 7, "present": [], "drained": [1], "num_learners": 2}
+    assert status.facts == {"step": 7, "present": [], "drained": [1], "num_learners": 2, "shards": []}
     assert status.line == "step 7; learners: none of 2; drained: 1"
     back = LearnerEnd(syncer.address, 1, process=200)  # its engine has started it again
     back.next(Leave)

@@ -9,7 +9,7 @@ from ddiloco.launch.ports import reserved_port
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
 from ddiloco.remote.learner import streams
-from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.client import ShardBook, SyncerClient
 from ddiloco.remote.wire import payload
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.remote import RemoteConfig
@@ -204,7 +204,9 @@ def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be
     joined(syncer, learner)
     assert learner.client.accepted.wait(PATIENCE)
     with ended(again := LearnerEnd.__new__(LearnerEnd)):
-        again.client = SyncerClient(syncer.address, 0, 100, TERMS, Security(), CONFIG, lambda line: None)
+        again.client = SyncerClient(
+            ShardBook(syncer.address), 0, 0, 100, TERMS, Security(), CONFIG, lambda line: None
+        )
         again.client._session = learner.client._session  # as the same process knows it
         again.client.start()
         assert again.client.accepted.wait(PATIENCE)

@@ -93,6 +93,7 @@ def small_fleet(
     left_out: Collection[int] = (),
     observer: Observer | None = None,
     make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
+    shards: int = 1,
 ) -> tuple[Fleet, EventDelivery]:
     """A fleet with its lives entered, and who hears of it unless an `observer` does.
 
@@ -115,6 +116,7 @@ def small_fleet(
         takes=Durations(lambda: merge_seconds, notice, recovery),
         observer=observer or told,
         make_syncer=make_syncer,
+        shards=shards,
     )
     fleet.live(changes)
     return fleet, told

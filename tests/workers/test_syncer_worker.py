@@ -4,19 +4,17 @@ import threading
 
 import numpy as np
 import pytest
-from ddiloco.workers.snapshots.fragments import FragmentsRecording
 
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
-from ddiloco.protocol import events, news
+from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
-from ddiloco.protocol.parts import Part
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery
-from ddiloco.workers.snapshots.messages import CutOver, PartWritten, StateRecorded
+from ddiloco.workers.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.remote.ends import until
 from tests.workers.syncer_desk import DIRECT, PATIENCE, THETA, Desk, Peer, full
@@ -35,27 +33,6 @@ def desk():
         assert one.worker.stop(PATIENCE)
 
 
-class PartDesk:
-    """A running SyncerWorker that is a part of a syncer."""
-
-    def __init__(self):
-        layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
-        core = Part(SyncPolicy(2, num_fragments=1, interval=2), 2, SyncerState((0,), (0,)), [0])
-        self.taken = []
-        self.worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 2), self.taken.append)
-        recording = FragmentsRecording(0, [0], 0, None, lambda written: None, PATIENCE)
-        self.worker.take_part_in_snapshots(recording)
-        self.worker.start()
-
-    def offer(self, learner, epoch=0):
-        contribution = Contribution(learner, 1, fragment=0, version=0, step=2, steps=2, tokens=10)
-        event = events.FragmentArrived(RoundId(2, 0), contribution)
-        self.worker.take_offer(event, (full(1.0),), epoch)
-
-    def dropped(self):
-        return [r.values["learner"] for r in self.taken if getattr(r, "name", "") == "drop"]
-
-
 def test_a_restarted_syncer_ends_without_learners_that_cannot_join():
     layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
     policy = SyncPolicy(3, num_fragments=1, interval=2, overlap=1, quorum=None, silence_timeout=10 * PATIENCE)
@@ -70,31 +47,6 @@ def test_a_restarted_syncer_ends_without_learners_that_cannot_join():
     assert worker.ended.wait(PATIENCE)
     assert worker.core.finished
     assert worker.stop(PATIENCE)
-
-
-def test_a_part_takes_an_offer_that_overtook_a_snapshot_once_that_is_over():
-    part = PartDesk()
-    part.offer(0, epoch=1)
-    part.offer(1)
-    until(part.dropped, "the word of the offer that does not wait")
-    assert part.dropped() == [1]  # no round waits for it
-    part.worker.send(CutOver(1))
-    until(lambda: part.dropped() == [1, 0], "the word of the other")
-    assert part.worker.stop(PATIENCE) and part.worker.failure is None
-
-
-@pytest.mark.parametrize("told", [news.Left(0, 1, gone=True), news.RollCall()], ids=["lost", "reconnected"])
-def test_a_part_does_not_keep_an_offer_of_a_learner_that_left_before_the_word_of_its_step_came(told):
-    part = PartDesk()
-    for present in (news.RollCall(), news.AllPresent(), news.Begun(0, 1, 0, (0,))):
-        part.worker.send(present)
-    part.offer(0)
-    part.offer(1)
-    until(part.dropped, "the word of the offer that does not wait")
-    assert part.dropped() == [1]  # the authority has told of no such learner
-    part.worker.send(told)
-    until(lambda: part.dropped() == [1, 0], "the word of the other")
-    assert part.worker.stop(PATIENCE) and part.worker.failure is None
 
 
 def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):

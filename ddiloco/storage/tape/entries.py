@@ -7,8 +7,6 @@ import zlib
 
 from google.protobuf.message import DecodeError
 
-from ddiloco.protocol import news
-from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.schema import codec
 from ddiloco.storage.tape import tape_pb2 as pb
 
@@ -69,7 +67,7 @@ class End:
 
 
 Note = Adopted | Gave | Committed | End
-CoreEvent = codec.Event | news.News | FromPart | PartConnected
+CoreEvent = codec.Event
 """What a core is told."""
 
 Content = CoreEvent | Note
@@ -86,14 +84,10 @@ class Entry:
 def message_of(content: Content, now: float | None = None) -> pb.Entry:
     """The message of an entry. Raises ValueError if a number has more than 64 bits."""
     match content:
-        case FromPart(part, word):
-            kind = {"of_part": pb.OfPart(part=part, word=codec.message_of(word))}
-        case PartConnected(part):
-            kind = {"of_part": pb.OfPart(part=part)}
         case Adopted() | Gave() | Committed() | End():
             kind = {type(content).__name__.lower(): dataclasses.asdict(content)}
         case _:
-            kind = {"news" if isinstance(content, news.News) else "event": codec.message_of(content)}
+            kind = {"event": codec.message_of(content)}
     return pb.Entry(now=now or 0.0, **kind)
 
 
@@ -128,12 +122,8 @@ def _entry(m: pb.Entry) -> Entry:
         raise ValueError("an empty entry")
     value = getattr(m, kind)
     match kind:
-        case "event" | "news":
+        case "event":
             return Entry(m.now, codec.told_by(value))
-        case "of_part" if value.HasField("word"):
-            return Entry(m.now, FromPart(value.part, codec.told_by(value.word)))
-        case "of_part":
-            return Entry(m.now, PartConnected(value.part))
     return Entry(None, _NOTES[kind](value))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 
-from ddiloco.protocol import news
 from ddiloco.storage.snapshots.parts import SYNCER_PART, PartFiles, fragments_part, learner_part
 
 SYNCER = -1  # its number among those whose parts are awaited; those below are its parts'
@@ -76,7 +75,7 @@ class FragmentsWritten:
     part: int
     number: int
     files: PartFiles | None
-    versions: tuple[news.Committed, ...]
+    versions: tuple[tuple[int, int], ...]
     problem: str = ""
 
 

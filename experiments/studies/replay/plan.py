@@ -16,7 +16,6 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution
-from ddiloco.protocol.parts import AuthorityCore, Part
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.tape.entries import Adopted, Committed, End, Entry, Gave, InnerOrigin
@@ -126,7 +125,7 @@ class _LearnerProcess(_Process, LearnerDriver):
     def __init__(self, tape: Tape, policy: SyncPolicy, total_steps: int | None) -> None:
         super().__init__(tape)
         header = tape.header
-        core = LearnerCore(header.learner, header.process, policy, total_steps)
+        core = LearnerCore(header.learner, header.process, policy, total_steps, header.shards)
         self._arrays = _NamedArrays(self, core)
         self._actor = LearnerActor(core, self._arrays, self)
         self._sent: dict[OfferId, Contribution] = {}
@@ -255,10 +254,11 @@ class _SyncerProcess(_Process, SyncerDriver):
         """`number`: which of the tapes is the process's. `sent`: what learners sent."""
         super().__init__(tapes[number])
         self._before, self._after, self._sent = tapes[:number], tapes[number + 1 :], sent
-        state = self.tape.header.state
-        versions = {p: state.versions[p] for p in self.tape.header.fragments}
+        header = self.tape.header
+        versions = {p: header.state.versions[p] for p in header.fragments}
         named = {p: FragmentVersion(version, VersionId(p, version)) for p, version in versions.items()}
-        self._actor = SyncerActor(_core(self.tape, policy, total_steps), self, named)
+        of_shard = header.lineage, header.shard, header.shards
+        self._actor = SyncerActor(SyncerCore(policy, total_steps, header.state, *of_shard), self, named)
         self._had = versions  # by fragment, the newest that is noted
         self._last: dict[int, int] = {}  # the newest as the process ended by itself
         self._begun: dict[int, MergeWork] = {}  # by fragment, merges that have not finished
@@ -339,15 +339,5 @@ class _SyncerProcess(_Process, SyncerDriver):
         self._records.append(Recorded(self.tape.entries[self.entry].now, name, values))
 
 
-def _core(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> SyncerCore | AuthorityCore | Part:
-    """The core of a process of the syncer, as it began."""
-    h = tape.header
-    if h.role == "authority":
-        return AuthorityCore(policy, total_steps, h.state, h.parts)
-    if h.role == "part":
-        return Part(policy, total_steps, h.state, h.fragments, h.lineage)
-    return SyncerCore(policy, total_steps, h.state, h.lineage)
-
-
 def _id(tape: Tape) -> ProcessId:
-    return ProcessId(tape.header.role, tape.header.part, tape.header.process)
+    return ProcessId(tape.header.shard, tape.header.process)

@@ -74,8 +74,7 @@ def read_run(workdir: pathlib.Path) -> RunTapes:
     runs = {tape.header.run: tape for tape in tapes}
     if len(runs) > 1:
         raise TapeError(f"{[*runs.values()][-1].path}: is of another run than the tapes beside it")
-    # An authority and its parts may begin at once, with one number.
-    tapes.sort(key=lambda t: (t.header.process, t.header.role == "part", t.header.part))
+    tapes.sort(key=lambda t: (t.header.process, t.header.shard))  # shards may begin at once, with one number
     syncers = [tape for tape in tapes if tape.header.learner is None]
     learners: dict[int, list[Tape]] = {}
     for tape in tapes:

@@ -6,9 +6,8 @@ import datetime
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.protocol import actions, events, news
+from ddiloco.protocol import actions, events
 from ddiloco.protocol.clocks import VectorClock
-from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave
 from experiments.cli.program import UsageError
 from experiments.studies.replay import works as plans
@@ -22,7 +21,7 @@ class TimelineRow(NamedTuple):
     Attributes:
       wall: unix seconds; in virtual time virtual seconds.
       learner: whose it is; None: the syncer's.
-      part: of the syncer; None: of its only process, or of the authority.
+      shard: of the syncer; None: of its only process.
       text: what happened, and what followed.
       clock: whose work the actor's parameters hold then; None where a process begins or is cut off, and where
         a missing tape hides it.
@@ -31,7 +30,7 @@ class TimelineRow(NamedTuple):
 
     wall: float
     learner: int | None
-    part: int | None
+    shard: int | None
     text: str
     clock: VectorClock | None = None
     round_step: int | None = None
@@ -137,7 +136,7 @@ def shown(line: TimelineRow, virtual: bool) -> str:
         when = f"{line.wall:12.3f}"
     else:
         when = datetime.datetime.fromtimestamp(line.wall).strftime("%H:%M:%S.%f")[:-3]
-    of_syncer = "syncer" if line.part is None else f"part {line.part}"
+    of_syncer = "syncer" if line.shard is None else f"shard {line.shard}"
     who = of_syncer if line.learner is None else f"learner {line.learner}"
     return f"{when}  {who:10}  {line.text:72}  {clock_text(line.clock)}".rstrip()
 
@@ -153,7 +152,8 @@ def clock_text(clock: VectorClock | None) -> str:
 
 def _lines(actor: Actor, clocks: ReplayClocks) -> Iterator[TimelineRow]:
     tape, header = actor.tape, actor.tape.header
-    now, whose = header.now, (header.learner, header.part if header.role == "part" else None)
+    of_several = header.learner is None and header.shards > 1
+    now, whose = header.now, (header.learner, header.shard if of_several else None)
     named = "process" if header.learner is None else "process, incarnation"
     yield TimelineRow(tape.wall(now), *whose, f"{named} {header.process} begins")
     for (at, content, decided), clock in zip(actor.handled, clocks.after(actor), strict=True):
@@ -200,39 +200,9 @@ def _happened(content: Any) -> str:
         case events.MergeFinished(round=r) as e:
             without = f" without {_listed(e.left_out)}" if e.left_out else ""
             return f"round {r.step} of fragment {r.fragment} is merged{without}"
-    return _passed_on(content) or _noted(content)
-
-
-def _passed_on(content: Any) -> str:
-    """What the processes of a syncer told each other; "" if it is something else."""
-    match content:
-        case news.RollCall():
-            return "hears from the authority who is there"
-        case news.Admitted(learner, incarnation):
-            return f"hears that learner {learner} is let in as incarnation {incarnation}"
-        case news.Begun(learner, step=step):
-            return f"hears that learner {learner} takes part from step {step} on"
-        case news.Heard(report=r):
-            return f"hears that learner {r.learner} reports step {r.step}"
-        case news.Left(learner, gone=gone):
-            return f"hears that learner {learner} is {'gone' if gone else 'silent'}"
-        case news.Returned(learner):
-            return f"hears that learner {learner} is back"
-        case news.AllPresent():
-            return "hears that nobody is waited for any longer"
-        case news.Noted(r):
-            return f"hears that its round {r.step} of fragment {r.fragment} is known"
-        case PartConnected(part):
-            return f"part {part} is connected"
-        case FromPart(part, news.Committed(r, version)):
-            return f"part {part} made fragment {r.fragment} version {version} in round {r.step}"
-        case FromPart(part, news.Doubted(learner)):
-            return f"part {part} doubts the versions of learner {learner}"
-        case FromPart(part, news.Stuck(stuck)):
-            return f"part {part} {'waits for slower learners' if stuck else 'waits for nobody in particular'}"
-        case FromPart(part, news.Over()):
-            return f"part {part} has no round left"
-    return ""
+        case events.Disconnected(shard):
+            return f"has lost the connection to shard {shard} of the syncer"
+    return _noted(content)
 
 
 def _noted(content: Any) -> str:
@@ -285,9 +255,7 @@ def _round_step(content: Any, decided: Sequence[Any]) -> int | None:
             return r.step
         case events.UpdateArrived(step=step):
             return step
-        case events.StepReported(report=r) | news.Heard(report=r):
-            return r.step
-        case news.Noted(r) | FromPart(_, news.Committed(r)):
+        case events.StepReported(report=r):
             return r.step
     for action in decided:
         match action:

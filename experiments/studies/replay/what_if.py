@@ -18,7 +18,14 @@ from typing import Any
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
+from ddiloco.protocol.messages import (
+    NOTHING_MERGED,
+    Contribution,
+    FragmentCounters,
+    Report,
+    RoundId,
+    Watermark,
+)
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
@@ -76,20 +83,25 @@ class _Learner(LearnerDriver):
         for event in taken:
             self._actor.handle(event, 0.0, [None] * len(fragments_with(event)))
 
-    def report(self, recorded: Report, kept: Kept, state: SyncerState) -> None:
+    def report(self, recorded: Report, kept: Kept, state: SyncerState, fragments: Sequence[int]) -> None:
         """Does what stands in place of the recorded report, and applies the updates that have come.
 
-        `state`: what is merged.
+        `state`: what is merged. `fragments`: of which the report tells.
         """
         last, self._last = self._last, recorded
         if not self.core.recovered:  # it rejoins with work from a snapshot, of which this report tells
-            told = zip(recorded.counters, watermarks_of(state, self.core.learner), strict=True)
-            work = tuple(FragmentWork(c.version, 0, c.steps, c.tokens, watermark=mark) for c, mark in told)
+            told = dict(zip(fragments, recorded.counters, strict=True))
+            none = FragmentCounters(0, 0, 0)  # what is told to other shards
+            work = tuple(
+                FragmentWork(c.version, 0, c.steps, c.tokens, watermark=mark)
+                for p, mark in enumerate(watermarks_of(state, self.core.learner))
+                for c in [told.get(p, none)]
+            )
             reached = state.furthest(self.core.learner)
             resumed = LearnerWork(recorded.step, reached.life, reached.steps, work)
             self._actor.perform(self._actor.resume(resumed))
             return
-        steps, tokens = work_between(last, recorded, kept)
+        steps, tokens = work_between(last, recorded, kept, fragments)
         self.core.clock = recorded.step - steps
         if not steps:
             self.handle(events.Heartbeat())
@@ -122,13 +134,13 @@ Kept = Mapping[tuple[int, int, int], Contribution]
 """By learner, fragment and version: the learner's offer that is in it, where it kept what it did since."""
 
 
-def work_between(last: Report | None, now: Report, kept: Kept) -> tuple[int, int]:
+def work_between(last: Report | None, now: Report, kept: Kept, fragments: Sequence[int]) -> tuple[int, int]:
     """Steps and tokens between two reports of a process: those of a fragment that no update came to.
 
     Or of one whose counters, under the update, begin with what was kept, and was counted before.
     """
     if last is not None:
-        for p, (before, after) in enumerate(zip(last.counters, now.counters, strict=False)):
+        for p, before, after in zip(fragments, last.counters, now.counters, strict=False):
             if before.version == after.version:
                 return after.steps - before.steps, after.tokens - before.tokens
             offer = kept.get((now.learner, p, after.version))
@@ -167,8 +179,13 @@ class WhatIf(SyncerDriver):
         delays: Delays,
         kept: Kept,
         state: SyncerState,
+        fragments: Sequence[int],
     ) -> None:
-        """`entries`: of the syncer's tapes in the run, which began from `state`."""
+        """`entries`: of the syncer's tapes in the run, which began from `state`.
+
+        `fragments`: of which learners tell the syncer, or the first of its shards.
+        """
+        self._fragments = fragments
         # What is worked out here has one history.
         self._core = SyncerCore(policy, total_steps, dataclasses.replace(state, lineages=()))
         versions = {p: FragmentVersion(version, None) for p, version in enumerate(state.versions)}
@@ -217,7 +234,7 @@ class WhatIf(SyncerDriver):
             case events.StepReported(report=report):
                 known = self._member(report.learner, report.incarnation)
                 if known is not None:
-                    known.report(report, self._kept, self._core.state())
+                    known.report(report, self._kept, self._core.state(), self._fragments)
             case _:
                 self.take(event)
 
@@ -286,7 +303,8 @@ class WhatIf(SyncerDriver):
 def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> WhatIfOutcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
     state = plan.first.header.state
-    return WhatIf(policy, total_steps, _entries(plan), delays(plan), _kept(plan), state).run()
+    of_run = delays(plan), _kept(plan), state, plan.first.header.fragments
+    return WhatIf(policy, total_steps, _entries(plan), *of_run).run()
 
 
 def recorded(plan: ReplayPlan) -> WhatIfOutcome:
@@ -317,7 +335,7 @@ def delays(plan: ReplayPlan) -> Delays:
                     merges.append(now - begun.pop(r))
             case events.StepReported(report=report):
                 reported.setdefault((report.learner, report.step), now)
-                for p, c in enumerate(report.counters):
+                for p, c in zip(plan.first.header.fragments, report.counters, strict=False):
                     at = sent.pop((report.learner, p, c.version), None)
                     if at is not None and report.learner in boundary:
                         updates.append(max(0.0, boundary[report.learner] - at))
@@ -336,12 +354,13 @@ def delays(plan: ReplayPlan) -> Delays:
 
 
 def _entries(plan: ReplayPlan) -> list[Handled]:
-    """The entries of all processes of the syncer, by the clock of the first."""
+    """The entries of all processes of the syncer, by the clock of the first, which alone hears learners."""
     found = [
         entry._replace(now=entry.now + shift)
         for actor, shift in _clocks(plan)
         for entry in actor.handled
         if entry.now is not None
+        and not (actor.tape.header.shard and isinstance(entry.content, events.FromLearner))
     ]
     return sorted(found, key=lambda entry: entry.now)
 

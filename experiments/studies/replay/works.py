@@ -48,8 +48,7 @@ class OfferId(NamedTuple):
 class ProcessId(NamedTuple):
     """A process of the syncer: all that it merged."""
 
-    role: str
-    part: int
+    shard: int
     number: int
 
     def __str__(self) -> str:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.protocol import events, news
+from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
-from ddiloco.protocol.parts import FromPart, PartConnected
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.work import FragmentWork, LearnerWork
 from ddiloco.storage.tape import entries as entries_module
@@ -72,23 +71,6 @@ EVENTS = st.one_of(
     st.builds(events.MergeFinished, rounds, numbers),
     st.builds(events.Timeout),
 )
-NEWS = st.one_of(
-    st.builds(news.RollCall),
-    st.builds(news.Admitted, number, number),
-    st.builds(news.Begun, number, number, number, numbers),
-    st.builds(news.Left, number, number, st.booleans()),
-    st.builds(news.Returned, number, number),
-    st.builds(news.AllPresent),
-    st.builds(news.Noted, rounds),
-    st.builds(news.Heard, REPORTS, st.none() | st.floats(allow_nan=False)),
-)
-WORDS = st.one_of(
-    st.builds(news.Committed, rounds, number, number),
-    st.builds(news.Stuck, st.booleans()),
-    st.builds(news.Over),
-    st.builds(news.Doubted, number, number),
-)
-BETWEEN = NEWS | st.builds(FromPart, small, WORDS) | st.builds(PartConnected, small)
 NOTES = st.one_of(
     st.builds(Adopted, st.none(), st.booleans()),
     st.builds(Adopted, origins, st.just(False)),
@@ -97,7 +79,7 @@ NOTES = st.one_of(
     st.builds(End, numbers),
 )
 ENTRIES = st.one_of(
-    st.builds(Entry, st.floats(allow_nan=False, allow_infinity=False), EVENTS | BETWEEN),
+    st.builds(Entry, st.floats(allow_nan=False, allow_infinity=False), EVENTS),
     st.builds(Entry, st.none(), NOTES),
 )
 

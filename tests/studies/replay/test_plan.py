@@ -123,15 +123,13 @@ def test_whatever_befalls_a_fleet_all_that_it_merged_is_made_again_in_order(fold
         max_size=6,
     ),
     crashes=st.lists(st.integers(1, 12).map(lambda n: 4.0 * n + 0.37), max_size=4, unique=True),
-    parts=st.integers(2, 3),
+    shards=st.integers(2, 3),
 )
-def test_whichever_process_of_a_syncer_dies_all_that_its_parts_merged_is_made_again(
-    folder, lives, crashes, parts
-):
+def test_whichever_shard_of_a_syncer_dies_all_that_they_merged_is_made_again(folder, lives, crashes, shards):
     policy = dataclasses.replace(POLICY, num_fragments=3)
     changes = [Change(time, learner, event) for time, learner, event in sorted(lives)]
     workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
-    taped = fleet_tapes(workdir, policy, STEPS, changes, crashes, parts)
+    taped = fleet_tapes(workdir, policy, STEPS, changes, crashes, shards)
     plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
     done = [w for _, w in order_of(plan) if isinstance(w, works.MergeWork)]
     for p in range(policy.num_fragments):

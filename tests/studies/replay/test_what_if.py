@@ -119,7 +119,7 @@ def test_a_syncer_that_was_killed_is_taken_to_have_been_there_all_the_time(crash
 
 
 def test_a_run_whose_syncer_was_several_processes_is_asked_in_the_same_way(tmp_path):
-    plan = plan_of(tmp_path, POLICY, lose(1, 12.0, 15.0), parts=2)
+    plan = plan_of(tmp_path, POLICY, lose(1, 12.0, 15.0), shards=2)
     was, again = recorded(plan), what_if(plan, POLICY, STEPS)
     assert was.merged == sum(map(len, plan.merges))
     assert again.merged == pytest.approx(was.merged, rel=0.15)

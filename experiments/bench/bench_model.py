@@ -77,7 +77,7 @@ class SteppingLearner:
         core = LearnerCore(0, 1, policy, None)
         nowhere = types.SimpleNamespace(waiting=0, send=lambda *offer: None)
         self.worker = LearnerWorker(
-            core, equipment, lambda event: None, nowhere, self._record, recording=recording
+            core, equipment, lambda event, shard: None, nowhere, self._record, recording=recording
         )
         self.worker.start()
         zeros = (0,) * len(fragments)

@@ -168,6 +168,10 @@ class SyncerEnd:
         return [r.sentence for r in self.records if isinstance(r, records.Alarm)]
 
 
+def _is_of_a_lost_connection(delivery):
+    return isinstance(getattr(delivery, "event", None), events.Disconnected)
+
+
 class LearnerEnd:
     """A SyncerClient with an inbox."""
 
@@ -192,8 +196,10 @@ class LearnerEnd:
         self.send = self.client.outbox.send
 
     def next(self, kind):
-        """The next delivery, which must be of the kind, or tell an event that is."""
+        """The next delivery, which must be of the kind, or tell an event that is; but for lost connections."""
         delivery = self.inbox.get(timeout=PATIENCE)
+        while kind is not events.Disconnected and _is_of_a_lost_connection(delivery):
+            delivery = self.inbox.get(timeout=PATIENCE)
         assert isinstance(delivery, kind) or isinstance(delivery.event, kind), delivery
         return delivery
 

@@ -388,6 +388,6 @@ def test_a_learner_of_another_run_is_refused_in_one_line_by_either_end(tmp_path)
         refused = hello(first, Security(), learner=1, run="b" * 32)
         assert refused.details() == "the learner is of run bbbbbbbb, the syncer of run aaaaaaaa"
         assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
-        learner.client.run = "c" * 32  # as if it had been of another one when this one let it in
+        learner.client.book._run = "c" * 32  # as if it had been of another one when this one let it in
         learner.client._control.cancel()
         until(lambda: learner.client.refusal is not None, "the refusal")

@@ -97,16 +97,17 @@ def test_its_data_go_on_behind_all_that_may_be_merged(about):
         (Watermark(9, 11), None),
         (Watermark(6, 4, '{"batches": 4}'), POSITION),
     ):
-        resumed = from_checkpoint(known, about, began, (2, 9, 9))
+        resumed = from_checkpoint(known, about, [NOTHING_MERGED, began], (2, 9, 9))
         assert resumed.values == {"position": position, "steps": 8}
-        assert resumed.begins_with.work == WORK and resumed.begins_with.began == began
+        assert resumed.begins_with.work == WORK
+        assert resumed.begins_with.began == (WORK.reached if position == POSITION else began)
         assert resumed.begins_with.origin == InnerOrigin(0, 9, 4)
         assert (resumed.tokens, resumed.trained) == (70, 5)
 
 
 @pytest.mark.parametrize("mark", [Watermark(10, 3), Watermark(6, 5), Watermark(7, 1)])
 def test_work_that_another_process_went_on_with_is_not_merged_again(mark, about):
-    assert from_checkpoint(state(about), about, mark, (2, 9, 9)) is None
+    assert from_checkpoint(state(about), about, [mark, NOTHING_MERGED], (2, 9, 9)) is None
 
 
 @pytest.mark.parametrize(
@@ -114,13 +115,13 @@ def test_work_that_another_process_went_on_with_is_not_merged_again(mark, about)
     [{"num_shards": 3}, {"codec": ("int8", False, False)}, {"layout": "ab"}, {"run": "another"}],
 )
 def test_where_data_or_offers_are_others_only_the_inner_state_is_used(changes, about):
-    assert from_checkpoint(state(about, **changes), about, NOTHING_MERGED, (2, 3, 4)) is None
+    assert from_checkpoint(state(about, **changes), about, [NOTHING_MERGED], (2, 3, 4)) is None
     inner = inner_of(state(about, **changes))
     assert (inner.step, inner.versions, inner.trained) == (7, (2, 3, 4), 5)
     assert inner.origin == InnerOrigin(0, 9, 4)
 
 
 def test_where_all_fragments_have_newer_versions_nothing_of_it_can_be_merged(about):
-    assert from_checkpoint(state(about), about, NOTHING_MERGED, (3, 4, 5)) is None
-    assert from_checkpoint(state(about), about, NOTHING_MERGED, (3, 3, 5)) is not None
-    assert from_checkpoint(state(about), about, NOTHING_MERGED, (1, 2, 3)) is not None  # an older disk
+    assert from_checkpoint(state(about), about, [NOTHING_MERGED], (3, 4, 5)) is None
+    assert from_checkpoint(state(about), about, [NOTHING_MERGED], (3, 3, 5)) is not None
+    assert from_checkpoint(state(about), about, [NOTHING_MERGED], (1, 2, 3)) is not None  # an older disk

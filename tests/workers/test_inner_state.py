@@ -68,7 +68,7 @@ class Worker:
         self.worker = LearnerWorker(
             core,
             assembly.own_equipment(0),
-            lambda e: None,
+            lambda event, shard: None,
             types.SimpleNamespace(waiting=0, send=send_offer),
             self.told.append,
             recovery.inner_state,

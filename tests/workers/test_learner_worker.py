@@ -61,7 +61,8 @@ def stepping(assembly, **changes):
     core, told = Core(0, 1, e.sync, e.train.steps), queue.SimpleQueue()
     equipment = dataclasses.replace(assembly.own_equipment(0), **changes)
     link = types.SimpleNamespace(waiting=0, send=lambda *offer: told.put(offer))
-    worker = LearnerWorker(core, equipment, told.put, link, lambda record: None)
+    say = lambda event, shard: told.put(event)  # noqa: E731
+    worker = LearnerWorker(core, equipment, say, link, lambda record: None)
     worker.start()
     zeros = (0,) * len(fragments)
     worker.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros), fragments))

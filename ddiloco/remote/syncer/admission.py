@@ -102,8 +102,8 @@ class Admission:
         differs = terms.misfit(hello.fingerprint, hello.rules)
         if differs is not None:
             return differs
-        if hello.shards != terms.shards:
-            return f"config.remote.syncer_shards: the syncer has {terms.shards}, the learner {hello.shards}"
+        if (shards := max(1, hello.shards)) != terms.shards:
+            return f"config.remote.syncer_shards: the syncer has {terms.shards}, the learner {shards}"
         if hello.shard != self._shard:
             return f"this is shard {self._shard} of the syncer, and the learner looks for shard {hello.shard}"
         if hello.learner >= terms.most_learners:

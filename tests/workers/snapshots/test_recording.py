@@ -47,7 +47,7 @@ def learner(made, tmp_path):
     worker = LearnerWorker(
         core,
         equipment,
-        told.put,
+        lambda event, shard: told.put(event),
         types.SimpleNamespace(waiting=0, send=lambda *offer: None),
         lambda r: None,
         recording=LearnerRecording(0, writer, told.put),

@@ -11,7 +11,7 @@ from typing import Any
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.array_ports import Checkpoint, Observer
+from ddiloco.virtual.array_ports import Observer, VirtualCheckpoint
 from ddiloco.virtual.learner_process import VirtualLearner
 from experiments.studies.schedules.conditions import WeatheredFleet
 from experiments.studies.schedules.faults import FAULTS, LONGEST, some_shards, syncer_crash
@@ -141,7 +141,7 @@ class RandomSchedule(Observer):
         if self._strikes(self.plan.crash_at_commit):
             syncer_crash(self.fleet, 0, self._rng)
 
-    def checkpointed(self, learner: VirtualLearner, checkpoint: Checkpoint, now: float) -> None:
+    def checkpointed(self, learner: VirtualLearner, checkpoint: VirtualCheckpoint, now: float) -> None:
         """Remembers what it holds."""
         if self.checked:
             self.learners.checkpointed(learner, checkpoint)
@@ -149,7 +149,7 @@ class RandomSchedule(Observer):
     def resumed(
         self,
         learner: VirtualLearner,
-        checkpoint: Checkpoint,
+        checkpoint: VirtualCheckpoint,
         out: list[actions.LearnerAction],
         now: float,
     ) -> None:

@@ -233,7 +233,7 @@ def _learner(run: RunFiles, slots: Slots, number: int) -> LearnerView:
         state_seconds=now - since,
         clock=of.clock,
         tokens=of.tokens,
-        tokens_per_second=_pace(slots, number, of, state, lane),
+        tokens_per_second=_throughput(slots, number, of, state, lane),
         step_seconds=of.step_seconds,
         data_wait_share=_of(summary, "data_wait_share_by_learner", number),
         mfu=_of(summary, "mfu_by_learner", number),
@@ -313,8 +313,8 @@ def _syncer(run: RunFiles) -> SyncerView:
         busy=spent / span if span else None,
         merge_seconds=statistics.fmean(merges) if merges else None,
         disk_seconds=statistics.fmean(writes) if writes else None,
-        in_per_second=_pace_of(rounds.recent, "bytes_sent", span),
-        out_per_second=_pace_of(rounds.recent, "bytes_received", span),
+        in_per_second=_rate_of(rounds.recent, "bytes_sent", span),
+        out_per_second=_rate_of(rounds.recent, "bytes_received", span),
         inbox=max(map(int, _known(last, "inbox")), default=None),
         merging=max(map(int, _known(last, "merging")), default=None),
         mean_quorum=rounds.mean_quorum(),
@@ -328,7 +328,7 @@ def _known(lines: Iterable[Mapping[str, Any]], name: str) -> list[float]:
     return [line[name] for line in lines if line.get(name) is not None]
 
 
-def _pace_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> float | None:
+def _rate_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> float | None:
     """How much a count went up in a second."""
     counts = _known(lines, name)
     return (counts[-1] - counts[0]) / span if counts and span else None
@@ -348,8 +348,8 @@ def _events(run: RunFiles) -> list[EventView]:
         EventView(line["time"] - run.started, _text(line), line.get("event") in ("alarm", "died"))
         for line in run.state.events
     ]
-    told = {event.text for event in found}
-    late = [EventView(None, text, True) for text in run.summary.get("alarms", ()) if text not in told]
+    shown = {event.text for event in found}
+    late = [EventView(None, text, True) for text in run.summary.get("alarms", ()) if text not in shown]
     return [*late, *reversed(found)]
 
 
@@ -360,11 +360,11 @@ def _text(line: Mapping[str, Any]) -> str:
         case "died":
             return f"learner {line.get('learner')} died: {line.get('reason')}"
         case name:
-            others = [f"{key} {value}" for key, value in line.items() if key not in _TOLD_ALREADY]
+            others = [f"{key} {value}" for key, value in line.items() if key not in _SHOWN_ELSEWHERE]
             return f"{_WORDS.get(str(name), str(name))}{': ' if others else ''}{', '.join(others)}"
 
 
-_TOLD_ALREADY = ("time", "event", "incarnation")
+_SHOWN_ELSEWHERE = ("time", "event", "incarnation")
 _WORDS = {
     "learner_ready": "a learner takes part",
     "learner_lost": "a learner is lost",
@@ -382,7 +382,7 @@ _WORDS = {
 }
 
 
-def _pace(
+def _throughput(
     slots: Slots, number: int, of: LearnerProgress, state: str, lane: Sequence[StateSpan]
 ) -> float | None:
     """Tokens a second lately; of a learner that has finished, while it stepped."""

@@ -29,7 +29,7 @@ from ddiloco.training.loop import Loop, MakeLoop, Place
 from ddiloco.training.loop_program import LoopBatches, LoopProgram
 from ddiloco.training.loss import Batch, LossSums
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import Parameters, drawn_parameters, parameter_shapes
+from ddiloco.training.parameters import Parameters, parameter_shapes, sampled_parameters
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.sharding import (
     batch_sharding,
@@ -77,7 +77,7 @@ class ModelRecipe(Recipe):
         if (weights := self._initial_weights()) is not None:
             return weights
         # One after the other: all of a large model need not fit on one device.
-        return {name: np.asarray(value) for name, value in drawn_parameters(e.model, e.seed)}
+        return {name: np.asarray(value) for name, value in sampled_parameters(e.model, e.seed)}
 
     def _initial_weights(self) -> InitialWeights | None:
         e = self._experiment

@@ -95,7 +95,7 @@ def test_a_stop_reaches_a_shard_that_is_down_and_holds_for_whoever_an_engine_sta
     assert job.left(job.shard(1))[0] == 0  # which the engine has started again
     assert job.left(first)[0] == 0
     before = job.rounds()
-    again = [job.syncer("--resume=auto", *PATIENT), job.shard(1, "--resume=auto"), job.learner(0)]
+    again = [job.syncer("--resume=auto", *PATIENT), job.shard(1, "--resume=auto"), job.learner(0, *PATIENT)]
     found = [job.left(role) for role in again]
     assert [code for code, *_ in found] == [0, 0, 0], found
     stopped = f"the run in {job.workdir} was stopped by its operator: --resume goes on with it"

@@ -73,7 +73,7 @@ def arrays(fragment, value):
 
 def welcome(incarnation, step=0, version=0):
     """A welcome whose fragments hold their version."""
-    event = events.Welcomed(incarnation, step, (version,) * 2, (step,) * 2)
+    event = events.Welcomed(incarnation, step, (version,) * 2, (step,) * 2, (0, 1))
     return EventDelivery(event, [arrays(p, version) for p in range(2)])
 
 
@@ -168,8 +168,12 @@ class SyncerEnd:
         return [r.sentence for r in self.records if isinstance(r, records.Alarm)]
 
 
-def _is_of_a_lost_connection(delivery):
-    return isinstance(getattr(delivery, "event", None), events.Disconnected)
+class Deliveries(queue.SimpleQueue):
+    """What a syncer has sent; that a connection is lost, the client itself says."""
+
+    def put(self, delivery):
+        if not isinstance(getattr(delivery, "event", None), events.Disconnected):
+            super().put(delivery)
 
 
 class LearnerEnd:
@@ -187,7 +191,7 @@ class LearnerEnd:
         shard=0,
         book=None,
     ):
-        self.inbox, self.notes = queue.SimpleQueue(), []
+        self.inbox, self.notes = Deliveries(), []
         of_all = terms, security or Security(), config, self.notes.append, donor_port
         book = book or ShardBook(address, terms.shards)
         self.client = SyncerClient(book, shard, learner, process, *of_all)
@@ -196,10 +200,8 @@ class LearnerEnd:
         self.send = self.client.outbox.send
 
     def next(self, kind):
-        """The next delivery, which must be of the kind, or tell an event that is; but for lost connections."""
+        """The next delivery, which must be of the kind, or tell an event that is."""
         delivery = self.inbox.get(timeout=PATIENCE)
-        while kind is not events.Disconnected and _is_of_a_lost_connection(delivery):
-            delivery = self.inbox.get(timeout=PATIENCE)
         assert isinstance(delivery, kind) or isinstance(delivery.event, kind), delivery
         return delivery
 

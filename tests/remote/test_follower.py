@@ -1,7 +1,6 @@
 """What a host that follows does by itself: what it adopts, and how it lives where a copy finds no memory."""
 
 import concurrent.futures
-import dataclasses
 import queue
 import threading
 import unittest.mock
@@ -25,7 +24,7 @@ from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.inbox import Inbox
 from tests.learner_states import needs_all
 from tests.remote.donors import OF_A_HOST, state
-from tests.remote.ends import PATIENCE, assert_same, update, welcome
+from tests.remote.ends import PATIENCE, assert_same, update
 
 
 class NoMemory:
@@ -101,16 +100,15 @@ class Adopting:
 
 @pytest.mark.parametrize("versions", [(3, 5), (3, 6)])
 def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted(versions):
-    told = welcome(7)
-    told = dataclasses.replace(told, event=dataclasses.replace(told.event, versions=(3, 5)))
+    here = {(7, 0, 3, 0): "three", (8, 1, 5, 0): "five"}  # of two shards
     follower = Follower.__new__(Follower)
-    follower._arrays, follower._change, follower._here = Adopting(), threading.Lock(), {(7, 0, 0, 0): told}
+    follower._arrays, follower._change, follower._here = Adopting(), threading.Lock(), here
     follower._taken, follower._donor = lambda copy: None, unittest.mock.Mock()
     follower._inner, follower._patience = None, lambda: PATIENCE
-    order = pb.Order(adopt=pb.Order.Adopt(welcome=7, versions=versions))
-    if versions == told.event.versions:
+    order = pb.Order(adopt=pb.Order.Adopt(welcomes=[7, 8], versions=versions))
+    if versions == (3, 5):
         follower._do(order)
-        assert follower._arrays.adopted is told.fragments
+        assert follower._arrays.adopted == ["three", "five"] and not here
     else:
         with pytest.raises(WireError, match="not the versions that host 0 has"):
             follower._do(order)

@@ -265,15 +265,15 @@ def test_host_0_leads_at_the_port_after_the_coordinator_s():
     assert HostPlace(1, 2, "10.0.0.7:8476").leader == "10.0.0.7:8477"
 
 
-def test_whose_streams_end_has_them_made_anew_with_that_part_unless_others_took_their_place(leading):
+def test_whose_streams_end_has_them_made_anew_with_that_shard_unless_others_took_their_place(leading):
     one, two = leading.hosts()
-    heard, parts = [], [(0, 2, "a:1"), (1, 2, "b:1"), (1, 2, "b:2")]
-    for number, (part, count, address) in enumerate(parts, start=1):
-        streams = pb.Order.Streams(session="session", part=part, parts=count, address=address)
+    heard, shards = [], [(0, "a:1"), (1, "b:1"), (1, "b:2")]
+    for number, (shard, address) in enumerate(shards, start=1):
+        streams = pb.Order.Streams(session="session", shard=shard, address=address)
         leading.followers.connect(streams, lambda error, n=number: heard.append((n, error)))
-    orders = [one.next().streams for _ in parts]
-    assert [(o.session, o.part, o.parts, o.address) for o in orders] == [("session", *p) for p in parts]
-    assert [two.next().streams.number for _ in parts] == [o.number for o in orders]
+    orders = [one.next().streams for _ in shards]
+    assert [(o.session, o.shard, o.address) for o in orders] == [("session", *s) for s in shards]
+    assert [two.next().streams.number for _ in shards] == [o.number for o in orders]
     for broken in (orders[1], orders[0], orders[2]):
         one.say(broken=broken.number)
     until(lambda: len(heard) == 2, "the word of two")

@@ -15,6 +15,7 @@ from ddiloco.remote.syncer.process import SyncerRun, run_syncer
 from ddiloco.remote.wire.security import Security
 from ddiloco.run.recipes import assembly_of
 from ddiloco.storage.run_mark import begun
+from ddiloco.storage.shard_states import ShardState
 from ddiloco.telemetry.files import write_json
 from tests.refusals import refusal
 from tests.remote.ends import Taken
@@ -62,7 +63,7 @@ def test_a_disk_that_is_full_at_the_first_start_is_told_in_one_line(data_dir, tm
 
 
 @pytest.mark.parametrize("late", [2, 1000])
-def test_the_model_of_parts_has_the_last_versions_as_soon_as_the_disk_shows_them(late, monkeypatch):
+def test_the_model_of_shards_has_the_last_versions_as_soon_as_the_disk_shows_them(late, monkeypatch):
     """A shared disk may show for a minute what was there before; after that it is told."""
     shown, now, alarms = [], [0.0], []
 
@@ -72,13 +73,15 @@ def test_the_model_of_parts_has_the_last_versions_as_soon_as_the_disk_shows_them
         return FragmentState(version, (np.full(2, version, np.float32),), ()), 28, 1
 
     run = SyncerRun.__new__(SyncerRun)
-    run._model, run._record = None, alarms.append
+    run._record = alarms.append
     run._assembly = types.SimpleNamespace(layout=fragment({"a": (2,), "b": (2,)}, 2))
-    run._durable = types.SimpleNamespace(fragment=fragment_of)
-    run._syncer = types.SimpleNamespace(core=types.SimpleNamespace(versions=(7, 7), finished=True))
+    run._durable = types.SimpleNamespace(fragment=fragment_of, state=lambda: None)
+    run._syncer = types.SimpleNamespace(core=types.SimpleNamespace(versions=(7, 0)))
+    ended = {1: ShardState("start", 2, "b:1", 28, True, (7,))}
+    run._shards = types.SimpleNamespace(count=2, wait_for_others=lambda seconds: ended)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    found = sorted(float(array[0]) for array in run._parameters().values())
+    found = sorted(float(array[0]) for array in run._result()[0].values())
     if late == 2:
         assert found == [7, 7] and now == [2.0] and not alarms
     else:

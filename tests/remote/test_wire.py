@@ -45,7 +45,7 @@ def test_a_welcome_an_update_and_a_contribution_arrive_bit_for_bit(ends):
     link = joined(syncer, learner)
     link.deliver(welcome(100, step=6, version=2))
     delivery = learner.next(events.Welcomed)
-    assert delivery.event == events.Welcomed(100, 6, (2, 2), (6, 6), lineages=(0, 0))
+    assert delivery.event == events.Welcomed(100, 6, (2, 2), (6, 6), (0, 1), (0, 0))
     assert_same(delivery.fragments[1], arrays(1, 2))
     link.deliver(update(1, 3, step=9))
     delivery = learner.next(events.UpdateArrived)

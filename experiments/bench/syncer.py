@@ -1,8 +1,8 @@
 """How a syncer of S processes scales, and what each stage of one process reaches of its physical limit.
 
 Real processes, sockets and disk; learners play traffic without training, M = 8 as a 9B run has it, in
-fragments that this machine has room for. The syncer's processes that merge are pinned to one core, learners
-and authority to the others.
+fragments that this machine has room for. The syncer's processes are pinned to one core, learners to the
+others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from experiments.bench.measuring import medians, row
 from experiments.bench.syncer_processes import Played, PlayedTraffic, play
 from experiments.bench.wire import receive
 
-PARTS = (1, 2, 4)
+SHARDS = (1, 2, 4)
 CODECS = (("int4", "int4"), ("int4", "int8"), ("f32", "f32"))
 """Up and down."""
-TURNS = 2 * max(PARTS)
+TURNS = 2 * max(SHARDS)
 """Each process that merges has one of so many turns of the core, also where it is the only one.
 
 So S processes have S times the processor of one, and none takes it from another, on any machine of two cores.
@@ -55,7 +55,7 @@ def run(quick: bool = False) -> list[dict]:
         found += _stages(name, *_play(in_turn), limits)
         if codecs in CODECS[:1]:
             scaled = [
-                PlayedTraffic(s, rows, *codecs, 16, steps, core, TURNS) for s in ((2,) if quick else PARTS)
+                PlayedTraffic(s, rows, *codecs, 16, steps, core, TURNS) for s in ((2,) if quick else SHARDS)
             ]
             found += _scaling(name, [_play(traffic) for traffic in scaled])
     return found
@@ -93,10 +93,10 @@ def _stages(name: str, traffic: PlayedTraffic, run: Played, limits: dict[str, fl
 
 
 def _scaling(name: str, scaled: list[tuple[PlayedTraffic, Played]]) -> list[dict]:
-    payload = {t.parts: r.rate * t.learners * t.fragment_bytes / 1e9 for t, r in scaled}
+    payload = {t.shards: r.rate * t.learners * t.fragment_bytes / 1e9 for t, r in scaled}
     first = payload[min(payload)]
     return [
-        row(f"{name} S={t.parts}", payload[t.parts], first, t.parts * first, "GB/s", **_more(t, r))
+        row(f"{name} S={t.shards}", payload[t.shards], first, t.shards * first, "GB/s", **_more(t, r))
         for t, r in scaled
     ]
 

@@ -17,14 +17,13 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
-from ddiloco.remote.syncer.part import PartRun
 
 from ddiloco.outer.encoding import wire_format
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.client import ShardBook, SyncerClient, SyncerClients
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.process import run_syncer
+from ddiloco.remote.syncer.process import run_shard, run_syncer
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment, parse
@@ -47,15 +46,15 @@ class PlayedTraffic:
     """What is played: every round has all learners, and `overlap` rounds are in flight.
 
     Attributes:
-      parts: S.
+      shards: S.
       rows: of the matrix of 1,024 columns that a fragment is.
       up, down: the codecs.
-      core: to which the syncer's processes that merge are pinned; the others of all have the other cores.
+      core: to which the syncer's processes are pinned; the others of all have the other cores.
       turns: of which each of them has one: its share of the core. 1: all of it.
       steps: a round each; those of the first cycle of fragments do not count.
     """
 
-    parts: int
+    shards: int
     rows: int
     up: str
     down: str
@@ -92,10 +91,10 @@ class Played:
 
     Attributes:
       rounds: values of each round's record, in the order of their ends, with its `time`.
-      processors: by process ("syncer", "authority", "learners") and what they were spent on, seconds.
+      processors: by role ("syncer", "learners") and what they were spent on, seconds.
       sent: by (step, fragment), when the first learner sent its offer; `received`: when the last update came.
       moved: bytes that learners sent and received, in the whole run; `planned`: what they should be.
-      memory: bytes that the process that learners join had at most, over those that it began with.
+      memory: bytes that the syncer's first process had at most, over those that it began with.
     """
 
     rounds: list[dict[str, Any]]
@@ -118,14 +117,10 @@ def play(traffic: PlayedTraffic, folder: pathlib.Path) -> Played:
     with contextlib.ExitStack() as stack:
         main = stack.enter_context(another_process(_main, traffic, folder))
         address = heard(main)
-        several = range(traffic.parts if traffic.parts > 1 else 0)
-        parts = [stack.enter_context(another_process(_part, traffic, folder, address, p)) for p in several]
+        others = range(1, traffic.shards)
+        shards = [stack.enter_context(another_process(_shard, traffic, folder, s)) for s in others]
         learners = stack.enter_context(another_process(_learners, traffic, address))
-        named = {
-            "authority" if parts else "syncer": [main],
-            "syncer": parts or [main],
-            "learners": [learners],
-        }
+        named = {"syncer": [main, *shards], "learners": [learners]}
 
         def spent() -> dict[str, Seconds]:
             return {name: _sum(_asked(pipe)[1] for pipe in pipes) for name, pipes in named.items()}
@@ -223,7 +218,7 @@ def _experiment(traffic: PlayedTraffic) -> Experiment:
     config.outer.update(codec=traffic.up, update_codec=traffic.down, optimizer="nesterov")
     config.train.steps = traffic.steps
     config.virtual.num_chips = traffic.learners
-    config.remote.update(parts=traffic.parts, gather=PATIENCE)
+    config.remote.update(syncer_shards=traffic.shards, gather=PATIENCE)
     config.recovery.keep_versions = 1
     return parse(config)
 
@@ -239,9 +234,9 @@ def _pin(traffic: PlayedTraffic, merges: bool) -> None:
     os.sched_setaffinity(0, {traffic.core} if merges or not others else others)
 
 
-def _prepared(pipe: Connection, traffic: PlayedTraffic, merges: bool) -> tuple[Assembly, Listening]:
+def _prepared(pipe: Connection, traffic: PlayedTraffic) -> tuple[Assembly, Listening]:
     """What each of the syncer's processes begins with."""
-    _pin(traffic, merges)
+    _pin(traffic, merges=True)
     platform.prepare(cache=False)
     _answer(pipe)
     assembly = assembly_of(traffic)
@@ -250,7 +245,7 @@ def _prepared(pipe: Connection, traffic: PlayedTraffic, merges: bool) -> tuple[A
 
 
 def _main(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> None:
-    """The process that learners join; the only one, or the authority of several."""
+    """The syncer's first process."""
     ledger: dict[str, Any] = {"rounds": [], "sent": 0, "received": 0}
 
     def record(made: records.Record) -> None:
@@ -261,7 +256,7 @@ def _main(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> Non
             case records.Noted("round", values, at):
                 ledger["rounds"].append({**values, "time": at})
 
-    assembly, listening = _prepared(pipe, traffic, merges=traffic.parts == 1)
+    assembly, listening = _prepared(pipe, traffic)
     before = resident_bytes("VmRSS")
     listening.claim()
     pipe.send(listening.address)
@@ -270,13 +265,10 @@ def _main(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> Non
     pipe.send({**ledger, "memory": resident_bytes("VmHWM") - before})
 
 
-def _part(
-    pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path, authority: str, number: int
-) -> None:
-    assembly, listening = _prepared(pipe, traffic, merges=True)
-    named = {"authority": authority, "part": number, "folder": folder}
-    run = PartRun(assembly, threading.Event(), listening=listening, security=Security(), **named)
-    why = run.run()
+def _shard(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path, shard: int) -> None:
+    assembly, listening = _prepared(pipe, traffic)
+    where = {"listening": listening, "security": Security(), "folder": folder}
+    why = run_shard(assembly, threading.Event(), shard, **where)
     assert why is None, why
 
 
@@ -330,14 +322,16 @@ class _Learner(LearnerDriver):
         e = assembly.experiment
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.cycled = threading.Event()
-        core = LearnerCore(learner, 1, e.sync, e.train.steps)
+        core = LearnerCore(learner, 1, e.sync, e.train.steps, e.syncer_shards)
         self._actor = LearnerActor(core, _SameArrays(Offer(tuple(arrays))), self)
         self._times = times
         decode: Callable[..., Any] | None = lambda p, difference, pieces: pieces  # noqa: E731
         if e.outer.update_codec == "f32":
             decode = None
         terms = terms_of(e, assembly.layout)
-        self.client = SyncerClient(address, learner, 1, terms, Security(), e.remote, decode=decode)
+        book, given = ShardBook(address, terms.shards), (learner, 1, terms, Security(), e.remote)
+        every = [SyncerClient(book, shard, *given, decode=decode) for shard in range(book.shards)]
+        self.client = SyncerClients(every)
         self.client.attach(self.inbox)
 
     def run(self) -> None:
@@ -374,7 +368,7 @@ class _Learner(LearnerDriver):
     # As the driver of its actor.
 
     def send(self, event: events.FromLearner, shard: int) -> None:
-        self.client.outbox.send(event)
+        self.client.say(event, shard)
 
     def send_offer(self, offer: events.FragmentArrived, arrays: Offer) -> None:
         self._times.sent.setdefault((offer.round.step, offer.round.fragment), time.time())

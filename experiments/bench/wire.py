@@ -21,7 +21,7 @@ from ddiloco.arrays.host_memory import aligned_empty
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
-from ddiloco.remote.learner.client import SyncerClient
+from ddiloco.remote.learner.client import ShardBook, SyncerClient
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.compatibility import Terms
@@ -69,7 +69,7 @@ class _LearnerEnd:
 
     def __init__(self, address: str, terms: Terms) -> None:
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
-        self._client = SyncerClient(address, 0, 1, terms, Security(), CONFIG)
+        self._client = SyncerClient(ShardBook(address), 0, 0, 1, terms, Security(), CONFIG)
         self._client.attach(self._inbox)
         self._client.start()
         self._client.outbox.send(events.LearnerJoined(0, 1))

@@ -149,7 +149,7 @@ ODD = {  # settings that their own driver refuses with four learners, and of whi
         "lives": "trace",
         "arrays": False,
     },
-    "remote": {"hosts": (2, 2), "parts": 99, "max_learners": 64, "spares": 2, "longest_backoff": 1e6},
+    "remote": {"hosts": (2, 2), "syncer_shards": 99, "max_learners": 64, "spares": 2, "longest_backoff": 1e6},
     "eval": {"devices": 1},
 }
 
@@ -162,7 +162,7 @@ def test_a_run_is_the_same_whatever_a_file_says_of_other_drivers(driver, algorit
     own = "eval" if driver == "local" else driver
     others = {group: values for group, values in ODD.items() if group != own}
     expected, found = parse(plain), parse({**plain, **others})
-    for name in ("most_learners", "most_hosts", "has_parts", "eval_devices", "virtual_seconds"):
+    for name in ("most_learners", "most_hosts", "syncer_shards", "eval_devices", "virtual_seconds"):
         assert getattr(found, name) == getattr(expected, name), name
     assert [found.hosts(m) for m in range(4)] == [expected.hosts(m) for m in range(4)]
     if driver != "virtual":

@@ -66,8 +66,8 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
 
 
 @pytest.mark.slow
-def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(programs, tmp_path):
-    changes = (*UNENDING, "--config.remote.parts=2", "--config.sync.num_fragments=2", PACED, *CODECS)
+def test_hosts_exchange_their_blocks_with_shards_of_the_syncer_and_one_that_died(programs, tmp_path):
+    changes = (*UNENDING, "--config.remote.syncer_shards=2", "--config.sync.num_fragments=2", PACED, *CODECS)
     process = start(programs, tmp_path, *changes, devices=4)
 
     wait = functools.partial(wait_for, [process])
@@ -79,12 +79,12 @@ def test_hosts_exchange_their_blocks_with_parts_of_the_syncer_and_one_that_died(
 
     wait(lambda: merged_since(0.0) == {0, 1}, "merges of both")
     before = processes_of(process)
-    os.kill(before["part-1"], signal.SIGKILL)
-    wait(lambda: "part-1" in processes_of(process), "another part")
+    os.kill(before["syncer-1"], signal.SIGKILL)
+    wait(lambda: "syncer-1" in processes_of(process), "another process of the shard")
     since = time.time()
-    wait(lambda: merged_since(since) == {0, 1}, "merges with the new part")
+    wait(lambda: merged_since(since) == {0, 1}, "merges with it")
     after = processes_of(process)
-    assert {name for name in before if after[name] != before[name]} == {"part-1"}
+    assert {name for name in before if after[name] != before[name]} == {"syncer-1"}
     # Nobody keeps copies: the learner of two hosts takes over what that of one has, and the other way round.
     for learner, name in enumerate(("0.1", "1")):
         os.kill(processes_of(process)[name], signal.SIGKILL)
@@ -189,18 +189,18 @@ KILLS = int(os.environ.get("KILLS", "40"))
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("shards", [1, 2])
 def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_and_replay(
-    programs, tmp_path, parts
+    programs, tmp_path, shards
 ):
     rng, killed = random.Random(0), collections.Counter()
-    often = (f"--config.remote.restarts={KILLS}", f"--config.remote.parts={parts}")
+    often = (f"--config.remote.restarts={KILLS}", f"--config.remote.syncer_shards={shards}")
     process = start(
         programs, tmp_path, *UNENDING, "--config.recovery.checkpoint_every=0.5", *often, PACED, devices=4
     )
     rounds, everyone = tmp_path / "rounds.jsonl", ["syncer", "0", "0", "0.1", "0.1", "1"]
-    if parts > 1:
-        everyone += [f"part-{part}" for part in range(parts)]
+    if shards > 1:
+        everyone += [f"syncer-{shard}" for shard in range(1, shards)]
     while killed.total() < KILLS:
         until(lambda: set(everyone) <= set(processes_of(process)), "all processes", LIMIT)
         here, begun = processes_of(process), len(lines(rounds))

@@ -13,7 +13,7 @@ class Bare:
 
     most_learners: int = 1
     remote: RemoteConfig = RemoteConfig(restarts=1)
-    has_parts: bool = False
+    syncer_shards: int = 1
     eval = types.SimpleNamespace(every=None)
 
 

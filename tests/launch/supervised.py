@@ -30,7 +30,7 @@ with open({path!r}, "a") as file:
 class Run:
     """A supervisor of small programs, in a thread."""
 
-    def __init__(self, folder, syncer, *learners, spare=None, part=None, hosts=1, environment=os.environ):
+    def __init__(self, folder, syncer, *learners, spare=None, shard=None, hosts=1, environment=os.environ):
         self.folder, self.told, self.ends = folder, [], []
         self.environment = environment
         self.stop, self.codes = threading.Event(), []
@@ -39,9 +39,9 @@ class Run:
         for number, role in enumerate(roles[1:]):
             role.assignment, role.hosts = f"{number} somewhere:1", hosts
         spares = [] if spare is None else [self._role("spare", spare)]
-        parts = [] if part is None else [self._role("part", part)]
+        shards = [] if shard is None else [self._role("shard", shard)]
         self.supervisor = Supervisor(
-            Roles(roles[0], roles[1:], parts, spares),
+            Roles(roles[0], roles[1:], shards, spares),
             CONFIG,
             self.told.append,
             folder / "run",

@@ -21,8 +21,8 @@ CASES = [
         Assignment("syncer", workdir=WORKDIR, grace=25.0, resume=True),
     ),
     (
-        {"AUTHORITY": "syncer:7070", "PART": "1", "LISTEN": "10.0.0.2:7170", "WORKDIR": "/data/run"},
-        Assignment("part", syncer="syncer:7070", part=1, listen="10.0.0.2:7170", workdir=WORKDIR),
+        {"SHARD": "1", "LISTEN": "10.0.0.2:7170", "WORKDIR": "/data/run"},
+        Assignment("syncer", syncer="10.0.0.2:7170", shard=1, workdir=WORKDIR),
     ),
     ({"LEARNER": "0", "SYNCER": "syncer:7070"}, Assignment("learner", learner=0, syncer="syncer:7070")),
     (
@@ -49,7 +49,7 @@ def program(programs):
 @pytest.mark.parametrize(("environment", "told"), CASES, ids=[told.name for _, told in CASES])
 def test_the_program_reads_what_the_launcher_says(environment, told, program):
     named = {PREFIX + name: value for name, value in environment.items()}
-    done = program("syncer" if told.role == "part" else told.role, named)
+    done = program(told.role, named)
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)[0]
     if told.role == "evaluator":

@@ -183,30 +183,27 @@ def test_the_image_has_what_its_file_names():
     assert f'"{extra}": [' in (ROOT / "setup.py").read_text()
 
 
-def test_parts_of_the_syncer_are_containers_beside_it_with_ports_of_their_own():
-    found = objects(dataclasses.replace(FLEET, parts=range(2)))
+def test_shards_of_the_syncer_are_containers_beside_it_with_ports_of_their_own():
+    found = objects(dataclasses.replace(FLEET, shards=3))
     for one in found:
         check(one)
     (pod,) = pods(one for one in found if one["kind"] == "StatefulSet")
-    parts = [container for container in pod["containers"] if container["name"].startswith("part-")]
-    for number, part in enumerate(parts):
-        given = environment(part)
+    shards = [container for container in pod["containers"] if container["name"].startswith("shard-")]
+    for number, shard in enumerate(shards, start=1):
+        given = environment(shard)
         assert given["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-        assert list(given).index("POD_IP") < list(given).index(f"{PREFIX}AUTHORITY"), "or it is not filled in"
-        assert given[f"{PREFIX}AUTHORITY"] == "$(POD_IP):7070"
-        assert (given[f"{PREFIX}PART"], given[f"{PREFIX}LISTEN"]) == (
-            str(number),
-            f"0.0.0.0:{7082 + 2 * number}",
-        )
-        assert {"name": "run", "mountPath": "/run/ddiloco"} in part["volumeMounts"]
-        assert part["command"] == ["python", "-m", "experiments.syncer"]
+        assert list(given).index("POD_IP") < list(given).index(f"{PREFIX}LISTEN"), "or it is not filled in"
+        told = [given[f"{PREFIX}{name}"] for name in ("SHARD", "LISTEN", "RESUME")]
+        assert told == [str(number), f"$(POD_IP):{7080 + 2 * number}", "auto"]
+        assert {"name": "run", "mountPath": "/run/ddiloco"} in shard["volumeMounts"]
+        assert shard["command"] == ["python", "-m", "experiments.syncer"]
     ports = [port["containerPort"] for one in pod["containers"] for port in one["ports"]]
-    assert len(parts) == 2 and len(set(ports)) == len(ports)
+    assert len(shards) == 2 and len(set(ports)) == len(ports)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_containers_have_the_memory_that_their_processes_need(parts, programs, tmp_path):
-    size, settings = "2b", {"sync.num_learners": 8, "remote.parts": parts}
+@pytest.mark.parametrize("shards", [1, 2])
+def test_containers_have_the_memory_that_their_processes_need(shards, programs, tmp_path):
+    size, settings = "2b", {"sync.num_learners": 8, "remote.syncer_shards": shards}
     done = programs.run(
         "launch",
         *("--launcher=gke", "--image=image", "--dry_run", f"--output={tmp_path}"),
@@ -220,8 +217,8 @@ def test_containers_have_the_memory_that_their_processes_need(parts, programs, t
     layout = assembly_of(experiment).layout
     needed = {"syncer": memory_needs.syncer_needs(experiment, layout)}
     needed["evaluator"] = memory_needs.evaluator_needs(experiment, layout)
-    if parts > 1:
-        needed |= {f"part-{p}": memory_needs.part_needs(experiment, layout, p) for p in range(parts)}
+    if shards > 1:
+        needed["shard-1"] = memory_needs.syncer_needs(experiment, layout, 1)
     (pod,) = pods(yaml.safe_load_all((tmp_path / "syncer.yaml").read_text()))
     given = {container["name"]: container["resources"] for container in pod["containers"]}
     assert set(given) == set(needed)

@@ -266,13 +266,13 @@ def test_processes_of_a_learner_die_and_come_back_together(nodes, tmp_path):
 @pytest.mark.slow
 def test_a_part_of_the_syncer_dies_and_its_fragments_are_merged_again(nodes, tmp_path):
     nodes.have(2)
-    more = ("--config.train.min_step_seconds=(0.1, 0.1)", "--config.remote.parts=2")
+    more = ("--config.train.min_step_seconds=(0.1, 0.1)", "--config.remote.syncer_shards=2")
     with running(settings(*more), tmp_path / "run") as run:
-        of_part = lambda: [r for r in run.rounds() if r["fragment"] % 2 == 1]  # noqa: E731
-        run.wait(of_part, "a merge of the second part")
-        os.kill(ray.get(run.ray_run.actors["part 1"].where.remote())[2], signal.SIGKILL)
-        made = len(of_part())
-        run.wait(lambda: len(of_part()) > made + 1, "merges of the part that came back")
+        of_shard = lambda: [r for r in run.rounds() if r["fragment"] % 2 == 1]  # noqa: E731
+        run.wait(of_shard, "a merge of the second shard")
+        os.kill(ray.get(run.ray_run.actors["syncer 1"].where.remote())[2], signal.SIGKILL)
+        made = len(of_shard())
+        run.wait(lambda: len(of_shard()) > made + 1, "merges of the shard that came back")
         assert run.end() == [143]
     assert_nothing_lost(run, 2)
 

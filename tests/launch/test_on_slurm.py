@@ -124,8 +124,8 @@ def process_of(*variables):
     raise AssertionError(f"no process has {variables}")
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_path, parts):
+@pytest.mark.parametrize("shards", [1, 2])
+def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_path, shards):
     programs = Programs(os.environ["TFDS_DATA_DIR"])
     run, scripts = tmp_path / "shared", tmp_path / "scripts"
     made = programs.run("make_tokens", "--learners=2", f"--output={run}.tokens")
@@ -133,7 +133,7 @@ def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_p
     with reserved_ports(16) as port:
         smallest = [setting for setting in SMALLEST if "step" not in setting]
         pace = ["--config.train.steps=600", "--config.train.min_step_seconds=(0.15, 0.15)"]
-        more = [f"--config.tape.enabled={parts == 1}", f"--config.remote.parts={parts}"]
+        more = [f"--config.tape.enabled={shards == 1}", f"--config.remote.syncer_shards={shards}"]
         told = [*smallest, *pace, *more, f"--config.data.data_dir={programs.data_dir}"]
         engine = ["--launcher=slurm", "--dry_run", f"--workdir={run}", f"--output={scripts}", "--name=trial"]
         setup = f"--setup=export PATH={pathlib.Path(sys.executable).parent}:$PATH"
@@ -161,17 +161,17 @@ def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_p
         assert f"trial-learner {1 - told}" in slurm.jobs()
         gone = len(rounds())
         until(merged(told, gone), "the return of the learner that was told to leave", LIMIT)
-    if parts > 1:
+    if shards > 1:
         made = lambda: sum(r["fragment"] % 2 for r in rounds())  # noqa: E731
-        os.kill(process_of("DDILOCO_PART=1"), signal.SIGKILL)
+        os.kill(process_of("DDILOCO_SHARD=1"), signal.SIGKILL)
         gone = made()
-        until(lambda: made() > gone + 2, "merges of the part that was killed", LIMIT)
+        until(lambda: made() > gone + 2, "merges of the shard that was killed", LIMIT)
     until(lambda: slurm.run("squeue", "-h") == "", "the end of all jobs", LIMIT)
     summary = json.loads((run / "summary.json").read_text())
     assert (
         summary["finished"] and summary["inner_states"].get("own", 0) + summary["inner_states"]["peer"] >= 2
     )
-    if parts > 1:
+    if shards > 1:
         return
     replayed = programs.run("replay", f"--workdir={run}")
     assert "the same as the run's" in replayed.stdout, replayed.stderr

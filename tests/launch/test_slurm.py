@@ -266,29 +266,26 @@ def test_a_syncer_that_will_be_back_leaves_its_address_and_one_that_will_not_lea
     assert {call[-1] for call in commands.calls("scontrol")} == {"16"}  # nobody else is put back
 
 
-def test_parts_of_the_syncer_are_an_array_that_finds_the_authority(commands, tmp_path):
+def test_shards_of_the_syncer_are_an_array(commands, tmp_path):
     commands.add("srun")
     folder = tmp_path / "scripts"
-    fleet = LaunchedRun("reading", CONFIG, 3, parts=range(2))
+    fleet = LaunchedRun("reading", CONFIG, 3, shards=3)
     slurm.plan(fleet, slurm.Slurm(str(ROOT), str(tmp_path / "run"), syncer="--mem=64G")).write(folder)
-    assert {"--array=0-1", "--nodes=1", "--mem=64G"} <= set(options(folder / "parts.sbatch"))
+    assert {"--array=1-2", "--nodes=1", "--mem=64G"} <= set(options(folder / "shards.sbatch"))
     code, out, _ = commands.run("submit.sh", folder)
     assert (code, out.count("17")) == (0, 6)
-    assert commands.calls("sbatch")[-1] == ["--parsable", "parts.sbatch"]
-    (tmp_path / "run.launch").mkdir()
-    (tmp_path / "run.launch" / "address").write_text("node9:7070\n")
+    assert commands.calls("sbatch")[-1] == ["--parsable", "shards.sbatch"]
     told = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "17"}
-    code, _, err = commands.run("parts.sbatch", folder, **told, SLURM_RESTART_COUNT="3")
+    code, _, err = commands.run("shards.sbatch", folder, **told, SLURM_RESTART_COUNT="3")
     assert (code, err) == (0, "")
     assert commands.environment("srun") == {
-        "DDILOCO_PART": "1",
-        "DDILOCO_AUTHORITY": "node9:7070",
+        "DDILOCO_SHARD": "1",
         "DDILOCO_TOKEN_FILE": f"{tmp_path}/run.tokens/tokens",
         "DDILOCO_GRACE": "48",
         "DDILOCO_RESTARTS": "3",
     }
     (call,) = commands.calls("srun")
-    assert f"--workdir={tmp_path}/run" in call and call[-1] == "--listen=10.1.0.5:7084"
+    assert f"--workdir={tmp_path}/run" in call and call[-2:] == ["--listen=10.1.0.5:7082", "--resume=auto"]
 
 
 # As srun --kill-on-bad-exit=1: the first task that fails has the others killed, and the highest code is told.

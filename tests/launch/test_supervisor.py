@@ -76,13 +76,13 @@ def test_where_no_process_can_be_started_for_a_moment_the_others_go_on(run, monk
     assert len(it.starts("learner 1")) == len(it.starts("syncer")) == 1
 
 
-def test_a_killed_part_of_the_syncer_is_started_again_and_one_that_cannot_be_ends_the_run(run):
-    it = run(ENDS_AT_THE_WORD, STANDS, part=STANDS)
+def test_a_killed_shard_of_the_syncer_is_started_again_and_one_that_cannot_be_ends_the_run(run):
+    it = run(ENDS_AT_THE_WORD, STANDS, shard=STANDS)
     for again in range(1, 4):  # restarts + 1
-        until(lambda again=again: len(it.starts("part")) == again)
-        it.kill("part")
+        until(lambda again=again: len(it.starts("shard")) == again)
+        it.kill("shard")
     assert it.end() == 1
-    assert it.told[-1] == "a part of the syncer cannot be started any more"
+    assert it.told[-1] == "a shard of the syncer cannot be started any more"
     assert len(it.starts("syncer")) == len(it.starts("learner 0")) == 1
 
 

@@ -138,7 +138,7 @@ def test_a_workdir_that_cannot_be_is_refused_before_training(driver, name, place
         ("syncer", ["--workdir=PLACE", "--listen=127.0.0.1:0"], "workdir"),
         (
             "syncer",
-            ["--workdir=PLACE", "--config.remote.parts=2", "--part=0", "--listen=127.0.0.1:0"],
+            ["--workdir=PLACE", "--config.remote.syncer_shards=2", "--shard=1", "--listen=127.0.0.1:0"],
             "workdir",
         ),
         ("sweep", ["--output=PLACE", "--sweep=seed=0,1"], "output"),

@@ -53,9 +53,9 @@ def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
         _make(folder, made, chosen)
     elif not made.exists():
         raise ConfigError(f"workdir: {workdir}: has no syncer's folder")
-    back = fragment_history.as_of(made, step)
-    versions = tuple(one.version for one in back.values())
-    newest = max(one.step for one in back.values())
+    restored = fragment_history.as_of(made, step)
+    versions = tuple(one.version for one in restored.values())
+    newest = max(one.step for one in restored.values())
     rounds = read_values(workdir / "rounds.jsonl")
     last = max((r["time"] for r in rounds if r["version"] <= versions[r["fragment"]]), default=0.0)
     previous = trim(workdir, Cut(last, versions, newest))

@@ -32,8 +32,8 @@ def sample(
 ) -> np.ndarray:
     """The `num_tokens` tokens (int32) that follow the prompt, each sampled given at most `window` before it.
 
-    Where these are known, the next are sampled given the last half of them, and so on. Temperature 0 takes the
-    likeliest token each time. Compiled once for each (config, window, num_tokens). A model that has no
+    Where these are known, the next are sampled given the last half of them, and so on. Temperature 0 takes
+    the likeliest token each time. Compiled once for each (config, window, num_tokens). A model that has no
     `new_cache` and `extend`, as `ddiloco.models.dense` has them, runs over the whole window for each token.
 
     Raises:

@@ -96,7 +96,7 @@ class Compilation:
         self._step: tuple[jax.stages.Lowered, jax.stages.Compiled] | None = None
 
     def programs(self, print_line: Callable[[str], None]) -> Iterator[CompiledProgram]:
-        """Compiles step, evaluation, and each fragment's copy and update; `print_line` is called with progress."""
+        """Compiles step, evaluation, and each fragment's copy and update; `print_line` takes progress."""
         for name, trace in self._traced():
             with _afresh():
                 program = self._compiled(name, trace)

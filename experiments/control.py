@@ -1,6 +1,6 @@
 """Manages a run that goes on: `python -m experiments.control --syncer=HOST:PORT status`.
 
-    status       the global step, and which learners are there
+    status       the global step, and which learners are there; of each shard of the syncer, if it has several
     drain 3      learner 3 ends after its step, with exit code 0, and is sent away when it comes again
     evict 3      learner 3 is dropped at once, as one whose process does not react; it may come back
     add [3]      learner 3, or the first that is not there, may come (again); prints its number
@@ -53,7 +53,27 @@ def main(argv) -> int:
         print(f"error: {answer.line}", file=sys.stderr)
         return 1
     print(answer.facts["learner"] if verb == "add" else answer.line)
+    shards = answer.facts.get("shards", []) if verb == "status" else []
+    for number, where in enumerate(shards if len(shards) > 1 else ()):
+        print(f"shard {number}  {where or 'nowhere'}: {_of_shard(where, _TIMEOUT.value)}")
     return 0
+
+
+def _of_shard(address: str, timeout: float) -> str:
+    """What a shard of the syncer answers, or why it does not."""
+    import grpc
+
+    from ddiloco.remote.wire.management import Command, ask
+    from ddiloco.remote.wire.validation import WireError
+
+    if not address:
+        return "it has not been there"
+    try:
+        return ask(address, roles.security(), Command("status"), timeout).line
+    except grpc.RpcError as error:
+        return str(error.details() or error.code().name)
+    except WireError as error:
+        return str(error)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,10 @@ def check_room(experiment: Experiment, assembly: Assembly, workdir: pathlib.Path
         device, free[name] = free_bytes(workdir / name if kept == name else workdir)
         names[device].append(name)
     for together in names.values():
-        needed, there = sum(saved[name] for name in together), free[together[0]]
-        if needed > there:
+        needed, available = sum(saved[name] for name in together), free[together[0]]
+        if needed > available:
             each = ", ".join(f"{formatting.size(saved[name])} of {name}" for name in together)
             raise ConfigError(
-                f"workdir: {workdir}: has {formatting.size(there)} ({there:,} bytes) free, but the run saves "
-                f"{formatting.size(needed)} ({needed:,} bytes) there: {each}"
+                f"workdir: {workdir}: has {formatting.size(available)} ({available:,} bytes) free, but "
+                f"the run saves {formatting.size(needed)} ({needed:,} bytes) there: {each}"
             )

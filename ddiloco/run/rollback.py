@@ -27,7 +27,7 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     """Makes the fragments what they were at a global step; the run is then continued by its syncer.
 
     What came later, tapes and snapshots too, is moved to `workdir/previous/N`. Learners keep their numbers,
-    and begin with a fresh inner state; processes that start anew draw again what was undone. The syncer's
+    and begin with a fresh inner state; processes that start anew read again what was undone. The syncer's
     next start draws a new lineage, as every start does, and so recognises learners that hold what was undone.
     Called again after it was interrupted, it goes on.
 
@@ -53,9 +53,9 @@ def _roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
         _make(folder, made, chosen)
     elif not made.exists():
         raise ConfigError(f"workdir: {workdir}: has no syncer's folder")
-    back = fragment_history.as_of(made, step)
-    versions = tuple(one.version for one in back.values())
-    newest = max(one.step for one in back.values())
+    restored = fragment_history.as_of(made, step)
+    versions = tuple(one.version for one in restored.values())
+    newest = max(one.step for one in restored.values())
     rounds = read_values(workdir / "rounds.jsonl")
     last = max((r["time"] for r in rounds if r["version"] <= versions[r["fragment"]]), default=0.0)
     previous = trim(workdir, Cut(last, versions, newest))

@@ -68,6 +68,7 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
 @pytest.mark.slow
 def test_hosts_exchange_their_blocks_with_shards_of_the_syncer_and_one_that_died(programs, tmp_path):
     changes = (*UNENDING, "--config.remote.syncer_shards=2", "--config.sync.num_fragments=2", PACED, *CODECS)
+    changes += ("--config.recovery.checkpoint_every=0",)
     process = start(programs, tmp_path, *changes, devices=4)
 
     wait = functools.partial(wait_for, [process])

@@ -22,6 +22,7 @@ REMOVED = {
     "remote.handshake": "it is 20 s",
     "remote.keep_versions": "it is recovery.keep_versions",
     "tape.max_gib": "it is 4 GiB",
+    "virtual.lives": "it is virtual.availability",
 }
 
 

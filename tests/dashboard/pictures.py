@@ -33,10 +33,10 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(made)
-        (folder / "lives.csv").write_text(LIVES)
+        (folder / "availability.csv").write_text(LIVES)
         for name in sys.argv[1:] or PICTURES:
             plant, width, height, dark = PICTURES[name]
-            more = {"trace": str(folder / "lives.csv")} if name == "dead-learner" else {}
+            more = {"trace": str(folder / "availability.csv")} if name == "dead-learner" else {}
             view = read_views([plant(folder / name, workbench.data_folder(), **more)])[0]
             (folder / "page.html").write_text(document([view], inline=True))
             narrow = "_narrow" if width < 600 else ""

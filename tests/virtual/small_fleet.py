@@ -94,7 +94,7 @@ def small_fleet(
     observer: Observer | None = None,
     make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
 ) -> tuple[Fleet, EventDelivery]:
-    """A fleet with its lives entered, and who hears of it unless an `observer` does.
+    """A fleet with its changes scheduled, and who hears of it unless an `observer` does.
 
     `seconds`: of a step, by learner or for all. `left_out`: learners whose offers are in no merge.
     """
@@ -116,7 +116,7 @@ def small_fleet(
         observer=observer or told,
         make_syncer=make_syncer,
     )
-    fleet.live(changes)
+    fleet.schedule(changes)
     return fleet, told
 
 

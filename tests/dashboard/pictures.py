@@ -22,7 +22,7 @@ PICTURES = {  # a run, the width and height of its picture, and whether that is 
     "thin-link": (functools.partial(sound, bandwidth=[1e9, 1e9, 1e9, 1.6e3]), 1240, 900, True),
     "slow-disk": (functools.partial(planted.with_slow_disk, run=sound), 1240, 900, False),
     "nan-learner": (planted.with_arrays, 1240, 900, False),
-    "dead-learner": (functools.partial(sound, lives="trace"), 500, 1160, False),
+    "dead-learner": (functools.partial(sound, availability="trace"), 500, 1160, False),
     "missing-host": (planted.with_missing_host, 1240, 760, False),
 }
 LIVES = "time,learner,event,share\n12,1,fail,\n20,1,recover,\n55,2,fail,\n"

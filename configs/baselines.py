@@ -9,7 +9,7 @@ The virtual seconds are the defaults of `config.virtual`, a second a step for ev
 less from step to step (`STEP_VARIATION`); links take no time, nobody fails. So they show who waits for whom,
 not what slow links cost: for that, add --config.virtual.latency and --config.virtual.bandwidth, over which
 data-parallel exchanges gradients in every step. Elastic data-parallel differs from data-parallel once chips
-fail: --config.virtual.lives=failures --config.virtual.num_chips=1200000
+fail: --config.virtual.availability=failures --config.virtual.num_chips=1200000
 --config.virtual.failures.step_seconds=1.
 """
 

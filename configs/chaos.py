@@ -45,7 +45,7 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
     config.virtual.num_chips = 1_200_000
     config.virtual.step_seconds = (STEP_SECONDS,)  # on all chips; longer when slices are away
     config.virtual.step_variation = 0.02
-    config.virtual.lives = "steady" if preset.endswith("undisturbed") else "failures"
+    config.virtual.availability = "steady" if preset.endswith("undisturbed") else "failures"
     return config
 
 

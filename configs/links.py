@@ -102,7 +102,7 @@ def _settings(name: str, sent: float) -> dict[str, Any]:
         "slow": {"virtual.step_seconds": (*(1.0,) * others, 3.0)},
         "merges": {"virtual.merge_seconds": 1.5},
         "failures": {
-            "virtual.lives": "failures",
+            "virtual.availability": "failures",
             "virtual.num_chips": 1_200_000,
             "virtual.step_seconds": (chaos.STEP_SECONDS,),
         },

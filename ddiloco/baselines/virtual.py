@@ -41,9 +41,9 @@ def phases(experiment: Experiment, exchange: float = 0.0) -> list[JobPhase]:
     """
     v = experiment.virtual
     chips, until = chips_by_learner(experiment), horizon(experiment, exchange)
-    if v.lives == "failures":
+    if v.availability == "failures":
         return list(_failing(experiment, chips, until))
-    if v.lives == "spare_capacity":
+    if v.availability == "spare_capacity":
         return list(_scavenging(experiment, chips, until))
     return [JobPhase(0.0, State.STEPPING, 1.0, ((0, State.STEPPING, chips[0]),))]
 

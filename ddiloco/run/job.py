@@ -116,7 +116,7 @@ def run_job(
         from ddiloco.virtual.from_settings import check_fleet
 
         check_fleet(experiment)
-        if experiment.virtual.lives == "trace":
+        if experiment.virtual.availability == "trace":
             _check_trace(pathlib.Path(str(experiment.virtual.trace)), workdir)
     experiment = with_steps(experiment, lambda: assembly_of(experiment))
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
@@ -329,7 +329,7 @@ def _check_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
 
 
 def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool) -> None:
-    """Writes config and, in virtual time, learners' lives; raises ConfigError if the disk refuses."""
+    """Writes config and, in virtual time, learners' availability; raises ConfigError if the disk refuses."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         for name in OF_RUNS:
@@ -343,9 +343,9 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
         write_environment(workdir, _devices(experiment))
         if experiment.driver == "virtual" and experiment.algorithm not in BASELINES:
             from ddiloco.virtual.availability import write_trace
-            from ddiloco.virtual.from_settings import lives
+            from ddiloco.virtual.from_settings import changes_of
 
-            write_trace(workdir / "lives.csv", lives(experiment))
+            write_trace(workdir / "availability.csv", changes_of(experiment))
     except OSError as error:
         if not (resume and error.errno in _FULL):  # the run waits for room, with an alarm
             raise ConfigError(

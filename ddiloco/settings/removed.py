@@ -23,6 +23,7 @@ REMOVED = {
     "remote.keep_versions": "it is recovery.keep_versions",
     "remote.parts": "it is remote.syncer_shards, which counts all processes of the syncer",
     "tape.max_gib": "it is 4 GiB",
+    "virtual.lives": "it is virtual.availability",
 }
 
 

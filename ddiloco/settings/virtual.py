@@ -9,7 +9,7 @@ from ddiloco.config import section, setting
 from ddiloco.goodput.failures import FailureModel
 from ddiloco.goodput.spare_capacity import SpareCapacity
 
-LIVES = ("steady", "trace", "failures", "spare_capacity")
+AVAILABILITY = ("steady", "trace", "failures", "spare_capacity")
 BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
 
 
@@ -52,16 +52,18 @@ class VirtualConfig:
     num_chips: int | None = setting(
         None, "of the whole fleet, divided evenly among the learners; None: one a learner", at_least=1
     )
-    lives: str = setting("steady", "what decides when learners fail, come and go", choices=LIVES)
-    trace: str | None = setting(None, "CSV file of (time, learner, event), for lives=trace")
+    availability: str = setting(
+        "steady", "what decides when learners fail, leave and join", choices=AVAILABILITY
+    )
+    trace: str | None = setting(None, "CSV file of (time, learner, event), for availability=trace")
     failures: FailureModel = section(FailureModel)
     spare_capacity: SpareCapacity = section(SpareCapacity)
 
     def problems(self, num_learners: int) -> Iterator[str]:
         """Which settings do not fit each other or the learners, each in a line that begins with the field."""
-        if (self.lives == "trace") is (self.trace is None):
-            wanted = "must name a file" if self.trace is None else "needs lives to be trace"
-            yield f"trace: is {self.trace}, but {wanted}; lives is {self.lives}"
+        if (self.availability == "trace") is (self.trace is None):
+            wanted = "must name a file" if self.trace is None else "needs availability to be trace"
+            yield f"trace: is {self.trace}, but {wanted}; availability is {self.availability}"
         for name in BY_LEARNER:
             count = len(getattr(self, name))
             if count not in (1, num_learners) and (count or name != "bandwidth"):

@@ -25,7 +25,7 @@ SUMMARY = "summary.json"
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
 """The files of a workdir that the resumed run continues."""
 
-MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "lives.csv", "loss.png", "sample.txt"}
+MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "availability.csv", "loss.png", "sample.txt"}
 MADE_AGAIN |= {"checkpoints", "evaluator", "profile", "replay", "report.html", "syncer", "tape", "wandb"}
 """Those that it makes again, or that are of the run as it was."""
 

@@ -1,1 +1,1 @@
-"""A fleet of protocol cores in virtual time: clock, links, lives. Arrays come in through ports, if any."""
+"""A fleet of protocol cores in virtual time: clock, links, availability. Arrays, if any, are behind ports."""

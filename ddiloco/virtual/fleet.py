@@ -88,7 +88,7 @@ class Fleet:
             if last is not None and self.calendar.happened >= last:
                 raise TimeoutError(f"the run is not over after {max_events} events")
 
-    def live(self, changes: Iterable[Change]) -> None:
+    def schedule(self, changes: Iterable[Change]) -> None:
         """Enters what happens to the learners; those that no change lets join are there from the start."""
         changes = list(changes)
         first = {change.learner: change.event for change in reversed(changes)}
@@ -96,7 +96,7 @@ class Fleet:
             if first.get(learner) != "join":
                 self.calendar.at(0.0, self.join, learner)
         for change in changes:
-            self.calendar.at(change.time, self._befall, change)
+            self.calendar.at(change.time, self._apply_change, change)
 
     # What happens to learners.
 
@@ -182,7 +182,7 @@ class Fleet:
         if process is not None and shard in link.cut:
             process.take(events.Disconnected(shard))
 
-    def _befall(self, change: Change) -> None:
+    def _apply_change(self, change: Change) -> None:
         process, place = self.processes.get(change.learner), self.places[change.learner]
         match change.event:
             case "join" | "recover":

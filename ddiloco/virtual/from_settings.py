@@ -1,4 +1,4 @@
-"""The virtual fleet of an experiment: its places and its lives, drawn from the seed or read from a trace."""
+"""The virtual fleet of an experiment: its places, and when its learners are there, by the seed or a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.goodput.interruptions import draw_interruptions
-from ddiloco.goodput.lives import JobChange, job_changes, job_chips
+from ddiloco.goodput.job_changes import JobChange, job_changes, job_chips
 from ddiloco.goodput.spare_capacity import draw_extra
 from ddiloco.outer.encoding import Traffic
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
@@ -26,7 +26,7 @@ _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "s
 def base_learners(experiment: Experiment) -> int:
     """How many learners are there all the time; others come and go."""
     learners = experiment.sync.num_learners
-    if experiment.virtual.lives != "spare_capacity" or experiment.algorithm in BASELINES:
+    if experiment.virtual.availability != "spare_capacity" or experiment.algorithm in BASELINES:
         return learners
     return learners - experiment.virtual.spare_capacity.extra_learners
 
@@ -40,14 +40,14 @@ def chips_by_learner(experiment: Experiment) -> dict[int, int]:
     v, learners = experiment.virtual, experiment.sync.num_learners
     chips = v.chips(learners)
     if experiment.algorithm not in BASELINES:
-        if v.lives == "failures":
+        if v.availability == "failures":
             return job_chips(v.failures, chips, learners, elastic=True)
         return dict.fromkeys(range(learners), chips // learners)
     if experiment.algorithm == "lone_learner":
         return {0: chips // learners}
-    if v.lives == "failures":
+    if v.availability == "failures":
         return job_chips(v.failures, chips, 1, elastic=experiment.algorithm != "data_parallel")
-    extra = v.spare_capacity.extra_learners if v.lives == "spare_capacity" else 0
+    extra = v.spare_capacity.extra_learners if v.availability == "spare_capacity" else 0
     return {0: chips, **dict.fromkeys(range(1, extra + 1), chips // learners)}
 
 
@@ -69,7 +69,11 @@ def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
 def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
     """Seconds without a merge after which a run is given up: it stands still, and no trace goes on."""
     v = experiment.virtual
-    told = max((change.time for change in lives(experiment)), default=0.0) if v.lives == "trace" else 0.0
+    told = (
+        max((change.time for change in changes_of(experiment)), default=0.0)
+        if v.availability == "trace"
+        else 0.0
+    )
     sent = sum(traffic.offer + traffic.version) / min(v.bandwidth) if v.bandwidth else 0.0
     turn = sent + 2 * (max(v.latency) + max(v.jitter)) + v.merge_seconds
     return told + v.recovery_seconds + horizon(experiment) + _PATIENCE * turn
@@ -85,10 +89,10 @@ def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:
     return job_changes(v.failures, interruptions, chips, jobs, experiment.seed, until, elastic)
 
 
-def lives(experiment: Experiment) -> list[Change]:
+def changes_of(experiment: Experiment) -> list[Change]:
     """What happens to a decoupled run's learners, drawn or read from the trace; may raise ConfigError."""
     v, learners = experiment.virtual, experiment.sync.num_learners
-    match v.lives:
+    match v.availability:
         case "trace":
             try:
                 return read_trace(str(v.trace), learners)
@@ -108,7 +112,7 @@ def check_fleet(experiment: Experiment) -> None:
     for problem in _problems(experiment):
         raise ConfigError(f"config.{problem}")
     if experiment.algorithm not in BASELINES:
-        lives(experiment)
+        changes_of(experiment)
 
 
 def _problems(experiment: Experiment) -> Iterator[str]:
@@ -119,15 +123,15 @@ def _problems(experiment: Experiment) -> Iterator[str]:
             f"virtual.spare_capacity.extra_learners: is {v.spare_capacity.extra_learners}, but of "
             f"config.sync.num_learners, {experiment.sync.num_learners}, one at least must stay"
         )
-    if v.lives != "steady" and algorithm == "lone_learner":
+    if v.availability != "steady" and algorithm == "lone_learner":
         why = "which is compared by its loss"
-        yield f"virtual.lives: is {v.lives}, but must be steady for lone_learner, {why}"
-    if v.lives == "trace" and baseline:
-        needs = "it needs lives of failures, spare_capacity or steady"
+        yield f"virtual.availability: is {v.availability}, but must be steady for lone_learner, {why}"
+    if v.availability == "trace" and baseline:
+        needs = "it needs availability of failures, spare_capacity or steady"
         yield f"virtual.trace: tells of learners, but {algorithm} has none; {needs}"
-    if v.lives == "spare_capacity" and algorithm == "data_parallel":
+    if v.availability == "spare_capacity" and algorithm == "data_parallel":
         does = "elastic_data_parallel does"
-        yield f"virtual.lives: is spare_capacity, but data_parallel takes in no chips; {does}"
+        yield f"virtual.availability: is spare_capacity, but data_parallel takes in no chips; {does}"
     for name in ("jitter", "loss") if baseline else ():
         if any(values := getattr(v, name)):
             takes = "whose exchange takes what config.virtual.latency and bandwidth say"
@@ -140,7 +144,7 @@ def _problems(experiment: Experiment) -> Iterator[str]:
     except ValueError as error:
         yield f"virtual.{error}"
     again = v.failures.step_seconds
-    if v.lives == "failures" and again not in (0.0, *v.step_seconds):
+    if v.availability == "failures" and again not in (0.0, *v.step_seconds):
         among = f"must be among config.virtual.step_seconds, {v.step_seconds}, or 0: nothing is done again"
         yield f"virtual.failures.step_seconds: is {again:g}, but {among}"
     if varies := v.failures.chip_speed_variation:
@@ -167,7 +171,7 @@ def make_fleet(
     syncer_arrays: SyncerArrays,
     observer: Observer,
 ) -> Fleet:
-    """The experiment's fleet with its lives entered; the same experiment gives the same run."""
+    """The experiment's fleet with its changes scheduled; the same experiment gives the same run."""
     v = experiment.virtual
     chips = chips_by_learner(experiment)
     times = step_times(experiment)
@@ -189,7 +193,7 @@ def make_fleet(
         takes=Durations(lambda: v.merge_seconds, v.notice_seconds, v.recovery_seconds),
         observer=observer,
     )
-    fleet.live(lives(experiment))
+    fleet.schedule(changes_of(experiment))
     return fleet
 
 

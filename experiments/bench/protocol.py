@@ -78,7 +78,7 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, i
     fleet = Fleet(
         policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, takes=Durations(lambda: 0.1)
     )
-    fleet.live(Change(rng.random(), m, "join") for m in range(learners))
+    fleet.schedule(Change(rng.random(), m, "join") for m in range(learners))
     core = fleet.syncer._actor.core = _Timed(policy)
     fleet.run(stop=lambda: core.step >= 4)  # estimates have begun, and rounds follow one another
     gc.collect()

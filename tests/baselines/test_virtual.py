@@ -86,7 +86,7 @@ def test_an_elastic_job_takes_the_closed_form_time_for_a_failure_and_wastes_what
     without_arrays, interruptions
 ):
     interruptions((2.5, 0, 10.0))
-    run = without_arrays("elastic_data_parallel", lives="failures", num_chips=8, failures=MODEL)
+    run = without_arrays("elastic_data_parallel", availability="failures", num_chips=8, failures=MODEL)
     # 1 s to detect, 2 to downscale; 3/4 of the chips until 3 s after the slice is back; 1 to upscale.
     expected = step_ends((0.0, 1.0), (2.5, 0.0), (5.5, 0.75), (13.0, 0.0), (14.0, 1.0))
     assert times(run) == pytest.approx(expected, rel=1e-12)
@@ -99,7 +99,7 @@ def test_an_elastic_job_takes_the_closed_form_time_for_a_failure_and_wastes_what
 
 def test_a_job_without_elasticity_stands_still_and_starts_again_on_its_spares(without_arrays, interruptions):
     interruptions((2.5, 0, NEVER))
-    run = without_arrays("data_parallel", lives="failures", num_chips=8, failures=MODEL)
+    run = without_arrays("data_parallel", availability="failures", num_chips=8, failures=MODEL)
     # 6 of 8 chips work at all.
     expected = step_ends((0.0, 0.75), (2.5, 0.0), (7.5, 0.75))
     assert times(run) == pytest.approx(expected, rel=1e-12)
@@ -111,13 +111,13 @@ def test_a_job_without_elasticity_stands_still_and_starts_again_on_its_spares(wi
 
 def test_a_failure_of_a_spare_troubles_nobody(without_arrays, interruptions):
     interruptions((2.5, 3, NEVER))
-    run = without_arrays("data_parallel", lives="failures", num_chips=8, failures=MODEL)
+    run = without_arrays("data_parallel", availability="failures", num_chips=8, failures=MODEL)
     assert times(run) == pytest.approx([n / 0.75 for n in range(1, 13)], rel=1e-12)
 
 
 def test_an_elastic_job_stands_still_whenever_chips_come_or_go_and_is_faster_between(without_arrays, extra):
     extra((0.0, 0), (3.5, 1), (9.25, 0))
-    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
+    spare = {"availability": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
     run = without_arrays("elastic_data_parallel", **spare)
     expected = step_ends((0.0, 1.0), (3.5, 0.0), (5.5, 1.5), (9.25, 0.0), (11.25, 1.0))
     assert times(run) == pytest.approx(expected, rel=1e-12)
@@ -132,7 +132,7 @@ def test_changes_within_a_resize_wait_for_it_and_what_came_and_went_meanwhile_co
     without_arrays, extra
 ):
     extra((0.0, 0), (3.5, 1), (4.0, 2), (4.5, 1), (8.25, 2), (9.0, 0))
-    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
+    spare = {"availability": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
     run = without_arrays("elastic_data_parallel", **spare)
     paces = ((0.0, 1.0), (3.5, 0.0), (5.5, 1.5), (8.25, 0.0), (12.25, 1.0))  # two resizes without a gap
     assert times(run) == pytest.approx(step_ends(*paces), rel=1e-12)
@@ -178,7 +178,7 @@ def test_a_lone_learner_exchanges_nothing(without_arrays):
 def test_fewer_chips_compute_more_slowly_but_exchange_as_fast(data_dir, without_arrays, interruptions):
     interruptions((0.0, 0, NEVER))
     num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
-    failing = {"lives": "failures", "num_chips": 8, "failures": MODEL}
+    failing = {"availability": "failures", "num_chips": 8, "failures": MODEL}
     run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)  # 4 s for a step
     step = 1 / 3 / 0.75 + 4.0
     assert times(run) == pytest.approx([3.0 + step * n for n in range(1, 13)], rel=1e-12)
@@ -202,7 +202,7 @@ def test_an_exchange_runs_beside_the_backward_pass_for_as_long_as_that_takes_at_
 def test_an_exchange_does_not_go_on_while_the_job_stands_still(data_dir, without_arrays, interruptions):
     interruptions((0.5, 0, NEVER))  # in the first step, whose chips stand still for 3 s
     num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
-    failing = {"lives": "failures", "num_chips": 8, "failures": MODEL}
+    failing = {"availability": "failures", "num_chips": 8, "failures": MODEL}
     run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)  # 4 s for a step
     took = 0.5 + 0.5 / 0.75
     assert times(run)[0] == pytest.approx(3.0 + took / 3 + 4.0, rel=1e-12)
@@ -213,7 +213,7 @@ def test_an_exchange_that_a_failure_interrupts_is_a_wait_also_after_it(
 ):
     interruptions((2.0, 0, NEVER))  # a second into the first exchange, of 10/3
     num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
-    failing = {"lives": "failures", "num_chips": 8, "failures": MODEL}
+    failing = {"availability": "failures", "num_chips": 8, "failures": MODEL}
     run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)
     end = 1 / 3 + 4.0 + 3.0 + 11 * (1 / 3 / 0.75 + 4.0)
     assert times(run)[-1] == pytest.approx(end, rel=1e-12)
@@ -242,7 +242,7 @@ def test_data_parallel_gives_the_same_parameters_under_both_drivers(run, data_di
 
 def test_failures_cost_a_job_time_and_change_nothing_of_what_it_learns(data_dir, run, interruptions):
     interruptions((2.5, 0, 10.0))
-    failing = {"lives": "failures", "num_chips": 8, "failures": MODEL}
+    failing = {"availability": "failures", "num_chips": 8, "failures": MODEL}
     elastic = run_virtual(virtual(data_dir, "elastic_data_parallel", virtual=failing))
     assert elastic.seconds == 17.875
     assert elastic.sha256 == run("data_parallel").sha256
@@ -251,7 +251,7 @@ def test_failures_cost_a_job_time_and_change_nothing_of_what_it_learns(data_dir,
 
 def test_a_job_that_stands_still_for_good_ends_with_what_it_learnt_until_then(data_dir, interruptions):
     interruptions(*((2.5, slice, NEVER) for slice in range(4)))
-    failing = {"lives": "failures", "num_chips": 8, "failures": MODEL}
+    failing = {"availability": "failures", "num_chips": 8, "failures": MODEL}
     run = run_virtual(virtual(data_dir, "elastic_data_parallel", virtual=failing))
     assert run.outcome.failure == "the job stands still from 2.5 virtual seconds on"
     assert run.of(records.Evaluated)[-1].tokens == sum(run.tokens.values())
@@ -272,7 +272,7 @@ def test_failures_and_capacity_are_drawn_for_as_long_as_a_job_takes_that_waits_f
     monkeypatch.setattr(
         module, name, lambda *args: drawn.append(args[-1]) or [(0.0, 0)] * (lives != "failures")
     )
-    settings = {"lives": lives, "bandwidth": (1.0,), "failures": MODEL}
+    settings = {"availability": lives, "bandwidth": (1.0,), "failures": MODEL}
     e = virtual(data_dir, "elastic_data_parallel", virtual=settings)
     num_params = assembly_of(e).num_params
     virtual_baseline.JobClock(e, num_params, lambda record: None)

@@ -22,7 +22,7 @@ PICTURES = {  # a run, the width and height of its picture, and whether that is 
     "thin-link": (functools.partial(sound, bandwidth=[1e9, 1e9, 1e9, 1.6e3]), 1240, 900, True),
     "slow-disk": (functools.partial(planted.with_slow_disk, run=sound), 1240, 900, False),
     "nan-learner": (planted.with_arrays, 1240, 900, False),
-    "dead-learner": (functools.partial(sound, lives="trace"), 500, 1160, False),
+    "dead-learner": (functools.partial(sound, availability="trace"), 500, 1160, False),
     "missing-host": (planted.with_missing_host, 1240, 760, False),
 }
 LIVES = "time,learner,event,share\n12,1,fail,\n20,1,recover,\n55,2,fail,\n"
@@ -33,10 +33,10 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(made)
-        (folder / "lives.csv").write_text(LIVES)
+        (folder / "availability.csv").write_text(LIVES)
         for name in sys.argv[1:] or PICTURES:
             plant, width, height, dark = PICTURES[name]
-            more = {"trace": str(folder / "lives.csv")} if name == "dead-learner" else {}
+            more = {"trace": str(folder / "availability.csv")} if name == "dead-learner" else {}
             view = read_views([plant(folder / name, workbench.data_folder(), **more)])[0]
             (folder / "page.html").write_text(document([view], inline=True))
             narrow = "_narrow" if width < 600 else ""

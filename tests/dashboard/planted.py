@@ -39,7 +39,7 @@ def timed(
     if lives:
         trace = workdir.with_suffix(".csv")
         trace.write_text(f"time,learner,event,share\n{lives}\n")
-        settings |= {"lives": "trace", "trace": str(trace)}
+        settings |= {"availability": "trace", "trace": str(trace)}
     groups = {"sync": FLEET | POLICIES.get(algorithm, {}) | (sync or {}), "train": {"steps": steps}}
     experiment = virtual(data_dir, algorithm, virtual=settings, **groups)
     job.run_job(experiment, workdir, threading.Event())

@@ -34,7 +34,7 @@ def get_config(preset="decoupled"):
 def get_comparison(which="both"):
     if which == "dying":
         counted = {"preset": "decoupled", "virtual.arrays": False}
-        dying = {"virtual.lives": "trace", "virtual.trace": TRACE}
+        dying = {"virtual.availability": "trace", "virtual.trace": TRACE}
         return [{"label": "dying", **counted, **dying}, {"label": "living", **counted}]
     if which != "both":
         raise ConfigError(f"no comparison {which!r}")

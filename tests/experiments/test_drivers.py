@@ -146,7 +146,7 @@ ODD = {  # settings that their own driver refuses with four learners, and of whi
         "seconds": 5.0,
         "step_seconds": (1.0,) * 3,
         "latency": (),
-        "lives": "trace",
+        "availability": "trace",
         "arrays": False,
     },
     "remote": {"hosts": (2, 2), "syncer_shards": 99, "max_learners": 64, "spares": 2, "longest_backoff": 1e6},

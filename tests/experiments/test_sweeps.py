@@ -75,7 +75,7 @@ def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the
         assert rounds >= honest.ROUNDS
         assert smaller.driver == "virtual" and smaller.train.tokens is smaller.virtual.seconds is None
         assert smaller.outer.guard == whole.outer.guard and smaller.outer.guard.gates
-        assert (smaller.virtual.lives, smaller.sync) == (whole.virtual.lives, whole.sync)
+        assert (smaller.virtual.availability, smaller.sync) == (whole.virtual.availability, whole.sync)
         assert type(smaller.model) is type(whole.model)
 
 

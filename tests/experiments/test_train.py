@@ -33,8 +33,8 @@ def test_all_that_it_prints_is_json_if_that_is_wanted(programs, tmp_path):
         (["eval.devices=0"], "config.eval.devices: has no use where driver is virtual"),
         (["driver=local", "virtual.arrays=true"], "config.virtual.arrays: has no use where driver is local"),
         (
-            ["driver=remote", "virtual.lives=steady"],
-            "config.virtual.lives: has no use where driver is remote",
+            ["driver=remote", "virtual.availability=steady"],
+            "config.virtual.availability: has no use where driver is remote",
         ),
         (
             ["outer.learning_rate=0.7", "outer.optimizer=direct"],

@@ -57,14 +57,14 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
 
 def test_a_run_that_fails_while_it_is_chosen_is_told_at_the_end(programs, tmp_path):
     lives = "time,learner,event\n" + "".join(f"2,{m},fail\n" for m in range(4))
-    (tmp_path / "lives.csv").write_text(lives)
+    (tmp_path / "availability.csv").write_text(lives)
     plan = tmp_path / "plan.py"
     plan.write_text(f"""
 from configs.micro import get_config
 
 def get_tuning():
     row = {{"label": "counted", "preset": "dense,decoupled", "virtual.arrays": False, "sync.interval": 4}}
-    choosing = {{"virtual.lives": "trace", "virtual.trace": {str(tmp_path / "lives.csv")!r}}}
+    choosing = {{"virtual.availability": "trace", "virtual.trace": {str(tmp_path / "availability.csv")!r}}}
     grid = {{"sync.interval": (4,)}}
     return {{"rows": [{{**row, "axes": ["sync.interval"]}}], "grid": grid, "budget": 1, "choosing": choosing}}
 """)

@@ -14,8 +14,8 @@ VIRTUAL = (
 
 
 def test_a_fleet_in_which_everybody_dies_ends_with_exit_code_1_and_one_line(programs, tmp_path):
-    (tmp_path / "lives.csv").write_text("time,learner,event\n2.5,0,fail\n4.0,1,fail\n")
-    trace = ("--config.virtual.lives=trace", f"--config.virtual.trace={tmp_path / 'lives.csv'}")
+    (tmp_path / "availability.csv").write_text("time,learner,event\n2.5,0,fail\n4.0,1,fail\n")
+    trace = ("--config.virtual.availability=trace", f"--config.virtual.trace={tmp_path / 'availability.csv'}")
     done = programs.train(tmp_path / "run", *VIRTUAL, *trace)
     assert done.returncode == 1
     assert done.stderr == "error: every learner has died or left, and none returns\n"
@@ -49,7 +49,7 @@ def test_a_sweep_goes_on_after_a_point_that_failed_and_names_it(programs, tmp_pa
     for name, time in (("dying", 2), ("living", 9999)):
         fails = "".join(f"{time},{m},fail\n" for m in range(4))
         (tmp_path / name).write_text(f"time,learner,event\n{fails}")
-    grid = f"driver=virtual;virtual.arrays=False;virtual.lives=trace;virtual.trace={tmp_path}/dying"
+    grid = f"driver=virtual;virtual.arrays=False;virtual.availability=trace;virtual.trace={tmp_path}/dying"
     done = programs.run("sweep", f"--sweep={grid},{tmp_path}/living", f"--output={tmp_path}/sweep")
     assert done.returncode == 1
     [told] = [line for line in done.stderr.splitlines() if line.startswith("error: 1 of the runs failed: ")]

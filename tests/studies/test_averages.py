@@ -42,8 +42,8 @@ def test_an_average_over_rounds_is_the_weighted_mean_of_the_versions():
 
 def test_all_that_is_scored_is_scored_on_the_same_rows_and_dead_learners_are_not(data_dir, tmp_path):
     changes = [Change(9.5, 0, "fail"), Change(21.5, 1, "fail")]
-    write_trace(tmp_path / "lives.csv", changes)
-    lives = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    write_trace(tmp_path / "availability.csv", changes)
+    lives = {"availability": "trace", "trace": str(tmp_path / "availability.csv")}
     e = virtual(data_dir, virtual=lives, eval={"every": 4}, train={"steps": 40})
     with workbench.devices(1):
         points = averages.scored_run(e, threading.Event())

@@ -95,7 +95,7 @@ def small_fleet(
     make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
     shards: int = 1,
 ) -> tuple[Fleet, EventDelivery]:
-    """A fleet with its lives entered, and who hears of it unless an `observer` does.
+    """A fleet with its changes scheduled, and who hears of it unless an `observer` does.
 
     `seconds`: of a step, by learner or for all. `left_out`: learners whose offers are in no merge.
     """
@@ -118,7 +118,7 @@ def small_fleet(
         make_syncer=make_syncer,
         shards=shards,
     )
-    fleet.live(changes)
+    fleet.schedule(changes)
     return fleet, told
 
 

@@ -39,12 +39,12 @@ def folder(tmp_path_factory):
 
 @given(changes=possible_lives())
 def test_a_written_trace_reads_back_to_the_bit(changes, folder):
-    write_trace(folder / "lives.csv", changes)
-    assert read_trace(folder / "lives.csv", LEARNERS) == changes
+    write_trace(folder / "availability.csv", changes)
+    assert read_trace(folder / "availability.csv", LEARNERS) == changes
 
 
 def test_a_share_may_be_left_out_and_columns_may_stand_in_any_order(tmp_path):
-    path = tmp_path / "lives.csv"
+    path = tmp_path / "availability.csv"
     path.write_text("event,time,learner\nfail,2,1\n\nrecover,3.5,1\n")
     assert read_trace(path, 2) == [Change(2.0, 1, "fail"), Change(3.5, 1, "recover")]
     path.write_text("time,learner,event,share\n2,1,detect,\n3,1,step,0.25\n")
@@ -52,7 +52,7 @@ def test_a_share_may_be_left_out_and_columns_may_stand_in_any_order(tmp_path):
 
 
 def test_a_learner_whose_first_change_is_a_join_is_not_there_before(tmp_path):
-    path = tmp_path / "lives.csv"
+    path = tmp_path / "availability.csv"
     path.write_text("time,learner,event\n5,1,join\n7,1,leave\n9,1,join\n")
     assert [change.event for change in read_trace(path, 2)] == ["join", "leave", "join"]
 
@@ -119,15 +119,17 @@ def told(path):
 
 @pytest.mark.parametrize(("text", "expected"), BAD.values(), ids=BAD)
 def test_a_bad_trace_is_told_in_one_line_with_file_place_and_field(text, expected, tmp_path):
-    (tmp_path / "lives.csv").write_text(text)
-    assert told(tmp_path / "lives.csv").startswith(expected)
+    (tmp_path / "availability.csv").write_text(text)
+    assert told(tmp_path / "availability.csv").startswith(expected)
 
 
 def test_a_trace_that_cannot_be_read_is_told_in_one_line(tmp_path):
     assert told(tmp_path / "none.csv") == "cannot be read: No such file or directory"
     assert told(tmp_path) == "cannot be read: Is a directory"
-    (tmp_path / "lives.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
-    assert told(tmp_path / "lives.csv").startswith("cannot be read: 'utf-8' codec can't decode byte 0x89")
+    (tmp_path / "availability.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
+    assert told(tmp_path / "availability.csv").startswith(
+        "cannot be read: 'utf-8' codec can't decode byte 0x89"
+    )
 
 
 @given(text=st.text() | st.from_regex(r"(time|learner|event|share|[0-9,.\-\n\"a-z])*", fullmatch=True))

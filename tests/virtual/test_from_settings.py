@@ -1,4 +1,4 @@
-"""Fleets as experiments ask for them: drawn lives, runs without arrays, what cannot be."""
+"""Fleets as experiments ask for them: sampled changes, runs without arrays, what cannot be."""
 
 import random
 
@@ -6,20 +6,20 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.lives import JobChange
+from ddiloco.goodput.job_changes import JobChange
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse, to_json
 from ddiloco.telemetry import records
 from ddiloco.virtual import from_settings as virtual_fleet
 from ddiloco.virtual.availability import Change, check_lives, write_trace
-from ddiloco.virtual.from_settings import check_fleet, chips_by_learner, horizon, lives
+from ddiloco.virtual.from_settings import changes_of, check_fleet, chips_by_learner, horizon
 from tests.refusals import refusal
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
 from tests.workbench import experiment
 
 FAILURES = {
-    "lives": "failures",
+    "availability": "failures",
     "num_chips": 64,
     "notice_seconds": 2.0,
     "recovery_seconds": 3.0,
@@ -36,7 +36,7 @@ FAILURES = {
     },
 }
 SCAVENGING = {
-    "lives": "spare_capacity",
+    "availability": "spare_capacity",
     "recovery_seconds": 2.0,
     "spare_capacity": {"extra_learners": 2, "dwell_seconds": 10.0, "mean_size": 1.0},
 }
@@ -65,9 +65,12 @@ VIRTUAL = {
     "notice_seconds": ({"notice_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
     "recovery_seconds": ({"recovery_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
     "resize_seconds": ({"resize_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
-    "lives": ({"lives": "nine"}, "is 'nine', but must be one of steady, trace, failures, spare_capacity"),
+    "availability": (
+        {"availability": "nine"},
+        "is 'nine', but must be one of steady, trace, failures, spare_capacity",
+    ),
     "num_chips": ({"num_chips": 1}, "is 1, but must be at least 2: one a learner"),
-    "trace": ({"lives": "trace"}, "is None, but must name a file; lives is trace"),
+    "trace": ({"availability": "trace"}, "is None, but must name a file; availability is trace"),
     "failures.mtbi_years": ({"failures": {"mtbi_years": 0.0}}, "is 0.0, but must be above 0.0"),
     "spare_capacity.mean_size": ({"spare_capacity": {"mean_size": 0.0}}, "is 0.0, but must be above 0.0"),
 }
@@ -81,8 +84,8 @@ def test_an_impossible_setting_is_told_in_one_line_by_its_name(field, made):
 
 @pytest.mark.parametrize("lives", ["steady", "failures", "spare_capacity"])
 def test_a_trace_needs_lives_of_a_trace(lives, made):
-    told = f"config.virtual.trace: is lives.csv, but needs lives to be trace; lives is {lives}"
-    assert refused(lambda: made(virtual={"lives": lives, "trace": "lives.csv"})) == told
+    told = f"config.virtual.trace: is trace.csv, but needs availability to be trace; availability is {lives}"
+    assert refused(lambda: made(virtual={"availability": lives, "trace": "trace.csv"})) == told
 
 
 @pytest.mark.parametrize("field", ["step_seconds", "latency", "bandwidth", "jitter", "loss"])
@@ -103,7 +106,7 @@ def test_elastic_data_parallel_needs_virtual_time(data_dir):
 
 @pytest.mark.parametrize("extra", [2, 3])
 def test_of_the_learners_one_at_least_must_stay(extra, made):
-    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": extra}}
+    spare = {"availability": "spare_capacity", "spare_capacity": {"extra_learners": extra}}
     told = (
         f"config.virtual.spare_capacity.extra_learners: is {extra}, "
         "but of config.sync.num_learners, 2, one at least must stay"
@@ -124,7 +127,7 @@ def test_of_the_learners_one_at_least_must_stay(extra, made):
     ],
 )
 def test_where_slices_fail_every_job_needs_one(algorithm, chips, told, made):
-    failing = {"lives": "failures", "num_chips": chips}
+    failing = {"availability": "failures", "num_chips": chips}
     assert (
         refused(lambda: check_fleet(made(algorithm, virtual=failing))) == f"config.virtual.num_chips: {told}"
     )
@@ -151,8 +154,8 @@ def test_chips_of_several_speeds_are_for_the_simulator_alone(algorithm, made):
 @pytest.mark.parametrize("lives", ["failures", "spare_capacity"])
 def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, made):
     assert chips_by_learner(made("lone_learner", virtual={"num_chips": 8})) == {0: 4}
-    told = refused(lambda: check_fleet(made("lone_learner", virtual={"lives": lives})))
-    assert told.startswith(f"config.virtual.lives: is {lives}, but must be steady for lone_learner")
+    told = refused(lambda: check_fleet(made("lone_learner", virtual={"availability": lives})))
+    assert told.startswith(f"config.virtual.availability: is {lives}, but must be steady for lone_learner")
 
 
 @pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel", "lone_learner"])
@@ -172,30 +175,32 @@ def test_no_step_waits_for_a_wall_clock_in_virtual_time(algorithm, made):
 
 
 def test_a_job_without_elasticity_has_no_use_for_spare_chips(made):
-    check_fleet(made("elastic_data_parallel", virtual={"lives": "spare_capacity"}))
-    told = refused(lambda: check_fleet(made("data_parallel", virtual={"lives": "spare_capacity"})))
-    assert told.startswith("config.virtual.lives: is spare_capacity, but data_parallel takes in no chips")
+    check_fleet(made("elastic_data_parallel", virtual={"availability": "spare_capacity"}))
+    told = refused(lambda: check_fleet(made("data_parallel", virtual={"availability": "spare_capacity"})))
+    assert told.startswith(
+        "config.virtual.availability: is spare_capacity, but data_parallel takes in no chips"
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel"])
 def test_a_trace_tells_nothing_of_a_baseline(algorithm, made, tmp_path):
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv")}
     told = refused(lambda: check_fleet(made(algorithm, virtual=trace)))
     assert told.startswith(f"config.virtual.trace: tells of learners, but {algorithm} has none; ")
 
 
 def test_a_bad_trace_is_told_before_anything_is_compiled(made, tmp_path):
-    (tmp_path / "lives.csv").write_text("time,learner,event\n1,7,fail\n")
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    (tmp_path / "availability.csv").write_text("time,learner,event\n1,7,fail\n")
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv")}
     told = refused(lambda: run_job(made(virtual=trace), tmp_path / "run"))
-    place = f"config.virtual.trace: {tmp_path / 'lives.csv'}: line 2: change.learner: "
+    place = f"config.virtual.trace: {tmp_path / 'availability.csv'}: line 2: change.learner: "
     assert told == place + "is 7, but must be below 2"
     assert not (tmp_path / "run").exists()
 
 
 def test_a_token_budget_beyond_the_life_of_the_fleet_is_told(made, tmp_path):
-    write_trace(tmp_path / "lives.csv", [Change(4.5, m, "fail") for m in range(2)])
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    write_trace(tmp_path / "availability.csv", [Change(4.5, m, "fail") for m in range(2)])
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv")}
     e = made(virtual=trace, train={"tokens": 1000})
     told = refused(lambda: with_steps(e, lambda: assembly_of(e)))
     assert told.startswith("config.train.tokens: is 1000, but the fleet of config.virtual comes to 512 in ")
@@ -213,7 +218,7 @@ def test_the_chips_of_a_fleet_are_divided_evenly_and_a_baseline_has_them_all(mad
     assert chips_by_learner(made(virtual={"num_chips": 9})) == {0: 4, 1: 4}
     assert chips_by_learner(made(virtual=FAILURES)) == {0: 32, 1: 32}
     assert chips_by_learner(made("data_parallel", virtual={"num_chips": 9})) == {0: 9}
-    spare = {"lives": "spare_capacity", "spare_capacity": {"extra_learners": 1}}
+    spare = {"availability": "spare_capacity", "spare_capacity": {"extra_learners": 1}}
     assert chips_by_learner(made("elastic_data_parallel", virtual=spare)) == {0: 2, 1: 1}
     spare["num_chips"] = 8
     assert chips_by_learner(made("elastic_data_parallel", virtual=spare)) == {0: 8, 1: 4}
@@ -223,11 +228,11 @@ def test_the_chips_of_a_fleet_are_divided_evenly_and_a_baseline_has_them_all(mad
 @pytest.mark.parametrize(("values", "learners"), [(FAILURES, 2), (SCAVENGING, 4)], ids=["failures", "spare"])
 def test_drawn_lives_are_possible_and_a_function_of_the_seed(values, learners, seed, made):
     groups = {"virtual": values, "sync": {"num_learners": learners}}
-    drawn = lives(made(seed=seed, **groups))
+    drawn = changes_of(made(seed=seed, **groups))
     assert [change.time for change in drawn] == sorted(change.time for change in drawn)
     check_lives([("drawn", change) for change in drawn], learners)
-    assert drawn == lives(made(seed=seed, **groups))
-    assert drawn != lives(made(seed=seed + 5, **groups))
+    assert drawn == changes_of(made(seed=seed, **groups))
+    assert drawn != changes_of(made(seed=seed + 5, **groups))
 
 
 def test_a_learner_dies_only_with_its_last_slice_and_starts_on_those_that_are_back(made, monkeypatch):
@@ -242,7 +247,7 @@ def test_a_learner_dies_only_with_its_last_slice_and_starts_on_those_that_are_ba
         JobChange(21.0, 1, State.STEPPING, 32),
     ]
     monkeypatch.setattr(virtual_fleet, "fleet_changes", lambda experiment, until: told)
-    assert lives(made(virtual=FAILURES)) == [
+    assert changes_of(made(virtual=FAILURES)) == [
         Change(2.0, 1, "detect"),
         Change(3.0, 1, "step", 0.5),
         Change(5.0, 1, "fail"),
@@ -257,7 +262,7 @@ def test_a_learner_dies_only_with_its_last_slice_and_starts_on_those_that_are_ba
 def test_the_last_learners_come_and_go_with_the_spare_capacity(made, monkeypatch):
     monkeypatch.setattr(virtual_fleet, "draw_extra", lambda *drawn: [(0.0, 1), (4.0, 2), (6.0, 0)])
     e = made(virtual=SCAVENGING, sync={"num_learners": 4})
-    assert lives(e) == [
+    assert changes_of(e) == [
         Change(0.0, 2, "join"),
         Change(4.0, 3, "join"),
         Change(6.0, 3, "leave"),
@@ -268,7 +273,7 @@ def test_the_last_learners_come_and_go_with_the_spare_capacity(made, monkeypatch
 def test_one_that_never_comes_is_not_there_from_the_start(made, monkeypatch):
     monkeypatch.setattr(virtual_fleet, "draw_extra", lambda *drawn: [(0.0, 0)])
     e = made(virtual=SCAVENGING, sync={"num_learners": 4})
-    assert lives(e) == [Change(horizon(e), m, "join") for m in (2, 3)]
+    assert changes_of(e) == [Change(horizon(e), m, "join") for m in (2, 3)]
     run = run_timed(e)
     assert run.outcome.finished
     assert set(run.tokens) == {0, 1}

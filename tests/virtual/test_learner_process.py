@@ -240,7 +240,7 @@ def test_what_befalls_somebody_who_is_not_there_changes_nothing():
     changes = [Change(5.0, 1, "join")]
     fleet, told = small_fleet(TWO, 12, changes=changes, recovery=0.0)
     for change in ("detect", "step"):
-        fleet.calendar.at(1.0, fleet._befall, Change(1.0, 1, change))
+        fleet.calendar.at(1.0, fleet._apply_change, Change(1.0, 1, change))
     fleet.calendar.at(2.0, fleet.fail, 1)
     run(fleet)
     assert told.states(1)[0] == (5.0, State.RECONFIGURING)

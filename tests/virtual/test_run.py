@@ -38,7 +38,7 @@ TROUBLE = {
         "merge_seconds": 0.1,
         "notice_seconds": 2.0,
         "recovery_seconds": 3.0,
-        "lives": "failures",
+        "availability": "failures",
         "num_chips": 8,
         "failures": {
             "mtbi_years": 4e-6,  # of 8 chips: an interruption every 16 s
@@ -290,23 +290,23 @@ def test_the_summary_agrees_with_the_records_and_the_files(left, run):
 
 def test_the_lives_of_a_run_played_back_as_a_trace_give_the_same_parameters(left, again):
     folder, result = left
-    trace = {**TROUBLE["virtual"], "lives": "trace", "trace": str(folder / "lives.csv")}
-    assert len((folder / "lives.csv").read_text().splitlines()) > 10
+    trace = {**TROUBLE["virtual"], "availability": "trace", "trace": str(folder / "availability.csv")}
+    assert len((folder / "availability.csv").read_text().splitlines()) > 10
     assert again(**{**TROUBLE, "virtual": trace}).sha256 == result.summary["params_sha256"]
 
 
 def test_a_trace_that_would_be_set_aside_is_refused_before_anything_is(data_dir, tmp_path):
-    write_trace(tmp_path / "lives.csv", [])
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    write_trace(tmp_path / "availability.csv", [])
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv")}
     with pytest.raises(ConfigError, match=r"^config\.virtual\.trace: .* is in the workdir"):
         run_job(virtual(data_dir, virtual=trace), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["lives.csv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["availability.csv"]
 
 
 def test_a_learner_that_returns_goes_on_with_the_inner_state_of_a_peer(data_dir, tmp_path):
-    write_trace(tmp_path / "lives.csv", [Change(5.5, 1, "fail"), Change(6.0, 1, "recover")])
+    write_trace(tmp_path / "availability.csv", [Change(5.5, 1, "fail"), Change(6.0, 1, "recover")])
     quick = {"notice_seconds": 0.5, "recovery_seconds": 1.25}
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv"), **quick}
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv"), **quick}
     taken, begun = [], []
 
     def count():
@@ -338,8 +338,8 @@ def test_a_fleet_in_which_everybody_is_away_for_long_goes_on_when_they_return(
     go, come, train, seconds, data_dir, tmp_path
 ):
     changes = [(3.5 * seconds, 0, go), (4.25 * seconds, 1, go), (1e5, 0, come), (1e5, 1, come)]
-    write_trace(tmp_path / "lives.csv", [Change(*change) for change in changes])
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv"), "step_seconds": (seconds,)}
+    write_trace(tmp_path / "availability.csv", [Change(*change) for change in changes])
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv"), "step_seconds": (seconds,)}
     e = virtual(data_dir, virtual=trace, train=train)
     run = run_timed(with_steps(e, lambda: assembly_of(e)))
     assert run.outcome.failure is None and run.outcome.finished
@@ -347,8 +347,8 @@ def test_a_fleet_in_which_everybody_is_away_for_long_goes_on_when_they_return(
 
 
 def test_a_fleet_that_never_comes_to_the_end_has_failed_and_says_when(again, tmp_path):
-    write_trace(tmp_path / "lives.csv", [Change(3.5, 0, "detect")])
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    write_trace(tmp_path / "availability.csv", [Change(3.5, 0, "detect")])
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv")}
     done = again("streaming", virtual=trace, sync={"silence_timeout": 1e6})
     assert re.fullmatch(
         r"nothing has been merged from [\d.]+ to [\d.]+ virtual seconds", done.outcome.failure
@@ -375,8 +375,8 @@ def test_a_learner_that_dies_and_returns_draws_again_what_was_lost_and_nothing_t
     again, tmp_path
 ):
     """It dies in its fourth step, when its first two are merged."""
-    write_trace(tmp_path / "lives.csv", [Change(3.5, 1, "fail"), Change(5.25, 1, "recover")])
-    trace = {"lives": "trace", "trace": str(tmp_path / "lives.csv")}
+    write_trace(tmp_path / "availability.csv", [Change(3.5, 1, "fail"), Change(5.25, 1, "recover")])
+    trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv")}
     drawn, make = [], ModelRecipe.batches
     noted = lambda recipe, shards: Noted(make(recipe, shards), shards, drawn)  # noqa: E731
     with mock.patch.object(ModelRecipe, "batches", noted):

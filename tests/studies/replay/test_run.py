@@ -58,7 +58,7 @@ def recorded(data_dir, tmp_path_factory):
     def run(algorithm="decoupled", codec=False):
         workdir = tmp_path_factory.mktemp(algorithm)
         write_trace(workdir / "trace.csv", CHANGES)
-        trace = {"lives": "trace", "trace": str(workdir / "trace.csv"), "recovery_seconds": 1.0}
+        trace = {"availability": "trace", "trace": str(workdir / "trace.csv"), "recovery_seconds": 1.0}
         e = virtual(
             data_dir,
             algorithm,

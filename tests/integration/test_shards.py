@@ -30,7 +30,7 @@ def test_where_all_are_waited_for_two_shards_come_to_the_parameters_of_threads(p
     assert found[0][2] == {"0": 2, "1": 2, "2": 2}
     done = programs.run("tape", f"--workdir={tmp_path / 'shards'}")
     assert done.returncode == 0, done.stderr
-    assert "shard 1 of the syncer" in done.stdout
+    assert "shard 1     learner 0 reports step 6" in done.stdout
 
 
 def more_of(job, fragments, by=2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.parts import AuthorityCore, Part
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.storage import array_file
+from ddiloco.storage.learner_state import MAGIC
 from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
 from ddiloco.storage.tape.file import TapeError
 from experiments.studies.replay.reading import RunTapes, Tape
@@ -43,7 +46,20 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> R
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     offers = {w.id: w.contribution for actor in learners for w in actor.works if isinstance(w, OfferWork)}
     syncer = _Syncer(tapes, policy, total_steps, offers)
-    return ReplayPlan(learners, syncer.actors())
+    return ReplayPlan(learners, syncer.actors(), _began(tapes.began))
+
+
+def _began(folder: pathlib.Path | None) -> dict[InnerOrigin, pathlib.Path]:
+    """By what tapes call them, the folders of the states that a run went on with."""
+    found = {}
+    for path in () if folder is None else folder.glob("learners/*/state.0.*"):
+        try:
+            origin = array_file.load_header(path, MAGIC)["origin"]
+        except (OSError, ValueError, LookupError) as error:
+            raise TapeError(f"{path}: cannot be used: {error}") from None
+        if origin is not None:
+            found[InnerOrigin(*origin)] = path.parent
+    return found
 
 
 def without_needless(plan: ReplayPlan) -> ReplayPlan:
@@ -63,6 +79,8 @@ def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     core = LearnerCore(h.learner, h.process, policy, total_steps)
     works: list[ReplayWork] = []
     if h.resumed is not None:
+        if h.resumed.origin is None:
+            raise TapeError(f"{tape.path}: begins with a state that no tape names")
         works = [Return(BEFORE, h.resumed.origin)]
         _resume(core, tape)
     handled: list[Handled] = []
@@ -143,12 +161,12 @@ class _Syncer:
         offers: Mapping[OfferId, Contribution],
     ) -> None:
         self._tapes, self._policy, self._total = tapes.syncers, policy, total_steps
-        self._offers = offers
+        self._offers, self._began = offers, tapes.began
 
     def actors(self) -> list[Actor]:
         """One for each process."""
         first = self._tapes[0]
-        if any(first.header.state.versions) and first.header.resumed_from is None:
+        if any(first.header.state.versions) and self._began is None:
             raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
         return [self._process(n, tape) for n, tape in enumerate(self._tapes)]
 

@@ -420,7 +420,7 @@ class Invariants:
 
     def _count(self, core: SyncerCore) -> None:
         """Counts reports that the syncer believes, which may be only since others bear them out."""
-        believed = core.vector_clock.learners
+        believed = core.clocks
         for (learner, incarnation), report in self._syncer.reports.items():
             if believed.get(learner) == (incarnation, report.step):
                 self._syncer.counted[learner, incarnation] = report

@@ -220,7 +220,7 @@ def _state_of(core: SyncerCore) -> int:
         (r.id.step - newest, r.phase.value, tuple(sorted(r.arrived)), tuple(sorted(r.owed)), len(r.failed))
         for r in core.rounds
     )
-    clocks = tuple((m, core.vector_clock.learners[m][1] - newest) for m in core.live)
+    clocks = tuple((m, core.clocks[m][1] - newest) for m in core.live)
     return hash((core.policy, rounds, clocks))
 
 

@@ -326,6 +326,7 @@ class Authority:
         m.heard_at = now
         if m.state is State.GONE:
             return [actions.Drop(report.learner, TOO_EARLY)]
+        m.shards = report.shards
         kept = self._kept_back.get(m.learner)
         if kept is None or kept.step <= report.step:
             self._kept_back[m.learner] = report

@@ -44,6 +44,11 @@ def test_the_rules_hold_reports_for_as_old_as_the_syncer_does(seed):
     explore(seed)
 
 
+def test_a_report_that_is_kept_back_says_of_which_shards_its_learner_is_a_member():
+    """Another process had taken its place, as that of one that had come to a part of the shards only."""
+    explore(1785)
+
+
 @pytest.mark.parametrize("seed", [*range(8), 207, 2052])  # the last two missed rounds in succession
 def test_where_nothing_goes_wrong_everybodys_work_is_merged(seed):
     """`python -m experiments.bench schedules --fair --schedules=N` explores more of them."""

@@ -18,7 +18,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 
 def main(_) -> int:
-    from ddiloco.run.job import run_job
+    from ddiloco.run.job import Hooks, run_job
     from ddiloco.run.rollback import going_on
     from ddiloco.settings.experiment import with_steps_of_tokens
     from ddiloco.storage import run_mark
@@ -63,7 +63,7 @@ def main(_) -> int:
         code = run_all(experiment, settings, workdir, stop, program.print_err, profile=steps, resume=resume)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
     try:
-        result = run_job(experiment, workdir, stop, resume=resume, profile=profile)
+        result = run_job(experiment, workdir, stop, resume=resume, hooks=Hooks(profile=profile))
     except (DurableStateError, run_mark.RunMarkError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

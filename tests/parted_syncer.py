@@ -15,7 +15,7 @@ from ddiloco.protocol.round import Round
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.virtual.calendar import Timer
 from ddiloco.virtual.syncer_process import VirtualSyncer
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 DELAY = 0.05  # mean seconds of a message between authority and part
 
@@ -45,8 +45,8 @@ class PartedSyncer(VirtualSyncer):
         super().__init__(*of_fleet)
         self.on_death: Callable[[int], None] = lambda part: None
         # Carries out what the cores decide; its core is what the invariants ask for versions.
-        self.policy = self._policy
-        versions = {p: Version(0, None) for p in range(self.policy.num_fragments)}
+        self.policy = self._fleet.policy
+        versions = {p: FragmentVersion(0, None) for p in range(self.policy.num_fragments)}
         self._actor = SyncerActor(self, self, versions)
         for process in (self._authority, *self._parts):
             process.alarm = Timer(self._calendar, functools.partial(self._handle, process, events.Timeout()))
@@ -106,12 +106,16 @@ class PartedSyncer(VirtualSyncer):
                 self._starts += 1
                 if process is self._authority:
                     parts = len(self._parts)
-                    process.core = AuthorityCore(self._policy, self._total_steps, self.durable, parts)
+                    process.core = AuthorityCore(
+                        self._fleet.policy, self._fleet.total_steps, self.durable, parts
+                    )
                     for part in self._parts:
                         self._connect(part)
                 else:
-                    own = fragments_of(process.number, len(self._parts), self._policy.num_fragments)
-                    process.core = Part(self._policy, self._total_steps, self.durable, own, self._starts)
+                    own = fragments_of(process.number, len(self._parts), self._fleet.policy.num_fragments)
+                    process.core = Part(
+                        self._fleet.policy, self._fleet.total_steps, self.durable, own, self._starts
+                    )
                     self._connect(process)
 
     def _connect(self, part: _Process) -> None:
@@ -182,7 +186,7 @@ class PartedSyncer(VirtualSyncer):
         """By the fragment's part, after those before it."""
         process = self._parts[merge.round.fragment % len(self._parts)]
         begins = max(self._calendar.now, process.merging_until)
-        process.merging_until = begins + self._merge_time()
+        process.merging_until = begins + self._fleet.takes.merge()
         self._calendar.at(process.merging_until, self._merge_at, process, process.starts, merge, given)
 
     def _merge_at(self, part: _Process, starts: int, merge: actions.Merge, given: list[Any]) -> None:

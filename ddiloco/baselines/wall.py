@@ -117,13 +117,14 @@ class JobStates:
     def _keep(self, state: LearnerState, snapshot: int) -> None:
         (self._states.of_snapshot(snapshot) if snapshot else self._states).keep(state)
 
-    def _written(self, number: int, problem: str) -> None:
+    def _written(self, number: int, result: LearnerState | str) -> None:
         """Completes a snapshot, on the thread that has written its checkpoint."""
         step, begun = self._begun.pop(number)
         records.write_out(self._record)  # what led to the snapshot must be on disk if the snapshot is
         try:
-            if problem:
-                raise OSError(errno.EIO, problem)
+            if isinstance(result, str):
+                raise OSError(errno.EIO, result)
+            step = result.header.work.clock
             folder = self._store.at(number) / SYNCER
             folder.mkdir()
             self._mark.save(folder)

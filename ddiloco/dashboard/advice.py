@@ -78,10 +78,10 @@ def dead(view: RunView) -> Iterator[Advice]:
     for one in view.learners:
         if one.state == "dead":
             died = f"learner {one.learner} died"
-            told = (event.text for event in view.events if event.text.startswith(died))
+            texts = (event.text for event in view.events if event.text.startswith(died))
             yield Advice(
                 f"Learner {one.learner} has been dead for {seconds(one.state_seconds)}.",
-                next(told, "Its process or its connection has ended. The others go on without it."),
+                next(texts, "Its process or its connection has ended. The others go on without it."),
                 f"Start it again with the same number; learners/{one.learner}/traceback.txt may say why.",
                 one.learner,
             )
@@ -186,9 +186,9 @@ def quarantined(view: RunView) -> Iterator[Advice]:
 
 def hardly_merged(view: RunView) -> Iterator[Advice]:
     """A learner trains, less of its work is merged than of the others', and no other rule says why."""
-    said = {one.learner for rule in (thin_link, not_finite, quarantined) for one in rule(view)}
+    advised = {one.learner for rule in (thin_link, not_finite, quarantined) for one in rule(view)}
     for one in view.learners:
-        if one.learner not in said and _unmerged(view, one):
+        if one.learner not in advised and _unmerged(view, one):
             yield Advice(
                 f"Learner {one.learner} trains in vain: {share(one.merged_share or 0.0)} of it is merged.",
                 f"Of the others' {share(_usual_share(view))} is; its offers are refused, or come too "
@@ -357,7 +357,7 @@ _REMEDIES = (
 
 def remedy(alarm: str) -> str | None:
     """What to do about an alarm; None where its own words say all."""
-    return next((told for pattern, told in _REMEDIES if re.search(pattern, alarm)), None)
+    return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, alarm)), None)
 
 
 def _control(view: RunView, *verbs: str) -> list[str]:
@@ -404,6 +404,6 @@ def _unmerged(view: RunView, one: LearnerView) -> bool:
     rounds = _median(other.in_recent for other in view.learners)
     if rounds is None or (one.in_recent or 0.0) >= rounds / 2 or not _settled(view):
         return False
-    there = (other for other in view.learners if other.state in _HERE and other.clock)
-    shares = {other.learner: other.merged_share or 0.0 for other in there}
+    connected = (other for other in view.learners if other.state in _HERE and other.clock)
+    shares = {other.learner: other.merged_share or 0.0 for other in connected}
     return one.learner in trained_in_vain(shares, {other.learner: other.clock for other in view.learners})

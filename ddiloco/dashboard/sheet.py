@@ -117,19 +117,19 @@ def progress(view: RunView) -> list[str]:
     """How far a run is, and how long it has taken."""
     step, total = view.summary.get("step") or 0, view.summary.get("total_steps")
     elapsed = f"{seconds(view.now)}{' of virtual time' if view.virtual else ''}"
-    said = [f"step {step} of {total}" if total else "no step yet", elapsed]
+    parts = [f"step {step} of {total}" if total else "no step yet", elapsed]
     if view.status == "running" and total and step:
-        said.append(f"about {seconds(view.now * (total - step) / step)} left")
-    return said
+        parts.append(f"about {seconds(view.now * (total - step) / step)} left")
+    return parts
 
 
 def about(view: RunView) -> list[str]:
     """What is trained, and by whom."""
     fragments = len(view.fragments)  # of a baseline none
-    said = [view.summary.get("algorithm"), f"{len(view.learners)} learners" if fragments else "one job"]
+    parts = [view.summary.get("algorithm"), f"{len(view.learners)} learners" if fragments else "one job"]
     if size := view.summary.get("num_params"):
-        said.append(f"{amount(size)} parameters{f' in {fragments} fragments' if fragments else ''}")
-    return [word for word in said if word]
+        parts.append(f"{amount(size)} parameters{f' in {fragments} fragments' if fragments else ''}")
+    return [part for part in parts if part]
 
 
 def figures(view: RunView) -> dict[str, str]:
@@ -155,9 +155,9 @@ def figures(view: RunView) -> dict[str, str]:
 def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
     """What is said of each learner of this run, by the name of its column."""
     return {
-        name: said
-        for name, said in _COLUMNS.items()
-        if name not in _IF_KNOWN or any(said(one) != "-" for one in view.learners)
+        name: text_of
+        for name, text_of in _COLUMNS.items()
+        if name not in _IF_KNOWN or any(text_of(one) != "-" for one in view.learners)
     }
 
 
@@ -264,8 +264,8 @@ def last_rounds(view: RunView) -> list[tuple[Any, ...]]:
 
 def _who(learners: Sequence[int], everybody: Sequence[int]) -> tuple[str, str]:
     missing = [str(one) for one in everybody if one not in learners]
-    told = f"{len(learners)} of {len(everybody)}" + (f", without {', '.join(missing)}" if missing else "")
-    return "".join("●" if one in learners else "·" for one in everybody), told
+    text = f"{len(learners)} of {len(everybody)}" + (f", without {', '.join(missing)}" if missing else "")
+    return "".join("●" if one in learners else "·" for one in everybody), text
 
 
 def figures_of(views: Sequence[RunView]) -> list[list[str]]:
@@ -367,12 +367,12 @@ def chart(
     if not values:
         return None
     ticks = _ticks(values, zero)
-    drawn = [ChartCurve(line.label, _path(line, end, ticks[0], ticks[-1]), _look(line)) for line in lines]
+    curves = [ChartCurve(line.label, _path(line, end, ticks[0], ticks[-1]), _look(line)) for line in lines]
     known = [[y for y in line.ys if y is not None and line.place is not None] for line in lines]
-    named = [(curve, ys[-1]) for curve, ys in zip(drawn, known, strict=True) if ys]
-    told = "; ".join(f"{curve.label} {amount(value)}" for curve, value in named)
-    in_words = f"{title}{unit and f' in {unit}'}. At the end: {told}."
-    return Chart(title, unit, x, end, ticks, drawn, [curve for curve, _ in named], in_words)
+    named = [(curve, ys[-1]) for curve, ys in zip(curves, known, strict=True) if ys]
+    last_values = "; ".join(f"{curve.label} {amount(value)}" for curve, value in named)
+    in_words = f"{title}{unit and f' in {unit}'}. At the end: {last_values}."
+    return Chart(title, unit, x, end, ticks, curves, [curve for curve, _ in named], in_words)
 
 
 def _look(line: ChartLine) -> str:
@@ -386,10 +386,10 @@ def _path(line: ChartLine, end: float, low: float, high: float) -> str:
     points = [
         (x * across, HEIGHT - (y - low) * up) for x, y in zip(line.xs, line.ys, strict=True) if y is not None
     ]
-    drawn = "".join(f"{'L' if place else 'M'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
+    path = "".join(f"{'L' if place else 'M'}{x:.1f} {y:.1f}" for place, (x, y) in enumerate(points))
     if len(points) == 1:  # a dot
-        drawn += "h1"
-    return drawn
+        path += "h1"
+    return path
 
 
 def _ticks(values: Sequence[float], zero: bool) -> list[float]:

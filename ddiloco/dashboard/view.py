@@ -10,7 +10,7 @@ from typing import Any
 
 from ddiloco.telemetry.run_files import RunFiles
 from ddiloco.telemetry.series import Slots, StateSpan
-from ddiloco.telemetry.state import ROUND_SECONDS, LearnerState
+from ddiloco.telemetry.state import ROUND_SECONDS, LearnerProgress
 
 SPANS = 8192  # of all lanes together
 LEAST_SPANS = 48  # of a lane
@@ -233,7 +233,7 @@ def _learner(run: RunFiles, slots: Slots, number: int) -> LearnerView:
         state_seconds=now - since,
         clock=of.clock,
         tokens=of.tokens,
-        tokens_per_second=_pace(slots, number, of, state, lane),
+        tokens_per_second=_throughput(slots, number, of, state, lane),
         step_seconds=of.step_seconds,
         data_wait_share=_of(summary, "data_wait_share_by_learner", number),
         mfu=_of(summary, "mfu_by_learner", number),
@@ -254,7 +254,7 @@ def _learner(run: RunFiles, slots: Slots, number: int) -> LearnerView:
     )
 
 
-def _host(run: RunFiles, of: LearnerState, host: int, most: int) -> HostView:
+def _host(run: RunFiles, of: LearnerProgress, host: int, most: int) -> HostView:
     """The host's connection until its learner finished, and then that it has."""
     spans = of.hosts[host].spans(run.now, most)
     if of.lane.state == "finished":
@@ -269,7 +269,7 @@ def _since(moment: float, spans: Iterable[StateSpan]) -> list[StateSpan]:
     return [StateSpan(state, start - moment, end - moment) for state, start, end in spans]
 
 
-def _state(of: LearnerState, now: float, going_on: bool) -> tuple[str, float]:
+def _state(of: LearnerProgress, now: float, going_on: bool) -> tuple[str, float]:
     """What a learner does, and since when; it has hung if it should step and does not."""
     state = of.lane.state or "absent"
     stepped = of.stepped_at if state == "stepping" and going_on else None
@@ -313,8 +313,8 @@ def _syncer(run: RunFiles) -> SyncerView:
         busy=spent / span if span else None,
         merge_seconds=statistics.fmean(merges) if merges else None,
         disk_seconds=statistics.fmean(writes) if writes else None,
-        in_per_second=_pace_of(rounds.recent, "bytes_sent", span),
-        out_per_second=_pace_of(rounds.recent, "bytes_received", span),
+        in_per_second=_rate_of(rounds.recent, "bytes_sent", span),
+        out_per_second=_rate_of(rounds.recent, "bytes_received", span),
         inbox=max(map(int, _known(last, "inbox")), default=None),
         merging=max(map(int, _known(last, "merging")), default=None),
         mean_quorum=rounds.mean_quorum(),
@@ -328,7 +328,7 @@ def _known(lines: Iterable[Mapping[str, Any]], name: str) -> list[float]:
     return [line[name] for line in lines if line.get(name) is not None]
 
 
-def _pace_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> float | None:
+def _rate_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> float | None:
     """How much a count went up in a second."""
     counts = _known(lines, name)
     return (counts[-1] - counts[0]) / span if counts and span else None
@@ -348,8 +348,8 @@ def _events(run: RunFiles) -> list[EventView]:
         EventView(line["time"] - run.started, _text(line), line.get("event") in ("alarm", "died"))
         for line in run.state.events
     ]
-    told = {event.text for event in found}
-    late = [EventView(None, text, True) for text in run.summary.get("alarms", ()) if text not in told]
+    shown = {event.text for event in found}
+    late = [EventView(None, text, True) for text in run.summary.get("alarms", ()) if text not in shown]
     return [*late, *reversed(found)]
 
 
@@ -360,11 +360,11 @@ def _text(line: Mapping[str, Any]) -> str:
         case "died":
             return f"learner {line.get('learner')} died: {line.get('reason')}"
         case name:
-            others = [f"{key} {value}" for key, value in line.items() if key not in _TOLD_ALREADY]
+            others = [f"{key} {value}" for key, value in line.items() if key not in _SHOWN_ELSEWHERE]
             return f"{_WORDS.get(str(name), str(name))}{': ' if others else ''}{', '.join(others)}"
 
 
-_TOLD_ALREADY = ("time", "event", "incarnation")
+_SHOWN_ELSEWHERE = ("time", "event", "incarnation")
 _WORDS = {
     "learner_ready": "a learner takes part",
     "learner_lost": "a learner is lost",
@@ -382,7 +382,9 @@ _WORDS = {
 }
 
 
-def _pace(slots: Slots, number: int, of: LearnerState, state: str, lane: Sequence[StateSpan]) -> float | None:
+def _throughput(
+    slots: Slots, number: int, of: LearnerProgress, state: str, lane: Sequence[StateSpan]
+) -> float | None:
     """Tokens a second lately; of a learner that has finished, while it stepped."""
     if state == "finished":
         stepped = sum(span.end - span.start for span in lane if span.state == "stepping")

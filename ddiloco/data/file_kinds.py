@@ -177,15 +177,15 @@ def _content(file: pathlib.Path, head: bytes, feature: str, compressed: bool) ->
         raise refusal(file, "is a web page or XML, such as servers send in place of a file; fetch it again")
     if one := _one_json_value(text, whole):
         jq = "jq -c '.[]'" if one == "array" else "jq -c ."
-        told = "is one JSON array" if one == "array" else "has JSON objects over several lines"
-        raise refusal(file, f"{told}, but must have an object a line; convert it: {jq} FILE > FILE.jsonl")
+        problem = "is one JSON array" if one == "array" else "has JSON objects over several lines"
+        raise refusal(file, f"{problem}, but must have an object a line; convert it: {jq} FILE > FILE.jsonl")
     if _has_rows(text, feature, whole):
         return "rows"
     if suffix == ".parquet":
         raise refusal(file, f"is named as Parquet, but is {'text' if text else 'empty'}")
     if table := _TABLE_SUFFIXES.get(suffix) or _table(text, feature, whole):
-        told = f"is a table ({table}), of which rows are not read"
-        raise refusal(file, f"{told}; convert it to Parquet or JSON lines, with the text in {feature!r}")
+        problem = f"is a table ({table}), of which rows are not read"
+        raise refusal(file, f"{problem}; convert it to Parquet or JSON lines, with the text in {feature!r}")
     return "rows" if suffix in _ROWS_SUFFIXES else "plain"  # reading tells what line 1 has in place of a row
 
 

@@ -141,8 +141,8 @@ def _snapshot(folder: pathlib.Path, names: list[str]) -> str:
     except (OSError, ValueError):
         main = ""
     if main not in names:
-        told = (
+        problem = (
             f"has the snapshots {', '.join(sorted(names))}, and refs/main is none of them; name one's folder"
         )
-        raise refusal(folder, told)
+        raise refusal(folder, problem)
     return main

@@ -252,7 +252,9 @@ def held_out_canvases(
     return held_out_examples(example, len(source), batch_size, num_batches)
 
 
-def drawn(digits: Sequence[np.ndarray], shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
+def draw_canvas(
+    digits: Sequence[np.ndarray], shape: tuple[int, int, int], rng: np.random.Generator
+) -> np.ndarray:
     """A black canvas (H, W, C) uint8 with these images (h, w, C) from left to right, at random places."""
     canvas = np.zeros(shape, np.uint8)
     free = shape[1] - sum(digit.shape[1] for digit in digits)
@@ -282,7 +284,7 @@ def _canvas(
     inputs[0], inputs[1 : end + 1] = ByteTokenizer.bos, tokens
     targets[:end], targets[end] = tokens, ByteTokenizer.eos
     weights = (np.arange(length) <= end).astype(np.int32)
-    image = drawn([digit["image"] for digit in shown], shape, rng)
+    image = draw_canvas([digit["image"] for digit in shown], shape, rng)
     return {"image": image, "inputs": inputs, "targets": targets, "weights": weights}
 
 
@@ -290,8 +292,8 @@ def _open_digits(config: CanvasConfig, split: str, shape: tuple[int, int, int]) 
     height, width, channels = shape
     source = open_images(config, split, channels)
     if source.num_classes != len(WORDS):
-        told = f"{config.name} has {source.num_classes} classes, but captions need ten digits"
-        raise DataError(f"config.data.name: {told}")
+        problem = f"{config.name} has {source.num_classes} classes, but captions need ten digits"
+        raise DataError(f"config.data.name: {problem}")
     rows, columns = source[0]["image"].shape[:2]
     if rows > height or columns * DIGITS[1] > width:
         raise ConfigError(

@@ -36,8 +36,8 @@ class RecordsConfig:
 
     def __post_init__(self) -> None:
         if overlap(self.train_split, self.eval_split):
-            told = f"is {self.eval_split}, but must have nothing of train_split, {self.train_split}"
-            raise ValueError(f"eval_split: {told}")
+            problem = f"is {self.eval_split}, but must have nothing of train_split, {self.train_split}"
+            raise ValueError(f"eval_split: {problem}")
 
     def setting_of(self, split: str) -> str:
         """The setting that names the split."""
@@ -83,8 +83,8 @@ class DataConfig(RecordsConfig):
         if self.tokenizer == "byte" and self.tokenizer_model:
             raise ValueError("tokenizer_model: is set, but bytes take none")
         if self.control_tokens == "tokens" and self.tokenizer != "huggingface":
-            told = f"is tokens, but tokenizer={self.tokenizer} makes control tokens of no text"
-            raise ValueError(f"control_tokens: {told}; it must be text")
+            problem = f"is tokens, but tokenizer={self.tokenizer} makes control tokens of no text"
+            raise ValueError(f"control_tokens: {problem}; it must be text")
 
 
 @dataclasses.dataclass(frozen=True)

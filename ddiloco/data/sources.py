@@ -214,8 +214,8 @@ def _records(folder: str, name: str, split: str, image_feature: str | None, sett
     except Exception as error:  # TFDS raises ValueError, KeyError and errors of its own for a bad split
         splits = ", ".join(sorted(builder.info.splits))
         why = _one_line(error)
-        told = f"{name} has no split {split!r} ({why}); its splits: {splits}"
-        raise DataError(f"config.data.{setting}: {told}") from None
+        problem = f"{name} has no split {split!r} ({why}); its splits: {splits}"
+        raise DataError(f"config.data.{setting}: {problem}") from None
     if not count:
         raise DataError(f"config.data.{setting}: {name} has no record in split {split!r}")
     try:
@@ -281,8 +281,8 @@ def _builder_from_code(name: str, root: str, from_files: Exception) -> Any:
             f"config.data.name: TFDS knows no data set {name!r} and none is prepared under {root}{hint}"
         ) from from_files
     except Exception as error:  # unknown configs and versions raise ValueError, AssertionError and others
-        told = f"TFDS cannot open {name!r}: {_one_line(error)}{of_files}"
-        raise DataError(f"config.data.name: {told}") from None
+        problem = f"TFDS cannot open {name!r}: {_one_line(error)}{of_files}"
+        raise DataError(f"config.data.name: {problem}") from None
 
 
 def _ensure_prepared(builder: Any, name: str, root: str) -> None:

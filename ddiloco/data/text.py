@@ -221,8 +221,8 @@ def held_out_text(config: DataConfig, tokenizer: Tokenizer, batch_size: int, num
     joined = join(pieces, max(having, wanted) * length + 1, tokenizer.pad)
     packed = rows(*(windows(stream, length)[chosen] for stream in joined))
     if not packed["weights"].any():
-        told = f"{config.name} has nothing to score in split {config.eval_split}"
-        raise DataError(f"config.data.eval_split: {told}")
+        problem = f"{config.name} has nothing to score in split {config.eval_split}"
+        raise DataError(f"config.data.eval_split: {problem}")
     return [
         {name: array[start : start + batch_size] for name, array in packed.items()}
         for start in range(0, wanted, batch_size)

@@ -84,7 +84,7 @@ class TextFiles(LocalBuilder):
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator[Any]]:
         if changes := self._digests.changes():
-            _tell(f"config.data.name: {self._pattern} is prepared again; {changes}")
+            _print_line(f"config.data.name: {self._pattern} is prepared again; {changes}")
         return super()._split_generators(dl_manager)
 
     def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -100,7 +100,7 @@ class TextFiles(LocalBuilder):
             raise DataError(f"config.data.name: {self._pattern}: has no two documents that differ")
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it
             print(line, file=sys.stderr, flush=True)
@@ -111,8 +111,8 @@ def _one_line_errors(file: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise refusal(file, f"cannot be read: {told}") from None
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise refusal(file, f"cannot be read: {problem}") from None
 
 
 def _texts(file: pathlib.Path, kind: FileKind, feature: str) -> Iterator[str]:
@@ -152,8 +152,8 @@ def _of_rows(file: pathlib.Path, lines: Iterable[bytes], feature: str) -> Iterat
         except UnicodeDecodeError as error:
             raise refusal(file, _not_utf8(error, "line"), place) from None
         except json.JSONDecodeError as error:
-            told = f"is no JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}"
-            raise refusal(file, told, place) from None
+            problem = f"is no JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}"
+            raise refusal(file, problem, place) from None
         except (ValueError, RecursionError) as error:
             raise refusal(file, f"is no JSON that is read: {error}", place) from None
         if not isinstance(value, dict):
@@ -171,8 +171,8 @@ def _of_plain(file: pathlib.Path, lines: BinaryIO) -> Iterator[str]:
         except UnicodeDecodeError as error:
             start = piece.rfind(b"\n", 0, error.start) + 1
             line = before + piece.count(b"\n", 0, error.start) + 1
-            told = _not_utf8(error, "line", error.start - start)
-            raise refusal(file, told, f"line {line}") from None
+            problem = _not_utf8(error, "line", error.start - start)
+            raise refusal(file, problem, f"line {line}") from None
         before += piece.count(b"\n")
 
 
@@ -185,8 +185,8 @@ def _without(feature: str, names: list[str]) -> str:
 
 def _not_utf8(error: UnicodeDecodeError, of: str, at: int | None = None) -> str:
     at = error.start if at is None else at
-    told = f"byte {at + 1} of the {of} (0x{error.object[error.start]:02x}) is not UTF-8"
-    return f"{told}; convert the file with iconv if it is text in another encoding"
+    problem = f"byte {at + 1} of the {of} (0x{error.object[error.start]:02x}) is not UTF-8"
+    return f"{problem}; convert the file with iconv if it is text in another encoding"
 
 
 def _text(file: pathlib.Path, value: Any, feature: str, place: str) -> str:

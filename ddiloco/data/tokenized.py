@@ -123,7 +123,11 @@ def open_tokens(config: DataConfig, tokenizer: Tokenizer, split: str) -> Tokeniz
 
 
 def write(
-    config: DataConfig, tokenizer: Tokenizer, folder: pathlib.Path, threads: int, tell: Callable[[str], None]
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    folder: pathlib.Path,
+    threads: int,
+    print_line: Callable[[str], None],
 ) -> None:
     """Tokenizes the splits that `config` trains on and holds out, as ArrayRecord, a file for each thread.
 
@@ -140,7 +144,7 @@ def write(
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     partial.mkdir(parents=True)
     try:
-        _write(config, tokenizer, sources, partial, threads, tell)
+        _write(config, tokenizer, sources, partial, threads, print_line)
         partial.rename(folder)
     except RuntimeError as error:  # ArrayRecord's, with what the disk said
         raise OSError(errno.EIO, str(error).splitlines()[0], str(partial)) from error
@@ -154,7 +158,7 @@ def _write(
     sources: Mapping[str, TokenizingSource],
     folder: pathlib.Path,
     threads: int,
-    tell: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> None:
     dtype = np.dtype(_DTYPES[0] if tokenizer.vocab_size <= 1 << 16 else _DTYPES[1])
     splits: dict[str, Any] = {}
@@ -173,7 +177,7 @@ def _write(
                 given_up.set()
                 raise
         splits[split] = {"files": names, "documents": len(source), "tokens": tokens}
-        tell(f"{split}: {len(source):,} documents, {tokens:,} tokens")
+        print_line(f"{split}: {len(source):,} documents, {tokens:,} tokens")
     index = {**_identity(config, tokenizer), "full_name": full_name, "dtype": dtype.str, "splits": splits}
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
@@ -214,8 +218,10 @@ def _check_files(config: DataConfig, folder: pathlib.Path, full_name: str) -> No
         return
     now = file_digests(config.name, config.text_feature, root, files).digest
     if now not in full_name.split("/"):
-        told = f"holds tokens of {config.name} as it was: its files have changed since; tokenize them again"
-        raise DataError(f"config.data.tokenized: {folder}: {told}")
+        problem = (
+            f"holds tokens of {config.name} as it was: its files have changed since; tokenize them again"
+        )
+        raise DataError(f"config.data.tokenized: {folder}: {problem}")
 
 
 def _index(folder: pathlib.Path) -> _Index:

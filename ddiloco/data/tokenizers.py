@@ -134,8 +134,8 @@ class HuggingFaceTokenizer:
         except OSError as error:
             raise ConfigError(f"{_FIELD}: {error.filename}: cannot be read: {error.strerror}") from None
         except Exception as error:  # tokenizers raises nothing more special
-            told = f"is no tokenizer.json with its {SETTINGS_FILE}: {error}".splitlines()[0]
-            raise ConfigError(f"{_FIELD}: {model_file} {told}") from None
+            problem = f"is no tokenizer.json with its {SETTINGS_FILE}: {error}".splitlines()[0]
+            raise ConfigError(f"{_FIELD}: {model_file} {problem}") from None
         self.vocab_size: int = max(self._tokenizer.get_vocab().values()) + 1
         self.bos, self.eos = ids["bos"] if with_bos else None, ids["eos"]
         self.pad = next((i for i in (ids["pad"], self.eos) if i is not None), 0)

@@ -94,7 +94,7 @@ class Timelines:
             )
         self._last_change = max(self._last_change, now)
         if state is State.FAILED:
-            now = self.gone_since(learner, now)
+            now = self.failed_since(learner, now)
         if state is State.STARTING and track.allocated:
             state = State.RECONFIGURING
         if (state, present) == (track.state, track.present):
@@ -116,7 +116,7 @@ class Timelines:
         if track is not None:
             track.away_since = max(since, track.since)
 
-    def gone_since(self, learner: int, now: float) -> float:
+    def failed_since(self, learner: int, now: float) -> float:
         """Since when a learner is FAILED that is found to be at `now`: since it was last heard (seconds)."""
         track = self._tracks.get(learner)
         return now if track is None else min(now, track.away_since)
@@ -260,8 +260,11 @@ class _Track:
         chip_seconds, waited = dict(self.settled), self.waited
         current = []
         if self.allocated and self.state is not None:
-            there = min(self.away_since, closed)
-            current = [self._current(there), _Span(State.FAILED, there, closed, self.chips, self.chips)]
+            failed_at = min(self.away_since, closed)
+            current = [
+                self._current(failed_at),
+                _Span(State.FAILED, failed_at, closed, self.chips, self.chips),
+            ]
         for span in itertools.chain(self.uncut, current):
             cut = dataclasses.replace(span, start=max(span.start, opened), end=min(span.end, closed))
             waited += cut.settle(chip_seconds)

@@ -22,7 +22,7 @@ class Interruption:
 
     time: float  # seconds
     slice: int  # of the whole fleet
-    back_at: float  # seconds
+    returns_at: float  # seconds
 
 
 def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
@@ -37,9 +37,9 @@ def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: 
     found: list[Interruption] = []
     while slices.size:
         struck = now + rng.standard_exponential(count)[slices] * model.mtbi_seconds / model.chips_per_slice
-        back = struck + rng.standard_exponential(count)[slices] * model.return_seconds
+        returns = struck + rng.standard_exponential(count)[slices] * model.return_seconds
         within = struck < horizon
-        slices, now = slices[within], back[within]
+        slices, now = slices[within], returns[within]
         rows = zip(struck[within].tolist(), slices.tolist(), now.tolist(), strict=True)
         found += [Interruption(*row) for row in rows]
     return sorted(found, key=lambda one: (one.time, one.slice))
@@ -93,12 +93,12 @@ class ListedInterruptions:
     def __init__(self, fleet: Division, interruptions: Sequence[Interruption]) -> None:
         """`interruptions`, sorted by time."""
         by_job: list[list[tuple[float, float, float]]] = [[] for _ in fleet.slices_by_job]
-        firsts, back = np.cumsum([0, *fleet.slices_by_job]), {}  # of each job, then of the spares
+        firsts, returns = np.cumsum([0, *fleet.slices_by_job]), {}  # of each job, then of the spares
         for one in interruptions:
             job = int(np.searchsorted(firsts, one.slice, side="right")) - 1
             if 0 <= job < len(by_job):
-                by_job[job].append((one.time, one.back_at, back.get(one.slice, -np.inf)))
-            back[one.slice] = one.back_at
+                by_job[job].append((one.time, one.returns_at, returns.get(one.slice, -np.inf)))
+            returns[one.slice] = one.returns_at
         longest = max(map(len, by_job), default=0)
         self._listed = np.full((len(by_job), longest + 1, 3), np.inf)
         for job, rows in enumerate(by_job):

@@ -47,7 +47,7 @@ class Jobs:
         elastic: np.ndarray,
         source: InterruptionSource,
         draws: Draws,
-        tell: Callable[[Stretch], None],
+        on_stretch: Callable[[Stretch], None],
         horizon: float,
     ) -> None:
         """`slices` (int) and `elastic` (bool) of each job, both [jobs]; they start at 0, all STEPPING."""
@@ -55,7 +55,7 @@ class Jobs:
         self._elastic = elastic
         self._source = source
         self._draws = draws
-        self._tell = tell
+        self._on_stretch = on_stretch
         self._horizon = horizon
         self._reconfiguration = np.where(elastic, model.downscale_seconds, model.restart_seconds)
         self._inside = slices.copy()
@@ -108,13 +108,13 @@ class Jobs:
         """Takes each elastic job's next interruption, which is now; returns the jobs that lose a slice."""
         if not jobs.size:
             return jobs
-        back, previous = self._source.take(jobs)
+        returns, previous = self._source.take(jobs)
         losing = jobs
         if previous is not None:
-            idle = self._away.still(jobs, previous, back)
-            losing, back = jobs[~idle], back[~idle]
+            idle = self._away.still(jobs, previous, returns)
+            losing, returns = jobs[~idle], returns[~idle]
         self._inside[losing] -= 1
-        self._away.add(losing, back)
+        self._away.add(losing, returns)
         self._resize(jobs)
         return losing
 
@@ -140,9 +140,9 @@ class Jobs:
     def _revive(self, jobs: np.ndarray) -> None:
         """Has jobs without a slice wait for one and start again, until they step or the horizon has come."""
         while jobs.size:
-            back = np.maximum(self._away.earliest[jobs], self._time[jobs])
-            self._pass(jobs, State.FAILED, back)
-            self._inside[jobs] += self._away.pop(jobs, back)
+            returns = np.maximum(self._away.earliest[jobs], self._time[jobs])
+            self._pass(jobs, State.FAILED, returns)
+            self._inside[jobs] += self._away.pop(jobs, returns)
             self._resize(jobs)
             self._pause(jobs, State.RECONFIGURING, self._model.restart_seconds)
             self._admit(jobs)
@@ -156,7 +156,7 @@ class Jobs:
         inside, speed = self._inside[jobs], 1.0
         if state is State.STEPPING and self._model.chip_speed_variation:
             speed = 1.0 / (1.0 + self._slowness(jobs, inside))
-        self._tell(Stretch(jobs, state, self._time[jobs], until, inside, speed))
+        self._on_stretch(Stretch(jobs, state, self._time[jobs], until, inside, speed))
         self._time[jobs] = until
 
     def _slowness(self, jobs: np.ndarray, inside: np.ndarray) -> np.ndarray:
@@ -175,24 +175,26 @@ class _Away:
     """For each job, when the slices that are not in it are back (or were); takes memory for those alone."""
 
     def __init__(self, jobs: int) -> None:
-        self._back = np.full((jobs, 8), np.inf)
+        self._returns = np.full((jobs, 8), np.inf)
         self._count = np.zeros(jobs, np.int64)
         self.earliest = np.full(jobs, np.inf)
 
-    def add(self, jobs: np.ndarray, back: np.ndarray) -> None:
+    def add(self, jobs: np.ndarray, returns: np.ndarray) -> None:
         """One more slice of each job."""
         count = self._count[jobs]
         try:
-            self._back[jobs, count] = back
+            self._returns[jobs, count] = returns
         except IndexError:
-            self._back = np.pad(self._back, ((0, 0), (0, self._back.shape[1])), constant_values=np.inf)
-            self._back[jobs, count] = back
+            self._returns = np.pad(
+                self._returns, ((0, 0), (0, self._returns.shape[1])), constant_values=np.inf
+            )
+            self._returns[jobs, count] = returns
         self._count[jobs] = count + 1
-        self.earliest[jobs] = np.minimum(self.earliest[jobs], back)
+        self.earliest[jobs] = np.minimum(self.earliest[jobs], returns)
 
     def pop(self, jobs: np.ndarray, now: np.ndarray) -> np.ndarray:
         """Takes out those that are back by `now`; returns their number by job."""
-        rows = self._back[jobs, : self._count[jobs].max()]
+        rows = self._returns[jobs, : self._count[jobs].max()]
         due = rows <= now[:, None]
         rows[due] = np.inf
         self._store(jobs, rows)
@@ -200,16 +202,16 @@ class _Away:
         self._count[jobs] -= popped
         return popped
 
-    def still(self, jobs: np.ndarray, previous: np.ndarray, back: np.ndarray) -> np.ndarray:
+    def still(self, jobs: np.ndarray, previous: np.ndarray, returns: np.ndarray) -> np.ndarray:
         """Whether a slice that was to be back at `previous` is not in its job yet; it now is at `back`."""
-        rows = self._back[jobs]
+        rows = self._returns[jobs]
         same = (rows == previous[:, None]) & np.isfinite(rows)
         found = same.any(1)
-        rows[found, same[found].argmax(1)] = back[found]
+        rows[found, same[found].argmax(1)] = returns[found]
         self._store(jobs, rows)
         return found
 
     def _store(self, jobs: np.ndarray, rows: np.ndarray) -> None:
         rows.sort(axis=1)
-        self._back[jobs, : rows.shape[1]] = rows
+        self._returns[jobs, : rows.shape[1]] = rows
         self.earliest[jobs] = rows[:, 0]

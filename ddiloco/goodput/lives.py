@@ -55,7 +55,7 @@ def job_changes(
     changes: list[JobChange] = []
     last: dict[int, tuple[State, int]] = {}  # of each job
 
-    def tell(one: Stretch) -> None:
+    def on_stretch(one: Stretch) -> None:
         columns = (one.jobs, one.starts, one.ends, one.slices * model.chips_per_slice)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for job, start, end, chips in rows:
@@ -69,7 +69,7 @@ def job_changes(
         np.full(num_jobs, elastic),
         ListedInterruptions(fleet, interruptions),
         Draws([(seed, job) for job in range(num_jobs)]),
-        tell,
+        on_stretch,
         horizon,
     ).run(horizon)
     if fleet.spares:

@@ -16,16 +16,16 @@ SHOWN_AFTER = 5.0  # seconds
 class _Wait:
     what: str
     since: float
-    told: bool = False
+    shown: bool = False
 
 
 class Waits:
     """The waits of a process, which any thread may begin."""
 
-    def __init__(self, tell: Callable[[str], None], shown_after: float = SHOWN_AFTER) -> None:
+    def __init__(self, print_line: Callable[[str], None], shown_after: float = SHOWN_AFTER) -> None:
         """`tell` takes a line on a wait of so many seconds where no progress line is drawn."""
         self.name = ""  # of the process, at the beginning of such a line
-        self._tell, self._shown_after = tell, shown_after
+        self._print_line, self._shown_after = print_line, shown_after
         self._lock = threading.Lock()
         self._under_way: list[_Wait] = []  # in the order in which they began
         self._lines = 0  # progress lines that are drawn
@@ -34,7 +34,7 @@ class Waits:
     def waiting(self, what: str) -> Iterator[None]:
         """In the `with` block this thread waits for something."""
         wait = _Wait(what, time.monotonic())
-        timer = threading.Timer(self._shown_after, self._tell_of, (wait,))
+        timer = threading.Timer(self._shown_after, self._print_wait, (wait,))
         timer.daemon = True
         with self._lock:
             self._under_way.append(wait)
@@ -63,21 +63,21 @@ class Waits:
         with self._lock:
             long = [wait for wait in self._under_way if now >= wait.since + self._shown_after]
             for wait in long:
-                wait.told = True
+                wait.shown = True
         return f"waiting {now - long[-1].since:.0f} s for {long[-1].what}" if long else None
 
-    def untold(self) -> bool:
+    def not_shown(self) -> bool:
         """Whether a long wait has not been shown yet."""
         due = time.monotonic() - self._shown_after
         with self._lock:
-            return any(wait.since <= due and not wait.told for wait in self._under_way)
+            return any(wait.since <= due and not wait.shown for wait in self._under_way)
 
-    def _tell_of(self, wait: _Wait) -> None:
+    def _print_wait(self, wait: _Wait) -> None:
         with self._lock:
-            if self._lines or wait.told or wait not in self._under_way:
+            if self._lines or wait.shown or wait not in self._under_way:
                 return
-            wait.told = True
-        self._tell(f"{f'{self.name}: ' if self.name else ''}waiting for {wait.what}")
+            wait.shown = True
+        self._print_line(f"{f'{self.name}: ' if self.name else ''}waiting for {wait.what}")
 
 
 def _to_stderr(line: str) -> None:

@@ -115,6 +115,9 @@ class LocalRun:
         """
         e = assembly.experiment
         self._assembly, self._record, self._stop, self._workdir = assembly, record, stop, workdir
+        compiler = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compile")
+        equipment = compiler.submit(assembly.equipment)  # beside the syncer's part
+        compiler.shutdown(wait=False)
         earlier = None if workdir is None else run_mark.begun(workdir / DURABLE)
         self._resumes = earlier is not None
         self._run = secrets.token_hex(16) if earlier is None else earlier.run
@@ -126,31 +129,32 @@ class LocalRun:
             kept = e.recovery.keep_versions
             durable = DurableState(workdir / DURABLE, assembly.layout, record, stop, self._run, kept)
             self._model, state = durable_start(assembly, durable, earlier is not None, record)
-        with waiting("the merge to compile"):
-            self._model.compile()
         lineage = 0 if durable is None else durable.lineage
         core = SyncerCore(e.sync, e.train.steps, state, lineage)
-        equipment = assembly.equipment()
-        score = assembly.scorer(equipment[0].program.mesh)
+        self._learners: list[LearnerWorker] = []
+        self._tokens_before = 0  # trained by earlier processes, of which the learners of this one do not know
+        score = assembly.scorer(assembly.learner_meshes()[0])
         self._last_evaluation = Evaluations(score, 0, record)
         self._scoring_learner = assembly.evaluation_learner()
         score = assembly.scorer(assembly.evaluation_mesh(), self._between_steps)
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record, core.step)
+        if not self._resumes:
+            with waiting("the first evaluation"):  # also compiles it, before the learners need the CPU
+                self._evaluator.evaluate(0, self._model.parameters())
         tape = self._tapes.syncer(core.state(), self._model, lineage)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, durable, tape)
         if durable is not None:
             self._take_snapshots(durable, core.step)
-        self._senders = concurrent.futures.ThreadPoolExecutor(len(equipment), thread_name_prefix="offers")
-        self._learners = [self._add_learner(m, parts) for m, parts in enumerate(equipment)]
+        with waiting("learners and merge to compile"):
+            self._model.compile()
+            compiled = equipment.result()
+        self._senders = concurrent.futures.ThreadPoolExecutor(len(compiled), thread_name_prefix="offers")
+        self._learners = [self._add_learner(m, parts) for m, parts in enumerate(compiled)]
         for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of before
             self._syncer.send(event)
-        self._tokens_before = 0  # trained by earlier processes, of which the learners of this one do not know
         if self._resumes:
             before = read_json(workdir / SUMMARY).get("tokens", {})
             self._tokens_before = sum(before.values())
-        else:
-            with waiting("the first evaluation"):  # also compiles it, before the learners need the CPU
-                self._evaluator.evaluate(0, self._model.parameters())
 
     def run(self) -> Outcome:
         """Trains to the last step, or until all learners are dead or `stop` is set."""
@@ -265,7 +269,7 @@ class LocalRun:
 
     def _between_steps(self, call: Callable[[], Any]) -> Any:
         """The result of an evaluation's call for its devices: between a learner's steps, if it uses those."""
-        if self._scoring_learner is None:
+        if self._scoring_learner is None or not self._learners:
             return call()
         return self._learners[self._scoring_learner].between_steps(call)
 

@@ -28,7 +28,7 @@ class Normal:
     def __call__(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return _truncated(key, shape, self.stddev / TRUNCATED_DEVIATION)
 
-    def drawn(self, seed: np.uint32, name: np.uint32, shape: tuple[int, ...]) -> jax.Array:
+    def sample(self, seed: np.uint32, name: np.uint32, shape: tuple[int, ...]) -> jax.Array:
         """The same by a key of seed and name, on the default device.
 
         Random numbers compile slowly. An array begins with the numbers of a smaller one, so that all of about
@@ -36,8 +36,8 @@ class Normal:
         """
         scale, size = np.float32(self.stddev / TRUNCATED_DEVIATION), math.prod(shape)
         if size > PADDED:
-            return _drawn(seed, name, scale, shape)
-        padded = np.asarray(_drawn(seed, name, scale, (1 << (size - 1).bit_length(),)))
+            return _sample(seed, name, scale, shape)
+        padded = np.asarray(_sample(seed, name, scale, (1 << (size - 1).bit_length(),)))
         return jnp.asarray(padded[:size].reshape(shape))
 
 
@@ -51,7 +51,7 @@ class Constant:
         del key
         return jnp.full(shape, self.value, jnp.float32)
 
-    def drawn(self, seed: np.uint32, name: np.uint32, shape: tuple[int, ...]) -> jax.Array:
+    def sample(self, seed: np.uint32, name: np.uint32, shape: tuple[int, ...]) -> jax.Array:
         """The same, on the default device."""
         del seed, name
         return jnp.asarray(np.full(shape, self.value, np.float32))
@@ -65,7 +65,7 @@ def _truncated(key: jax.Array, shape: tuple[int, ...], scale: jax.Array | float)
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _drawn(seed: jax.Array, name: jax.Array, scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _sample(seed: jax.Array, name: jax.Array, scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return _truncated(jax.random.fold_in(jax.random.key(seed), name), shape, scale)
 
 

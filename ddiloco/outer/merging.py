@@ -78,12 +78,19 @@ def norms_of(vectors: Sequence[jax.Array], anchor: jax.Array | None = None) -> j
 class MergedTensor(NamedTuple):
     """What a rule returns; under jit, what the caller does not use costs nothing."""
 
-    value: jax.Array  # the merged outer gradient, float32, of the vectors' shape
-    length: jax.Array  # its norm
+    unscaled: jax.Array  # the merged outer gradient over `scale`, float32, of the vectors' shape
+    length: jax.Array  # the norm of the merged outer gradient
     norms: jax.Array  # (M,) norms of the vectors, 0 for absent learners
     # Weighted mean of the cosines between different learners' vectors, 1 if there are fewer than two. That of
     # `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
     cosine: jax.Array
+    # Apart, since whoever uses the value can multiply as it reads, and storing it would be a pass of its own.
+    scale: jax.Array | float = 1.0
+
+    @property
+    def value(self) -> jax.Array:
+        """The merged outer gradient."""
+        return self.unscaled * self.scale
 
 
 MergeRule = Callable[[Sent], MergedTensor]
@@ -136,7 +143,7 @@ def rda(sent: Sent) -> MergedTensor:
 
     value, length = jax.lax.cond(degenerate, average, lambda: (mean, agreement))
     scale = jnp.where(degenerate, 1, jnp.dot(shares, norms) / agreement)
-    return MergedTensor(value * scale, length * scale, norms, _mean_cosine(pointing, agreement))
+    return MergedTensor(value, length * scale, norms, _mean_cosine(pointing, agreement), scale)
 
 
 def clipped(sent: Sent) -> MergedTensor:

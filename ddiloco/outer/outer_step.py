@@ -1,9 +1,9 @@
-"""One outer step of one fragment: merge, outer optimizer and metrics as a single compiled function."""
+"""One outer step of one fragment: its tensors merged, the outer optimizer's step, and metrics."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import optax
 from ddiloco.arrays.host_memory import aligned, owned
 from ddiloco.outer.encoding import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
-from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
+from ddiloco.outer.merging import MERGE_RULES, MergedTensor, Sent, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
 Pieces = Sequence[np.ndarray | jax.Array]
@@ -37,8 +37,9 @@ class OuterResult(NamedTuple):
 class OuterStep:
     """Makes the next version of a fragment from the learners' parameters; its only state is compiled code.
 
-    Fragments of equal shapes share one executable. It always takes `num_learners` contributions, those of
-    absent learners with weight 0, so that a changing quorum never compiles anything.
+    Each tensor is merged by a program of its own, which tensors of the same shape share: a model has few
+    shapes, and its fragments many tensors. One more program per fragment steps the outer optimizer. All take
+    `num_learners` contributions, absent ones with weight 0, so that a changing quorum compiles nothing.
     """
 
     def __init__(self, layout: FragmentLayout, config: OuterConfig, num_learners: int) -> None:
@@ -49,8 +50,6 @@ class OuterStep:
         self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
         lossy = config.update_codec != "f32"
         self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
-        self._measuring = functools.cache(self._compiled_measure)
-        self._stepping = functools.cache(self._compiled)
 
     def init(self, pieces: Pieces) -> Any:
         """The outer optimizer's state before the first round of a fragment with these pieces."""
@@ -59,9 +58,9 @@ class OuterStep:
             return state if self._encode is None else (state, self._zeros(pieces))
 
     def compile(self, p: int) -> None:
-        """Compiles the step of fragment p, unless one of the same shapes has been compiled."""
-        self._measure(p)
-        self._executable(p)
+        """Compiles the step of fragment p, unless that was done."""
+        list(self._of_tensors(p))
+        self._update(p)
         if self._encode is not None:
             self._encode.compile(p)
 
@@ -71,8 +70,7 @@ class OuterStep:
         Raises:
           ValueError: there are more contributions than M.
         """
-        anchor, slots = self._slots(pieces, contributions)
-        return np.asarray(self._measure(p)(anchor, slots))
+        return self._norms(p, *self._slots(pieces, contributions))
 
     def __call__(
         self,
@@ -100,60 +98,61 @@ class OuterStep:
         """
         anchor, slots = self._slots(pieces, contributions)
         if norms is None:
-            norms = self._measure(p)(anchor, slots)
+            norms = self._norms(p, anchor, slots)
         shares = normalised([*weights, *[0.0] * (self._num_learners - len(contributions))])
         spare = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
-        results = self._executable(p)(spare, opt_state, anchor, slots, shares, norms)
-        new, opt_state, metrics = jax.block_until_ready(results)
-        values = {name: float(value) for name, value in metrics.items()}
-        finite = bool(values.pop("finite"))
+        merged = tuple(
+            merge(theta, vectors, shares, own)
+            for (_, merge), theta, vectors, own in zip(self._of_tensors(p), anchor, slots, norms, strict=True)
+        )
+        results = self._update(p)(spare, opt_state, anchor, merged, shares)
+        new, opt_state, measured = jax.block_until_ready(results)
+        metrics = {name: float(value) for name, value in measured.items()}
+        finite = bool(metrics.pop("finite"))
         if not finite:  # nothing is taken, and moments begin again; what counts rounds goes on
             opt_state = jax.tree.map(_unless_counted, opt_state, _begin(self._config, anchor))
             return OuterResult(
-                new, opt_state if self._encode is None else (opt_state, left_out), values, False
+                new, opt_state if self._encode is None else (opt_state, left_out), metrics, False
             )
         if self._encode is None:
-            return OuterResult(new, opt_state, values)
+            return OuterResult(new, opt_state, metrics)
         encoded = self._encode(p, anchor, new, left_out)
-        return OuterResult(encoded.pieces, (opt_state, encoded.left_out), values, difference=encoded.arrays)
+        return OuterResult(encoded.pieces, (opt_state, encoded.left_out), metrics, difference=encoded.arrays)
 
-    def _slots(self, pieces: Pieces, contributions: Sequence[Pieces]) -> tuple[Pieces, tuple[Pieces, ...]]:
-        """Theta_p, and M contributions of which those of absent learners are Theta_p."""
+    def _slots(self, pieces: Pieces, contributions: Sequence[Pieces]) -> tuple[Pieces, list[Pieces]]:
+        """Theta_p, and of each of its tensors M contributions, those of absent learners Theta_p's own."""
         absent = self._num_learners - len(contributions)
         if absent < 0:
             raise ValueError(f"there are {len(contributions)} contributions, more than {self._num_learners}")
         anchor = _readable(pieces)
-        return anchor, (*map(_readable, contributions), *[anchor] * absent)
+        return anchor, list(zip(*map(_readable, contributions), *[anchor] * absent, strict=True))
+
+    def _norms(self, p: int, anchor: Pieces, slots: Sequence[Pieces]) -> np.ndarray:
+        by_tensor = zip(self._of_tensors(p), anchor, slots, strict=True)
+        return np.stack([np.asarray(measure(theta, vectors)) for (measure, _), theta, vectors in by_tensor])
 
     def _zeros(self, pieces: Pieces) -> tuple[jax.Array, ...]:
         return tuple(owned(np.zeros(piece.shape, np.float32), self._device) for piece in pieces)
 
-    def _measure(self, p: int) -> jax.stages.Compiled:
-        return self._measuring(self._layout.piece_shapes(p))
-
-    def _executable(self, p: int) -> jax.stages.Compiled:
+    def _of_tensors(self, p: int) -> Iterator[tuple[jax.stages.Compiled, jax.stages.Compiled]]:
+        """For each tensor of fragment p the programs that measure and merge it."""
         merge = self._config.merge
         of_embeddings = self._config.embeddings if merge == "rda" else merge
-        rules = tuple(
-            of_embeddings if is_embedding(piece.name) else merge for piece in self._layout.fragments[p]
-        )
-        return self._stepping(rules, self._layout.piece_shapes(p))
+        for piece, tensor in zip(self._layout.fragments[p], self._described(p), strict=True):
+            rule = of_embeddings if is_embedding(piece.name) else merge
+            yield _measuring(tensor, self._num_learners), _merging(rule, tensor, self._num_learners)
 
-    def _described(self, *shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-        sharding = jax.sharding.SingleDeviceSharding(self._device)
-        return tuple(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes)
+    def _update(self, p: int) -> jax.stages.Compiled:
+        return _updating(self._config, self._described(p), self._num_learners)
 
-    def _compiled_measure(self, shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
-        pieces = self._described(*shapes)
-        return _norms_by_piece.lower(pieces, (pieces,) * self._num_learners).compile()
+    def _described(self, p: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        shapes = self._layout.piece_shapes(p)
+        return tuple(_float32(shape, jax.sharding.SingleDeviceSharding(self._device)) for shape in shapes)
 
-    def _compiled(self, rules: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.stages.Compiled:
-        pieces, count = self._described(*shapes), self._num_learners
-        state = jax.eval_shape(functools.partial(_begin, self._config), pieces)
-        weights, norms = self._described((count,), (len(shapes), count))
-        given = pieces, state, pieces, (pieces,) * count, weights, norms
-        return _step.lower(self._config, rules, *given).compile()
+
+def _float32(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
 
 
 def _readable(pieces: Pieces) -> tuple[np.ndarray | jax.Array, ...]:
@@ -165,7 +164,7 @@ def _unless_counted(kept: jax.Array, begun: jax.Array) -> jax.Array:
     return kept if jnp.issubdtype(kept.dtype, jnp.integer) else begun
 
 
-# Jitted here and not in each OuterStep, so that JAX traces and compiles them once for all of a process.
+# Kept here and not in each OuterStep, so that all of a process share what one compiled.
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -173,41 +172,61 @@ def _begin(config: OuterConfig, pieces: tuple[jax.Array, ...]) -> Any:
     return jax.tree.map(jnp.copy, make_outer_optimizer(config).init(pieces))
 
 
-@jax.jit
-def _norms_by_piece(
-    anchor: tuple[jax.Array, ...], contributions: tuple[tuple[jax.Array, ...], ...]
-) -> jax.Array:
-    by_piece = zip(anchor, *contributions, strict=True)
-    return jnp.stack([norms_of(vectors, piece) for piece, *vectors in by_piece])
+@functools.cache
+def _measuring(tensor: jax.ShapeDtypeStruct, count: int) -> jax.stages.Compiled:
+    return jax.jit(_norms_of).lower(tensor, (tensor,) * count).compile()
 
 
-# Without `keep_unused`, `spare` would be dropped.
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3), keep_unused=True)
+def _norms_of(anchor: jax.Array, vectors: tuple[jax.Array, ...]) -> jax.Array:
+    return norms_of(vectors, anchor)
+
+
+@functools.cache
+def _merging(rule: str, tensor: jax.ShapeDtypeStruct, count: int) -> jax.stages.Compiled:
+    numbers = _float32((count,), tensor.sharding)
+    merge = jax.jit(functools.partial(_merge, rule))
+    return merge.lower(tensor, (tensor,) * count, numbers, numbers).compile()
+
+
+def _merge(
+    rule: str, anchor: jax.Array, vectors: tuple[jax.Array, ...], weights: jax.Array, norms: jax.Array
+) -> MergedTensor:
+    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor, norms))
+    return merged._replace(scale=jnp.float32(merged.scale))
+
+
+@functools.cache
+def _updating(
+    config: OuterConfig, pieces: tuple[jax.ShapeDtypeStruct, ...], count: int
+) -> jax.stages.Compiled:
+    state = jax.eval_shape(functools.partial(_begin, config), pieces)
+    numbers = _float32((count,), pieces[0].sharding)
+    merging = functools.partial(_merge, "direct")  # of any rule there are the same arrays
+    merged = tuple(jax.eval_shape(merging, piece, (piece,) * count, numbers, numbers) for piece in pieces)
+    # Without `keep_unused`, `spare` would be dropped.
+    step = jax.jit(functools.partial(_step, config), donate_argnums=(0, 1), keep_unused=True)
+    return step.lower(pieces, state, pieces, merged, numbers).compile()
+
+
 def _step(
     config: OuterConfig,
-    rules: tuple[str, ...],
     spare: tuple[jax.Array, ...],
     opt_state: Any,
     anchor: tuple[jax.Array, ...],
-    contributions: tuple[tuple[jax.Array, ...], ...],
+    merged: tuple[MergedTensor, ...],
     weights: jax.Array,
-    norms: jax.Array,
 ) -> tuple[tuple[jax.Array, ...], Any, Mapping[str, jax.Array]]:
     del spare
-    merged = [
-        MERGE_RULES[rule](Sent(vectors, weights, piece, own))
-        for rule, own, piece, *vectors in zip(rules, norms, anchor, *contributions, strict=True)
-    ]
     optimizer = make_outer_optimizer(config)
     updates, opt_state = optimizer.update(tuple(m.value for m in merged), opt_state, anchor)
     squares = jnp.stack([jnp.square(m.norms) for m in merged])  # (pieces, M)
     importance = squares @ weights
-    cosines = jnp.stack([m.cosine for m in merged])
     total = importance.sum()
+    cosine = jnp.dot(jnp.stack([m.cosine for m in merged]), importance) / jnp.where(total > 0, total, 1)
     metrics = {
-        "outer_gradient_norm": jnp.sqrt(sum(jnp.square(m.length) for m in merged)),
+        "outer_gradient_norm": jnp.linalg.norm(jnp.stack([m.length for m in merged])),
         "learner_delta_norm": jnp.dot(jnp.sqrt(squares.sum(0)), weights),
-        "cosine": jnp.where(total > 0, jnp.dot(cosines, importance) / jnp.where(total > 0, total, 1), 1),
+        "cosine": jnp.where(total > 0, cosine, 1),
     }
     new = optax.apply_updates(anchor, updates)
     # Of a sum of squares, which is not finite either where an element is not.

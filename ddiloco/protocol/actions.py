@@ -103,7 +103,7 @@ class TellSyncer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Leave:
+class EndProcess:
     """End this learner's process: a newer incarnation has replaced it."""
 
     reason: str
@@ -160,4 +160,4 @@ class ApplyUpdate:
     rebase: bool = False  # only with `merged`
 
 
-LearnerAction = TellSyncer | Leave | AdoptAll | DrawFrom | MakeOffer | SendOffer | ApplyUpdate | Drop
+LearnerAction = TellSyncer | EndProcess | AdoptAll | DrawFrom | MakeOffer | SendOffer | ApplyUpdate | Drop

@@ -1,16 +1,17 @@
-"""When the syncer asks learners for their offers, and as of which of their steps."""
+"""When the syncer asks learners for offers, as of which of their steps, and how long it waits for them."""
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import MovingAverage
 from ddiloco.protocol.membership import SHORTEST_LEAD, Asked, Member, Membership
-from ddiloco.protocol.messages import Contribution
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
 from ddiloco.protocol.round import Round
 
 MISSED, IN_TIME = 1.0, 0.05
@@ -21,6 +22,12 @@ A miss may lose an interval's work, a step of margin makes the offer a step olde
 
 ROUNDING = 0.25
 """Share of a step by which an offer may come late: steps are not of equal length."""
+
+AGE = 0.5
+"""What a merge loses of an offer's worth where that is made an interval older."""
+
+BEHIND_ANOTHER = 2.0
+"""How many times as long as its offers take a learner is waited for at least: one may come behind another."""
 
 
 @dataclasses.dataclass
@@ -45,7 +52,7 @@ class Front:
         return max(now, self.at + (step - self.step) * self.pace.value)
 
 
-class Asking:
+class OfferRequests:
     """Asks each learner early enough, and for a step early enough, to have its offer when a round is due.
 
     It learns both from what each learner's offers do: one that comes too late is asked earlier the next time.
@@ -132,3 +139,81 @@ class Asking:
         left = due_at - m.reported_at - (m.delivery.value or 0.0)
         steps = math.floor(left / m.step_time.value + ROUNDING - m.margin)
         return min(r.id.step, m.step + max(0, steps))
+
+
+def worth_waiting(
+    r: Round, able: Iterable[Member], interval: float, next_quorum: float, now: float
+) -> tuple[set[int], float]:
+    """The learners whose offers a merge waits for as its quorum is complete, and for how many seconds.
+
+    An offer adds its learner's work of an interval. A wait of a share s of the interval makes the work of all
+    that are in the merge older by s, and worth half as much less. Of the learners in the order in which they
+    are expected, as many are waited for as make the most of the difference. Not waited for is one whose lag
+    was never measured, or whose last offer came later than it was expected.
+
+    Args:
+      able: who may still give.
+      interval: seconds that the fastest learner takes for one.
+      next_quorum: seconds until the fragment's next one; nobody is waited for longer.
+    """
+    coming = []
+    for m in able:
+        asked = r.owed.get(m.learner)
+        if asked is None:
+            continue
+        asked.quorum_at = now
+        if m.lag.value is None:
+            continue
+        bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))
+        asked.expected_at = now + bound
+        if m.punctual and m.lag.value <= next_quorum:
+            coming.append((m.lag.value, m.learner, bound))
+    coming.sort()
+    gains = [
+        number - AGE * lag / interval * (len(r.arrived) + number)
+        for number, (lag, _, _) in enumerate(coming, start=1)
+    ]
+    best = max(gains, default=0.0)
+    many = gains.index(best) + 1 if best > 0 else 0
+    longest = max((latest for _, _, latest in coming[:many]), default=0.0)
+    return {learner for _, learner, _ in coming[:many]}, min(longest, next_quorum)
+
+
+class Overdue:
+    """A heap of deadlines; those of offers that have come or are no longer owed are passed over."""
+
+    def __init__(self, timeout: float, num_fragments: int) -> None:
+        """`timeout`: seconds from the report that says that an offer was made, beside what bytes take."""
+        self._timeout, self._num_fragments = timeout, num_fragments
+        self._deadlines: list[tuple[float, RoundId, int]] = []
+
+    def expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
+        """From now on an offer that was reported may be on its way, for so long."""
+        if m.has_work(r.id.fragment, r.version):
+            in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
+            # Its share of a welcome, or what its offers took: who came back to another syncer got none.
+            on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
+            asked.expires = now + in_the_making + self._timeout + ALLOWANCE * on_its_way
+            heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
+
+    def next(self, rounds: Mapping[int, Round]) -> float | None:
+        """When the next offer is given up, in the seconds of `now`; `rounds`: the open ones, by fragment."""
+        while self._deadlines:
+            expires, which, learner = self._deadlines[0]
+            r = rounds.get(which.fragment)
+            asked = r.owed.get(learner) if r is not None and r.id == which else None
+            if asked is not None and asked.expires == expires:
+                return expires
+            heapq.heappop(self._deadlines)
+        return None
+
+    def take(self, rounds: Mapping[int, Round], now: float) -> Iterator[tuple[Round, int]]:
+        """The rounds and learners whose offers are to be given up now."""
+        while (first := self.next(rounds)) is not None and now >= first:
+            _, which, learner = heapq.heappop(self._deadlines)
+            if now > first + self._timeout / 4:  # this process stood still itself, and offers may have come
+                asked = rounds[which.fragment].owed[learner]
+                asked.expires = now + self._timeout / 4
+                heapq.heappush(self._deadlines, (asked.expires, which, learner))
+            else:
+                yield rounds[which.fragment], learner

@@ -194,6 +194,11 @@ class LearnerCore:
         return tuple(fragment.lineage for fragment in self._fragments)
 
     @property
+    def offered(self) -> set[int]:
+        """The steps (`Watermark.steps`) of the offers that are kept: they may be sent, and merged, yet."""
+        return {steps for fragment in self._fragments for steps in fragment.offered}
+
+    @property
     def work(self) -> LearnerWork:
         """What `resume` takes; steps under way count as if none were skipped."""
         fragments = tuple(FragmentWork.of(held, self._done) for held in self._fragments)
@@ -369,7 +374,7 @@ class LearnerCore:
         if session.incarnation < event.newest <= max(self.incarnations):
             return self._join_as(session, event.newest + 1)
         if self.recovered or event.newest <= session.incarnation:
-            return [actions.Leave(event.reason)]
+            return [actions.EndProcess(event.reason)]
         # At all shards: of two processes the same one is to have the larger number everywhere.
         leap = ((event.newest - session.incarnation) // BEYOND_REJOINING + 1) * BEYOND_REJOINING
         return [said for one in self._sessions for said in self._join_as(one, one.incarnation + leap)]

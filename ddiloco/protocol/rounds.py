@@ -8,19 +8,17 @@ from collections.abc import Iterable
 from typing import cast
 
 from ddiloco.protocol import actions, events, news
-from ddiloco.protocol.asking import Asking
+from ddiloco.protocol.asking import OfferRequests, Overdue, worth_waiting
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, State
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
-from ddiloco.protocol.overdue import Overdue
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.prospects import Prospects
 from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.updates import Updates
-from ddiloco.protocol.waiting import worth_waiting
 
 Said = list[actions.SyncerAction | news.Word]
 
@@ -29,8 +27,8 @@ class Rounds:
     """Carries every round of some fragments from the first question to the update.
 
     A round (step, fragment) opens before a quorum of learners comes to the step, so that each can be asked in
-    time for what it is to offer; `Asking` knows when. Rounds open in the order of the schedule, of different
-    fragments; at most tau (at least one) have their quorum and are not merged.
+    time for what it is to offer; `OfferRequests` knows when. Rounds open in the order of the schedule, of
+    different fragments; at most tau (at least one) have their quorum and are not merged.
 
     What an event costs does not grow with the number of learners: only rounds for which something has changed
     are looked at, and only learners that are yet to be asked.
@@ -56,7 +54,7 @@ class Rounds:
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
         self._sync_time = MovingAverage()
-        self._asking = Asking(policy)
+        self._asking = OfferRequests(policy)
         self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
         self._overdue = Overdue(policy.offer_timeout, policy.num_fragments)
         self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone

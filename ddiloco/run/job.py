@@ -58,6 +58,24 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
 
 
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What a program has done at some points of its run.
+
+    Attributes:
+      claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
+      fail: makes durable that the run has failed for good, and why, before it ends.
+      profile: takes a trace of some steps.
+    """
+
+    claim: Callable[[], None] = lambda: None
+    fail: Callable[[str], None] = lambda why: None
+    profile: StepProfile | None = None
+
+
+_NO_HOOKS = Hooks()
+
+
 class Result(NamedTuple):
     """The summary as written, the sample if there is one, and why the run failed, if it did."""
 
@@ -73,24 +91,19 @@ def run_job(
     runner: Runner | None = None,
     resume: bool | None = False,
     make_loop: MakeLoop | None = None,
-    claim: Callable[[], None] = lambda: None,
-    profile: StepProfile | None = None,
     visitors: Visitors = NOBODY,
-    fail: Callable[[str], None] = lambda why: None,
+    hooks: Hooks = _NO_HOOKS,
 ) -> Result:
     """Runs an experiment; setting `stop` ends it early, with everything saved.
 
-    First the workdir is locked, then `claim` called; only then is anything in the workdir touched.
+    First the workdir is locked, then `hooks.claim` called; only then is anything in the workdir touched.
 
     Args:
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
       resume: whether the run in the workdir goes on, from the newest of all that it has there; None: if one
         has begun. Else an earlier run in the workdir is set aside.
       make_loop: makes the user's own loop, if one is trained; None: what the settings name.
-      claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
-      profile: takes a trace of some steps.
       visitors: who may look at its page from other machines.
-      fail: makes durable that the run has failed for good, and why, before it ends.
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
@@ -122,12 +135,12 @@ def run_job(
         with waiting("data to be prepared"):
             assembly.check(begins=resume is False or not _has_begun(workdir, resume))
     with owned(workdir):
-        claim()
+        hooks.claim()
         going_on = resume is not False and _has_begun(workdir, resume)
         if assembly is not None and not going_on:  # one that goes on waits for room
             places.check_room(experiment, assembly, workdir)
         with _page(experiment, workdir, visitors):
-            return _run_owned(experiment, assembly, workdir, stop, runner, going_on, profile, fail)
+            return _run_owned(experiment, assembly, workdir, stop, runner, going_on, hooks)
 
 
 def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Experiment:
@@ -190,8 +203,7 @@ def _run_owned(
     stop: threading.Event,
     runner: Runner | None,
     resume: bool,
-    profile: StepProfile | None = None,
-    fail: Callable[[str], None] = lambda why: None,
+    hooks: Hooks,
 ) -> Result:
     """Runs an experiment that was checked, in a workdir that nobody else has."""
     if resume:
@@ -214,11 +226,12 @@ def _run_owned(
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
     sample = None
+    profile = hooks.profile
     record = monitor.queue.put if profile is None else profile.watching(monitor.queue.put)
 
     def end(why: str) -> None:
         with contextlib.suppress(OSError):  # of a full disk; this process ends all the same
-            fail(why)
+            hooks.fail(why)
         stop.set()
 
     skips = SkipWatch(info, experiment.sync.interval, end)
@@ -290,8 +303,8 @@ def _run(
         else:
             from ddiloco.local.run import LocalRun as Run
         return Run(assembly, record, stop, workdir).run()
-    from ddiloco.baselines import virtual as baselines
-    from ddiloco.virtual import run as virtual
+    import ddiloco.baselines.virtual as baselines
+    import ddiloco.virtual.run as virtual
 
     if experiment.algorithm in BASELINES:
         if assembly is not None:

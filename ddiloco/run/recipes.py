@@ -29,7 +29,7 @@ from ddiloco.training.loop import Loop, MakeLoop, Place
 from ddiloco.training.loop_program import LoopBatches, LoopProgram
 from ddiloco.training.loss import Batch, LossSums
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import Parameters, drawn_parameters, parameter_shapes
+from ddiloco.training.parameters import Parameters, parameter_shapes, sampled_parameters
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.sharding import (
     batch_sharding,
@@ -39,7 +39,7 @@ from ddiloco.training.sharding import (
     rows_divisor,
 )
 from ddiloco.workers.assembly import Assembly, Between, Recipe, Scorer
-from ddiloco.workers.learner_arrays import Batches
+from ddiloco.workers.learner_arrays import BatchSource
 
 if TYPE_CHECKING:
     from ddiloco.weights.initial import InitialWeights
@@ -74,7 +74,7 @@ class ModelRecipe(Recipe):
         if (weights := self._initial_weights()) is not None:
             return weights
         # One after the other: all of a large model need not fit on one device.
-        return {name: np.asarray(value) for name, value in drawn_parameters(e.model, e.seed)}
+        return {name: np.asarray(value) for name, value in sampled_parameters(e.model, e.seed)}
 
     def _initial_weights(self) -> InitialWeights | None:
         e = self._experiment
@@ -151,7 +151,7 @@ class ModelRecipe(Recipe):
         """By the model's own formula, for `kind` rows."""
         return self._task.step_flops(kind)
 
-    def batches(self, shards: Sequence[int]) -> Batches:
+    def batches(self, shards: Sequence[int]) -> BatchSource:
         """The training batches of these learners' shards of the data."""
         e = self._experiment
         return self._task.batches(e.data_shards(shards), e.num_data_shards, self.kind(shards))

@@ -263,8 +263,8 @@ class Experiment:
         """What needs rows and tokens, which only the loop itself knows."""
         if self.algorithm in BASELINES:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
-        told = (self.train.tokens, self.virtual_seconds, self.init_from)
-        for name, value in zip(("train.tokens", "virtual.seconds", "init_from"), told, strict=True):
+        unknown = (self.train.tokens, self.virtual_seconds, self.init_from)
+        for name, value in zip(("train.tokens", "virtual.seconds", "init_from"), unknown, strict=True):
             if value is not None:
                 yield f"{name}: is {value}, but must be None for a loop"
         if self.train.sub_shards > 1:

@@ -164,8 +164,8 @@ class GrowingFiles:
         with self._alarms.guard(str(self._root)):
             action(file)
         if file.full:
-            told = f"has grown to {MAX_BYTES >> 20} MiB, and takes no more records"
-            self._alarms.raise_once(f"full {self._root / name}", f"{self._root / name}: {told}")
+            problem = f"has grown to {MAX_BYTES >> 20} MiB, and takes no more records"
+            self._alarms.raise_once(f"full {self._root / name}", f"{self._root / name}: {problem}")
         if file.lost:
             waiting = f"records were given up, {file.pending} bytes are waiting"
             self._alarms.raise_once(f"lost {self._root}", f"{self._root / name}: {waiting}")

@@ -77,15 +77,15 @@ def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:
         def do_GET(self) -> None:
             waited = health.hanging()
             if self.path not in ("/live", "/ready"):
-                self._say(404, "ask for /live or /ready")
+                self._respond(404, "ask for /live or /ready")
             elif waited is not None:
-                self._say(503, f"no step for {waited:.0f} s")
+                self._respond(503, f"no step for {waited:.0f} s")
             elif self.path == "/ready" and not health.ready.is_set():
-                self._say(503, "not ready yet")
+                self._respond(503, "not ready yet")
             else:
-                self._say(200, "ok")
+                self._respond(200, "ok")
 
-        def _say(self, code: int, line: str) -> None:
+        def _respond(self, code: int, line: str) -> None:
             body = f"{line}\n".encode()
             self.send_response(code)
             self.send_header("Content-Type", "text/plain")

@@ -38,9 +38,9 @@ class JsonLines(io.TextIOBase):
     def write(self, text: str) -> int:
         """Keeps the text until its line ends; empty lines say nothing."""
         *whole, self._begun.text = (getattr(self._begun, "text", "") + text).split("\n")
-        said = [self._object(line.strip("\r")) for line in whole if line.strip()]
+        objects = [self._object(line.strip("\r")) for line in whole if line.strip()]
         with self._lock:
-            self._stream.write("".join(f"{one}\n" for one in said))
+            self._stream.write("".join(f"{one}\n" for one in objects))
         return len(text)
 
     def flush(self) -> None:

@@ -154,7 +154,7 @@ class Monitor:
                 with guard, about(learner=_learner(record), round=self._state.rounds.count):
                     self._take(record)
             for action, moment in due.items():
-                if time.monotonic() >= moment or (action == self._show and PROCESS.untold()):
+                if time.monotonic() >= moment or (action == self._show and PROCESS.not_shown()):
                     due[action] = time.monotonic() + self._every[action]
                     self._do(action)
         self._end()
@@ -171,7 +171,7 @@ class Monitor:
             case StateChanged(state=State.FAILED) if record.learner in self._state.finished:
                 return
             case StateChanged(state=State.FAILED):
-                since = self._state.timelines.gone_since(record.learner, record.time)
+                since = self._state.timelines.failed_since(record.learner, record.time)
                 record = dataclasses.replace(record, time=since)
             case Evaluated():
                 statistics = {name: as_float(value) for name, value in record.statistics.items()}
@@ -191,7 +191,7 @@ class Monitor:
             case Evaluated():
                 self._evaluated(record)
             case LearnerDied():
-                self._say(f"learner {record.learner} died: {self._state.events[-1]['reason']}")
+                self._print(f"learner {record.learner} died: {self._state.events[-1]['reason']}")
 
     def _in_time(self, record: Record) -> Record:
         """The record, not before the run and not in the future: another machine's clock may be wrong."""
@@ -219,26 +219,26 @@ class Monitor:
                 self._metrics.round(record)
                 self._look_for_left_out()
             case "snapshot_given_up":
-                self._say(f"snapshot {values.get('number')} given up: {values.get('reason')}")
+                self._print(f"snapshot {values.get('number')} given up: {values.get('reason')}")
             case "clock_ahead":
                 pace = f"its clock goes {values['pace']:.0f} times as fast as others step"
                 hint = "with a sync.quorum of 2 or more it would not hurry them"
                 self._alarms.raise_once(f"pace of {learner}", f"learner {learner}: {pace}; {hint}")
             case "learner_lost" if not finished:
-                self._say(f"learner {learner} lost: {values.get('reason', 'no reason given')}")
+                self._print(f"learner {learner} lost: {values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:
-                self._say(f"learner {learner} is silent; the others go on")
+                self._print(f"learner {learner} is silent; the others go on")
             case "learner_returned":
-                self._say(f"learner {learner} is heard again", news=True)
+                self._print(f"learner {learner} is heard again", unless_quiet=True)
             case "learner_ready" if was_away:
-                self._say(f"learner {learner} is back", news=True)
+                self._print(f"learner {learner} is back", unless_quiet=True)
 
     def _evaluated(self, record: Evaluated) -> None:
         self._metrics.evaluated(record)
         taken = f"{record.time - (self._state.started or 0.0):.0f} {self._clock_of}s"
         accuracy = record.statistics.get("accuracy")
         shown = "" if accuracy is None else f"  accuracy {accuracy:.1%}"
-        self._say(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({taken})")
+        self._print(f"step {record.step}: held-out loss {record.loss:.4f}{shown}  ({taken})")
         if not math.isfinite(record.loss):
             found = f"held-out loss is {record.loss} from step {record.step} on: the global model is spoilt"
             self._alarms.raise_once("held-out loss", f"{found}, or its data are")
@@ -287,9 +287,9 @@ class Monitor:
         with self._terminal():
             self._progress.show([step, *([reason] if reason else []), *others])
 
-    def _say(self, line: str, *, news: bool = False) -> None:
+    def _print(self, line: str, *, unless_quiet: bool = False) -> None:
         with self._terminal():
-            (self._progress.news if news else self._progress.say)(line)
+            (self._progress.print_unless_quiet if unless_quiet else self._progress.print_line)(line)
 
     def _warn(self, sentence: str) -> None:
         alarm = Alarm(sentence, self._now())

@@ -92,7 +92,7 @@ def _draw_marks(axes: Axes, state: RunState, of_learner: dict[int, tuple[float, 
     """A cross on the axis where a learner was lost, a triangle where it rejoined, in its colour."""
     looks = {False: ("x", "a learner is lost"), True: ("^", "a learner is back")}
     for rejoined, (marker, label) in looks.items():
-        marks = [(step, learner) for step, learner, back in state.marks if back is rejoined]
+        marks = [(step, learner) for step, learner, returned in state.marks if returned is rejoined]
         for step, learner in marks:
             colour = of_learner.get(learner, "grey")
             axes.axvline(step, color=colour, lw=0.7, alpha=0.35, ls="-" if rejoined else ":", zorder=1)

@@ -30,9 +30,11 @@ class StepProfile:
     With several steps in flight the devices are by then at the next ones.
     """
 
-    def __init__(self, folder: pathlib.Path, first: int, last: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: pathlib.Path, first: int, last: int, print_line: Callable[[str], None]
+    ) -> None:
         """`tell` takes the line that says where the trace is, and how to open it."""
-        self._folder, self._first, self._last, self._tell = folder, first, last, tell
+        self._folder, self._first, self._last, self._print_line = folder, first, last, print_line
         self._learner: int | None = None  # whose steps count, once the trace has begun
         self._writing: threading.Thread | None = None
 
@@ -68,7 +70,7 @@ class StepProfile:
     def _write(self) -> None:
         jax.profiler.stop_trace()
         found = sorted(self._folder.rglob("perfetto_trace.json.gz"))
-        self._tell(
+        self._print_line(
             f"steps {self._first} to {self._last} are profiled in {self._folder}: open "
             f"{found[-1] if found else self._folder} at https://ui.perfetto.dev, or all of it by "
             f"tensorboard --logdir={self._folder} (with pip install xprof)"

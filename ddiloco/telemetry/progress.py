@@ -54,7 +54,7 @@ def glance(state: RunState, speed: RecentSpeed, now: float, clock_of: str = "") 
         f"{clock_of}{elapsed}<{clock(speed.seconds_for(state.info.total_steps - state.step))}",
         f"goodput {number(goodput, '.1%')}",
         f"merged {number(state.merged_share(), '.0%')}",
-        *(said.format(value) for said, value in measured.items() if value is not None),
+        *(template.format(value) for template, value in measured.items() if value is not None),
         f"quorum {number(last.get('quorum'), 'd')}",
         f"grace {number(None if grace is None else 1e3 * grace, '.0f')} ms",
     ]
@@ -135,7 +135,7 @@ class Progress:
         self.quiet = os.environ.get("CI", "").lower() == "true"
         self.live = not self.quiet and self._out.isatty()
         self.every = LIVE_EVERY if self.live else PLAIN_EVERY
-        self._drawn = ""
+        self._live_line = ""
 
     def show(self, parts: Sequence[str]) -> None:
         """Draws the live line of these parts, or prints a plain one; to be called every `every` seconds."""
@@ -143,20 +143,20 @@ class Progress:
             return
         if self.live:
             line = fitted(parts, shutil.get_terminal_size((100, 24)).columns)
-            self._out.write("\r" + line.ljust(len(self._drawn)))
-            self._drawn = line
+            self._out.write("\r" + line.ljust(len(self._live_line)))
+            self._live_line = line
             self._out.flush()
         elif not self.quiet:
-            self.say(fitted(parts, PLAIN_COLUMNS))
+            self.print_line(fitted(parts, PLAIN_COLUMNS))
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Prints a line above the live one."""
         self._print(line, self._out)
 
-    def news(self, line: str) -> None:
+    def print_unless_quiet(self, line: str) -> None:
         """Prints a line that is neither an evaluation nor a problem."""
         if not self.quiet:
-            self.say(line)
+            self.print_line(line)
 
     def warn(self, line: str) -> None:
         """Prints a line on stderr."""
@@ -164,9 +164,9 @@ class Progress:
 
     def end(self) -> None:
         """Leaves the live line where it is, and puts the cursor below it."""
-        if self._drawn and has_room(self._out):
+        if self._live_line and has_room(self._out):
             self._out.write("\n")
-            self._drawn = ""
+            self._live_line = ""
         if has_room(self._out):
             self._out.flush()
 
@@ -175,11 +175,11 @@ class Progress:
         if not has_room(stream) or not has_room(self._out):
             return
         line = printable(line, LONGEST_LINE)
-        if self._drawn:
-            self._out.write("\r" + " " * len(self._drawn) + "\r")
+        if self._live_line:
+            self._out.write("\r" + " " * len(self._live_line) + "\r")
             self._out.flush()
         stream.write(line + "\n")
-        if self._drawn:
-            self._out.write(self._drawn)
+        if self._live_line:
+            self._out.write(self._live_line)
             self._out.flush()
         stream.flush()

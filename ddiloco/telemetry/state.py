@@ -83,7 +83,7 @@ def _recent(length: int) -> Any:
 
 
 @dataclasses.dataclass
-class LearnerState:
+class LearnerProgress:
     """What one learner did."""
 
     steps: int = 0
@@ -95,7 +95,7 @@ class LearnerState:
     gaps: collections.deque[float] = _recent(33)  # seconds from the end of a step to that of the next
     stale: collections.deque[int] = _recent(RECENT_ROUNDS)  # steps from an offer to its merge
     stepped_at: float | None = None  # None: it does not step
-    heard_at: float = -math.inf  # its last step or change of state
+    last_seen: float = -math.inf  # its last step or change of state
     changed_at: float = -math.inf  # its last change of state
     not_finite: bool = False  # the newest loss
     silent: bool = False  # the syncer has not heard of it
@@ -187,7 +187,7 @@ class RunState:
         self.timelines = Timelines(info.chips_by_learner)
         self.rounds = RoundStats()
         self.step = 0  # the global step: the furthest clock of any learner
-        self.learners = {m: LearnerState() for m in info.chips_by_learner if m < info.num_learners}
+        self.learners = {m: LearnerProgress() for m in info.chips_by_learner if m < info.num_learners}
         self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
         self.sent_by_learner: collections.Counter[int] = collections.Counter()  # bytes
         self.received_by_learner: collections.Counter[int] = collections.Counter()
@@ -237,10 +237,10 @@ class RunState:
         if (line := event_line(record)) is not None:
             self.events.append(line)
 
-    def learner(self, number: int) -> LearnerState:
+    def learner(self, number: int) -> LearnerProgress:
         """The state of this learner, which is known from now on."""
         if number not in self.learners:
-            self.learners[number] = LearnerState()
+            self.learners[number] = LearnerProgress()
         return self.learners[number]
 
     def recall(self, summary: Mapping[str, Any]) -> None:
@@ -249,8 +249,8 @@ class RunState:
         Who was there when that process ended counts as away since, until it turns out to have gone on.
         """
         for number, learner in self.learners.items():
-            if number not in self.away | self.finished and learner.heard_at > -math.inf:
-                self.timelines.away(number, learner.heard_at)
+            if number not in self.away | self.finished and learner.last_seen > -math.inf:
+                self.timelines.away(number, learner.last_seen)
         self.quarantined.clear()  # the guard begins anew
         for name in COUNTS:
             if name != SKIPPED:
@@ -288,7 +288,7 @@ class RunState:
         if learner.stepped_at is not None:
             learner.stood_still(time)
             learner.gaps.append(time - learner.stepped_at)
-        learner.stepped_at = learner.heard_at = time
+        learner.stepped_at = learner.last_seen = time
         learner.skips.append(skipped)
         learner.performance.add(record.metrics)
         sums: dict[Any, float] = {("tokens", number): tokens, "tokens": tokens}
@@ -317,7 +317,7 @@ class RunState:
         time = max(record.time, learner.changed_at)
         if number in self.info.chips_by_learner:
             self.timelines.enter(number, state, time, record.chips)
-        learner.changed_at = learner.heard_at = time
+        learner.changed_at = learner.last_seen = time
         if state is State.FAILED:
             learner.stood_still(record.time)
         # To a restarted syncer all learners seem to start, also those that step on.
@@ -410,7 +410,7 @@ class RunState:
         """Tokens of all learners so far."""
         return sum(learner.tokens for learner in self.learners.values())
 
-    def taking_part(self) -> dict[int, LearnerState]:
+    def taking_part(self) -> dict[int, LearnerProgress]:
         """The first learners, and those that have taken a step."""
         first = self.info.num_learners
         return {
@@ -452,8 +452,8 @@ class RunState:
     @property
     def skipped_share(self) -> float:
         """What the learners that are there have skipped of their last steps."""
-        there = [learner.skips for m, learner in self.learners.items() if m not in self.away]
-        return sum(map(sum, there)) / max(1, sum(map(len, there)))
+        present = [learner.skips for m, learner in self.learners.items() if m not in self.away]
+        return sum(map(sum, present)) / max(1, sum(map(len, present)))
 
     def unfinished(self) -> list[int]:
         """Learners that take part and have not ended."""
@@ -464,13 +464,13 @@ class RunState:
 
         Without those that are gone and had not come to the last 5% of the run's: they saw an early model.
         """
-        gone = self.away | self.finished | (self.learners.keys() - self.info.chips_by_learner.keys())
-        here = [
+        absent = self.away | self.finished | (self.learners.keys() - self.info.chips_by_learner.keys())
+        losses = [
             learner.loss.tail_mean(0.05)
             for m, learner in self.learners.items()
-            if learner.loss and (m not in gone or learner.clock >= 0.95 * self.step)
+            if learner.loss and (m not in absent or learner.clock >= 0.95 * self.step)
         ]
-        return statistics.fmean(here) if here else None
+        return statistics.fmean(losses) if losses else None
 
 
 def trained_in_vain(shares: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:

@@ -25,7 +25,7 @@ def has_room(stream: TextIO) -> bool:
         return True
 
 
-def tell(line: str, stream: TextIO) -> bool:
+def print_line(line: str, stream: TextIO) -> bool:
     """Writes a line, unless that had to wait for the stream's reader; returns whether it did."""
     if not has_room(stream):
         return False

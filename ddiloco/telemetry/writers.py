@@ -29,7 +29,7 @@ NEEDS = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 """By name of a writer, the package that it needs."""
 
 MOST_WAITING = 10_000  # points that a service has not taken yet
-_PATIENCE = 20.0  # seconds for a service to end
+_TIMEOUT = 20.0  # seconds for a service to end
 
 _COUNTED = ("tokens", "skipped")  # metrics of a step that the summary adds up
 _ROUND = ("quorum", "quorum_seconds", "grace_seconds", "sync_seconds", "merge_seconds", "disk_seconds")
@@ -161,9 +161,9 @@ class Aside:
     Points are given up where too many wait. What the other raises is reported once, and ends it.
     """
 
-    def __init__(self, make: Callable[[], Writer], tell: Callable[[str], None], name: str) -> None:
+    def __init__(self, make: Callable[[], Writer], warn: Callable[[str], None], name: str) -> None:
         """`tell` takes a sentence, on any thread."""
-        self._make, self._tell, self._name = make, tell, name
+        self._make, self._warn, self._name = make, warn, name
         self._waiting: queue.Queue[tuple[str, int, float, Mapping[str, float]] | None]
         self._waiting = queue.Queue(MOST_WAITING)
         self._lost = False
@@ -177,15 +177,15 @@ class Aside:
         except queue.Full:
             if self._thread.is_alive() and not self._lost:
                 self._lost = True
-                self._tell(f"{self._name} is too slow: points of its curves are given up")
+                self._warn(f"{self._name} is too slow: points of its curves are given up")
 
     def close(self) -> None:
         """Waits a while for what is in the queue."""
         try:
-            self._waiting.put(None, timeout=_PATIENCE if self._thread.is_alive() else 0.0)
+            self._waiting.put(None, timeout=_TIMEOUT if self._thread.is_alive() else 0.0)
         except queue.Full:
             return
-        self._thread.join(_PATIENCE)
+        self._thread.join(_TIMEOUT)
 
     def _run(self) -> None:
         try:
@@ -194,7 +194,7 @@ class Aside:
                 writer.write(*point)
             writer.close()
         except Exception as error:
-            self._tell(f"{self._name}: {type(error).__name__}: {error}; nothing more is written to it")
+            self._warn(f"{self._name}: {type(error).__name__}: {error}; nothing more is written to it")
 
 
 class WeightsAndBiases:

@@ -58,7 +58,7 @@ def num_parameters(config: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in abstract_parameters(config).values())
 
 
-def drawn_parameters(config: Any, seed: int) -> Iterator[tuple[str, jax.Array]]:
+def sampled_parameters(config: Any, seed: int) -> Iterator[tuple[str, jax.Array]]:
     """Names and initial float32 parameters one after the other, on the default device.
 
     Each depends on the seed and its name only, not on depth or mesh.
@@ -68,7 +68,7 @@ def drawn_parameters(config: Any, seed: int) -> Iterator[tuple[str, jax.Array]]:
     for name, shape in shapes.items():
         _, slot = slots[arrays[name][0]]
         initializer: Initializer = slot.get_metadata()["initializer"]
-        yield name, initializer.drawn(np.uint32(seed), np.uint32(zlib.crc32(name.encode())), shape)
+        yield name, initializer.sample(np.uint32(seed), np.uint32(zlib.crc32(name.encode())), shape)
 
 
 def module_of(config: Any, params: Mapping[str, jax.Array]) -> Any:

@@ -44,15 +44,15 @@ def sample(
         raise ValueError("the prompt is empty, but must have at least one token")
     fill = functools.partial(_fill, model_of(config).sampling(config), _constrain(params), params)
     keys = jax.random.split(jax.random.key(seed), num_tokens)
-    drawn = np.zeros(0, np.int32)
-    while drawn.size < num_tokens:
-        stop = min(window + 1, known.size + num_tokens - drawn.size)
+    sampled = np.zeros(0, np.int32)
+    while sampled.size < num_tokens:
+        stop = min(window + 1, known.size + num_tokens - sampled.size)
         row = np.zeros(window + 1, np.int32)
         row[: known.size] = known
-        filled = np.asarray(fill(row, known.size, stop, _Draws(temperature, keys, drawn.size)))
-        drawn = np.concatenate([drawn, filled[known.size : stop]])
+        filled = np.asarray(fill(row, known.size, stop, _Draws(temperature, keys, sampled.size)))
+        sampled = np.concatenate([sampled, filled[known.size : stop]])
         known = filled[:stop][-max(1, window // 2) :]
-    return drawn
+    return sampled
 
 
 class _Draws(NamedTuple):

@@ -17,7 +17,7 @@ from ddiloco.workers.learner_actor import LearnerArrays, Payload
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Checkpoint:
+class VirtualCheckpoint:
     """A learner's whole state at a step boundary."""
 
     work: LearnerWork
@@ -63,10 +63,10 @@ class Observer:
     def merged(self, merge: actions.Merge, left_out: Sequence[int], now: float) -> None:
         """A merge is committed, without the offers of some learners."""
 
-    def checkpointed(self, learner: Any, checkpoint: Checkpoint, now: float) -> None:
+    def checkpointed(self, learner: Any, checkpoint: VirtualCheckpoint, now: float) -> None:
         """A `VirtualLearner` has made a checkpoint of its state."""
 
-    def resumed(self, learner: Any, checkpoint: Checkpoint, out: list[Any], now: float) -> None:
+    def resumed(self, learner: Any, checkpoint: VirtualCheckpoint, out: list[Any], now: float) -> None:
         """The core of a `VirtualLearner` has taken up what a checkpoint holds."""
 
     def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:

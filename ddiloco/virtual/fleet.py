@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddiloco.goodput.accounting import State
@@ -50,41 +49,23 @@ class Fleet:
         takes: Durations = _NONE,
         observer: Observer | None = None,
         make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
-        checkpoint_every: int | None = None,
         shards: int = 1,
     ) -> None:
         """`takes`: how long what is not simulated takes.
 
-        `checkpoint_every`: steps after which learners leave checkpoints at their places; None: they do not.
         `shards`: processes of the syncer, each with fragments of its own.
         """
-        self._checkpoint_every = checkpoint_every
         self.calendar = Calendar()
-        self.policy = policy
+        self.policy, self.total_steps = policy, total_steps
         self.places = places
+        self.takes, self.observer = takes, observer or Observer()
         self.processes: dict[int, VirtualLearner] = {}  # the newest of each learner
-        self._total_steps = total_steps
+        self.shards = shards
         self._learner_arrays = learner_arrays
-        self._takes = takes
-        self._observer = observer or Observer()
         self._routes: dict[tuple[int, int, int], VirtualLearner] = {}  # by shard, learner and incarnation
-        self.syncers = [
-            make_syncer(
-                policy,
-                total_steps,
-                syncer_arrays,
-                self.calendar,
-                self._observer,
-                takes.merge,
-                functools.partial(self._deliver, shard),
-                {learner: place.down for learner, place in places.items()},
-                shard,
-                shards,
-            )
-            for shard in range(shards)
-        ]
-        for syncer in self.syncers:
-            syncer.known = lambda: [other.durable.incarnations for other in self.syncers]
+        self.syncers: list[VirtualSyncer] = []
+        for shard in range(shards):
+            self.syncers.append(make_syncer(self, syncer_arrays, shard))
 
     @property
     def syncer(self) -> VirtualSyncer:
@@ -127,10 +108,9 @@ class Fleet:
         place = self.places[learner]
         incarnation = 1 + INCARNATIONS_EACH * place.starts
         place.starts += 1
-        core = LearnerCore(learner, incarnation, self.policy, self._total_steps, len(self.syncers))
+        core = LearnerCore(learner, incarnation, self.policy, self.total_steps, self.shards)
         arrays = self._learner_arrays(learner)
-        with_all = self.calendar, self._observer, self._send, self._checkpoint_every
-        process = VirtualLearner(core, place, arrays, *with_all)
+        process = VirtualLearner(core, place, arrays, self.calendar, self.observer, self._send)
         self.processes[learner] = process
         newest = place.checkpoints[-1] if place.checkpoints else None
         merged = [syncer.furthest(learner) for syncer in self.syncers]
@@ -147,10 +127,10 @@ class Fleet:
         place.plan += 1
         if process is not None and process.alive:
             process.die()
-            wait = self._takes.notice_seconds if notice_seconds is None else notice_seconds
+            wait = self.takes.notice_seconds if notice_seconds is None else notice_seconds
             self._lost(process, "died", wait)
         elif place.recovering:
-            self._observer.entered(learner, State.FAILED, place.chips, self.calendar.now)
+            self.observer.entered(learner, State.FAILED, place.chips, self.calendar.now)
         place.recovering = False
 
     def recover(self, learner: int) -> None:
@@ -162,15 +142,15 @@ class Fleet:
         place.plan += 1
         place.recovering = True
         place.share, place.paused = 1.0, None
-        self._observer.entered(learner, State.RECONFIGURING, place.chips, self.calendar.now)
-        self.calendar.after(self._takes.recovery_seconds, self._join_if_expected, learner, place.plan)
+        self.observer.entered(learner, State.RECONFIGURING, place.chips, self.calendar.now)
+        self.calendar.after(self.takes.recovery_seconds, self._join_if_expected, learner, place.plan)
 
     def leave(self, learner: int) -> None:
         """The learner departs and says so; its chips are given back."""
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         place.recovering = False
-        self._observer.entered(learner, State.FINISHED, place.chips, self.calendar.now)
+        self.observer.entered(learner, State.FINISHED, place.chips, self.calendar.now)
         if process is not None and process.alive:
             process.die(State.FINISHED)
             self._lost(process, events.LEFT, 0.0)
@@ -233,14 +213,14 @@ class Fleet:
             self._routes[shard, event.learner, event.incarnation] = process
         if isinstance(event, events.FragmentArrived):
             size = self.syncer.arrays.traffic.offer[event.round.fragment]
-            self._observer.transferred(event.contribution.learner, size, 0)
+            self.observer.transferred(event.contribution.learner, size, 0)
         times = process.place.up.arrivals(self.calendar.now, size, shard)
         for time in times:
             self.calendar.at(time, self.syncers[shard].take, event, payload)
         if isinstance(event, events.FragmentArrived) and times:
             process.sees_off(max(times))
 
-    def _deliver(
+    def deliver(
         self,
         shard: int,
         learner: int,
@@ -261,7 +241,7 @@ class Fleet:
         if fragments and times:
             process.sees_off(max(times))
         if size and times:
-            self._observer.transferred(learner, 0, size * len(times))
+            self.observer.transferred(learner, 0, size * len(times))
             if isinstance(event, events.UpdateArrived):
                 self.calendar.at(begins, process.forget_offer, event.fragment, event.version)
         return bool(times)

@@ -12,7 +12,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Watermark
 from ddiloco.telemetry.scalars import was_skipped
-from ddiloco.virtual.array_ports import Checkpoint, LearnerArrays, Observer, Payload
+from ddiloco.virtual.array_ports import LearnerArrays, Observer, Payload, VirtualCheckpoint
 from ddiloco.virtual.calendar import Calendar
 from ddiloco.virtual.links import Link, WaitingFragments
 from ddiloco.workers.learner_actor import LearnerActor
@@ -33,8 +33,9 @@ class VirtualPlace:
     paused: State | None = None
     starts: int = 0  # processes so far
     plan: int = 0  # goes up whenever the plan for the learner changes
+    checkpoint_every: int | None = None  # steps; None: no checkpoint is left here
     # From an old to the newest, those that a process which starts may find
-    checkpoints: list[Checkpoint] = dataclasses.field(default_factory=list)
+    checkpoints: list[VirtualCheckpoint] = dataclasses.field(default_factory=list)
     recovering: bool = False  # a process is starting
 
 
@@ -64,15 +65,10 @@ class VirtualLearner:
         calendar: Calendar,
         observer: Observer,
         send: Callable[[VirtualLearner, events.SyncerEvent, Payload, int], None],
-        checkpoint_every: int | None = None,
     ) -> None:
-        """`send`: an event, with what travels beside it, to a shard of the syncer.
-
-        `checkpoint_every`: steps after which it leaves a checkpoint at its place; None: it leaves none.
-        """
+        """`send`: an event, with what travels beside it, to a shard of the syncer."""
         self.core = core
         self._actor = LearnerActor(core, arrays, self)
-        self._checkpoint_every = checkpoint_every
         self.process = core.incarnation  # its number; the core's own goes up with each rejoin
         self.place = place
         self.alive = True
@@ -91,7 +87,7 @@ class VirtualLearner:
         self._beating = False
         self._said_at = calendar.now
         self._shown: tuple[State, int] | None = None
-        self._asked: Callable[[Checkpoint], None] | None = None  # has the next one, for a snapshot
+        self._asked: Callable[[VirtualCheckpoint], None] | None = None  # has the next one, for a snapshot
 
     @property
     def number(self) -> int:
@@ -103,7 +99,7 @@ class VirtualLearner:
         self._actor.join()
         self._go_on()
 
-    def start_from(self, checkpoint: Checkpoint, data: Watermark) -> None:
+    def start_from(self, checkpoint: VirtualCheckpoint, data: Watermark) -> None:
         """Goes on from a checkpoint; `data`: after which work its data go on."""
         self.arrays.restore(*checkpoint.state)
         if data.bare != checkpoint.work.reached:
@@ -136,7 +132,7 @@ class VirtualLearner:
             del self._offers.messages[fragment]
             self._show()
 
-    def ask(self, keep: Callable[[Checkpoint], None]) -> None:
+    def ask(self, keep: Callable[[VirtualCheckpoint], None]) -> None:
         """Asks for a checkpoint for a snapshot: `keep` gets that of its next step boundary."""
         self._asked = keep
         self._go_on()
@@ -243,13 +239,13 @@ class VirtualLearner:
         tokens = 0 if skipped else step.tokens
         self._observer.stepped(self.number, step.clock, tokens, step.metrics, self._calendar.now)
         self._handle(events.StepFinished(skipped))
-        every = self._checkpoint_every
+        every = self.place.checkpoint_every
         if every is not None and self.core.recovered and self.core.clock % every == 0:
             self.place.checkpoints = [*self.place.checkpoints[-1:], self._checkpoint()]
         self._go_on()
 
-    def _checkpoint(self) -> Checkpoint:
-        made = Checkpoint(self.core.work, self.arrays.state())
+    def _checkpoint(self) -> VirtualCheckpoint:
+        made = VirtualCheckpoint(self.core.work, self.arrays.state())
         self._observer.checkpointed(self, made, self._calendar.now)
         return made
 

@@ -206,7 +206,6 @@ class VirtualRun:
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop
         model = assembly.global_model(assembly.initial_parameters())
-        model.compile()
         self._arrays = GlobalArrays(model, e.outer)
         self._equipment = assembly.equipment()
         self._data_begin = [equipment.batches.get_state() for equipment in self._equipment]

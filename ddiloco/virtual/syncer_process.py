@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ddiloco.outer.encoding import InvalidContribution
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, Watermark
-from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.array_ports import Observer, Payload, SyncerArrays
-from ddiloco.virtual.calendar import Calendar, Timer
-from ddiloco.virtual.links import Link, WaitingFragments
+from ddiloco.virtual.array_ports import Payload, SyncerArrays
+from ddiloco.virtual.calendar import Timer
+from ddiloco.virtual.links import WaitingFragments
 from ddiloco.workers.exchange import EventDelivery, fragments_with
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
-# Whom, ..., bytes; returns whether the link has taken it.
-Incarnations = Sequence[tuple[int, int]]
-Deliver = Callable[[int, int, events.FromSyncer, Sequence[Payload], int], bool]
+if TYPE_CHECKING:
+    from ddiloco.virtual.fleet import Fleet
 
 
 class VirtualSyncer:
     """A shard's process; what it has committed survives its crashes."""
 
-    def __init__(
-        self,
-        policy: SyncPolicy,
-        total_steps: int | None,
-        arrays: SyncerArrays,
-        calendar: Calendar,
-        observer: Observer,
-        merge_time: Callable[[], float],
-        deliver: Deliver,
-        downlinks: Mapping[int, Link],
-        shard: int = 0,
-        shards: int = 1,
-    ) -> None:
-        """`downlinks`: by learner. `shard`: of so many, whose fragments it has."""
-        self.shard, self._shards = shard, shards
-        self.known: Callable[[], Sequence[Incarnations]] = lambda: ()  # on the disks of all shards
+    def __init__(self, fleet: Fleet, arrays: SyncerArrays, shard: int = 0) -> None:
+        """`shard`: which of the fleet's it is."""
+        self.shard, self.arrays = shard, arrays
         self.finished_at: float | None = None
-        self.durable = SyncerState.initial(policy.num_fragments)
-        self._policy, self._total_steps = policy, total_steps
-        self.arrays = arrays
-        self._calendar = calendar
-        self._observer = observer
-        self._merge_time = merge_time
-        self._deliver = deliver
+        self.durable = SyncerState.initial(fleet.policy.num_fragments)
+        self._fleet, self._calendar, self._observer = fleet, fleet.calendar, fleet.observer
         self._process = 0
         self._merging_until = 0.0  # merges are made one after the other
-        self._updates = {m: WaitingFragments(link, calendar, self._tell) for m, link in downlinks.items()}
-        self._alarm = Timer(calendar, lambda: self.take(events.Timeout()))
+        self._updates = {
+            m: WaitingFragments(place.down, fleet.calendar, self._tell) for m, place in fleet.places.items()
+        }
+        self._alarm = Timer(fleet.calendar, lambda: self.take(events.Timeout()))
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
         self._actor: SyncerActor | None = None
         self.restart()
@@ -94,12 +76,14 @@ class VirtualSyncer:
     def restart(self) -> None:
         """A new process, from what was durable."""
         if self._actor is None:
-            known = newest_incarnations(self.durable.incarnations, *self.known())
+            fleet = self._fleet
+            others = (other.durable.incarnations for other in fleet.syncers)
+            known = newest_incarnations(self.durable.incarnations, *others)
             self.durable = self.durable.with_incarnations(known)
-            more = self.lineage, self.shard, self._shards
-            core = SyncerCore(self._policy, self._total_steps, self.durable, *more)
+            more = self.lineage, self.shard, fleet.shards
+            core = SyncerCore(fleet.policy, fleet.total_steps, self.durable, *more)
             committed = enumerate(self.durable.versions)
-            versions = {p: Version(version, self.arrays.fragment(p)) for p, version in committed}
+            versions = {p: FragmentVersion(version, self.arrays.fragment(p)) for p, version in committed}
             self._actor = SyncerActor(core, self, versions)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
@@ -149,7 +133,7 @@ class VirtualSyncer:
 
     def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Payload]]) -> None:
         begins = max(self._calendar.now, self._merging_until)
-        self._merging_until = begins + self._merge_time()
+        self._merging_until = begins + self._fleet.takes.merge()
         self._calendar.at(self._merging_until, self._merge, self._process, merge, given)
 
     def record(self, name: str, values: Mapping[str, Any]) -> None:
@@ -166,7 +150,8 @@ class VirtualSyncer:
             return
         if isinstance(event, events.Welcomed):  # it brings what waits
             self._updates[receiver[0]].messages.clear()
-        if self._deliver(*receiver, event, payload, self._size(receiver, event)):
+        size = self._size(receiver, event)
+        if self._fleet.deliver(self.shard, *receiver, event, payload, size):
             self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
 
     def _has(self, receiver: tuple[int, int], event: events.FromSyncer) -> bool:

@@ -7,13 +7,14 @@ from typing import Any
 
 from ddiloco.config import ConfigError
 from ddiloco.models import MODELS
-from ddiloco.weights import qwen3, vit
 from ddiloco.weights.counterpart import Counterpart
+from ddiloco.weights.qwen3 import dense, moe
+from ddiloco.weights.vit import vit
 
 COUNTERPARTS: dict[str, Callable[[Any], Counterpart]] = {
-    "dense": qwen3.dense,
-    "moe": qwen3.moe,
-    "vit": vit.vit,
+    "dense": dense,
+    "moe": moe,
+    "vit": vit,
 }
 
 

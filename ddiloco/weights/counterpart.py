@@ -44,8 +44,8 @@ class Counterpart:
 
     def entries(self, name: str) -> dict[str, Any]:
         """What the file of this name has."""
-        told = {field.name: field.value for field in self.files[name] if field.written}
-        return {**told, **self.more[name]}
+        written = {field.name: field.value for field in self.files[name] if field.written}
+        return {**written, **self.more[name]}
 
     def check(self, folder: pathlib.Path) -> None:
         """Raises ConfigError, which names the setting, if the files in `folder` are not of this model."""

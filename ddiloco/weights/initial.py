@@ -50,8 +50,8 @@ class InitialWeights(Mapping[str, np.ndarray]):
             for theirs in found.theirs:
                 self._files.read(theirs)
         for copy, of in self._table.copies.items():
-            there = copy in self._files.shapes
-            if there and not np.array_equal(self._files.read(copy), self._files.read(of)):
+            exists = copy in self._files.shapes
+            if exists and not np.array_equal(self._files.read(copy), self._files.read(of)):
                 problem = f"{copy} differs from {of}, to which tie_word_embeddings in {CONFIG} ties it"
                 raise ConfigError(f"config.init_from: {self._files.file(copy)}: {problem}")
 

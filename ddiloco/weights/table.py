@@ -51,8 +51,8 @@ class Table:
 
     def same(self, ours: str, theirs: str, shape: Shape | None = None, gain: float = 1.0) -> None:
         """The same numbers, in this shape if it is another, and theirs `gain` times as large."""
-        there = shape or self.shape(ours)
-        self.theirs[theirs] = Theirs(there, ours, lambda x: _times(x, gain).reshape(there))
+        their_shape = shape or self.shape(ours)
+        self.theirs[theirs] = Theirs(their_shape, ours, lambda x: _times(x, gain).reshape(their_shape))
         self.ours[ours] = Ours((theirs,), lambda x: _times(x, 1 / gain).reshape(self.shape(ours)))
 
     def linear(self, ours: str, theirs: str, outputs: int = 1) -> None:

@@ -68,9 +68,9 @@ def _pixels(config: ViTConfig) -> tuple[Field, ...]:
 
 def _embeddings(table: Table, config: ViTConfig) -> None:
     size, channels, width = config.patch_size, config.channels, config.model_dim
-    there, here = (width, channels, size, size), (size, size, channels, width)
+    their_shape, our_shape = (width, channels, size, size), (size, size, channels, width)
     ours, theirs = "embed/patches/kernel", f"{_EMBEDDINGS}.patch_embeddings.projection.weight"
-    table.theirs[theirs] = Theirs(there, ours, lambda x: x.reshape(here).transpose(3, 2, 0, 1))
+    table.theirs[theirs] = Theirs(their_shape, ours, lambda x: x.reshape(our_shape).transpose(3, 2, 0, 1))
     table.ours[ours] = Ours((theirs,), lambda x: x.transpose(2, 3, 1, 0).reshape(-1, width))
     table.same("embed/patches/bias", f"{_EMBEDDINGS}.patch_embeddings.projection.bias")
     # Their class token has a place among the positions; ours is the sum of the two.
@@ -89,19 +89,19 @@ def _layer(table: Table, config: ViTConfig, number: int) -> None:
     _biased(table, f"{ours}/mlp_norm/scale", f"{theirs}.layernorm_after")
     width = (config.model_dim,)
     for name in ("query", "key", "value"):
-        there = f"{theirs}.attention.attention.{name}"
-        table.linear(f"{ours}/attention/{name}/kernel", f"{there}.weight", outputs=2)
+        theirs_of = f"{theirs}.attention.attention.{name}"
+        table.linear(f"{ours}/attention/{name}/kernel", f"{theirs_of}.weight", outputs=2)
         if name != "key":
-            table.same(f"{ours}/attention/{name}/bias", f"{there}.bias", width)
+            table.same(f"{ours}/attention/{name}/bias", f"{theirs_of}.bias", width)
     # It would add the same to all scores of a query, which changes no weight of the softmax.
     table.zero(f"{theirs}.attention.attention.key.bias", width)
-    for name, there in (
+    for name, theirs_of in (
         ("attention/out", "attention.output.dense"),
         ("mlp/up", "intermediate.dense"),
         ("mlp/down", "output.dense"),
     ):
-        table.linear(f"{ours}/{name}/kernel", f"{theirs}.{there}.weight")
-        table.same(f"{ours}/{name}/bias", f"{theirs}.{there}.bias")
+        table.linear(f"{ours}/{name}/kernel", f"{theirs}.{theirs_of}.weight")
+        table.same(f"{ours}/{name}/bias", f"{theirs}.{theirs_of}.bias")
 
 
 def _biased(table: Table, scale: str, theirs: str) -> None:

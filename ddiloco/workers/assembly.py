@@ -21,7 +21,7 @@ from ddiloco.outer.stacks import array_of, array_shape
 from ddiloco.settings.experiment import BASELINES, Experiment, step_tokens
 from ddiloco.training import chips
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.workers.learner_arrays import Batches, Equipment, Program
+from ddiloco.workers.learner_arrays import BatchSource, Equipment, Program
 from ddiloco.workers.transfer import FragmentTransfer
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ class Recipe(Protocol):
     def step_flops(self, kind: Hashable) -> float | None:
         """The model's operations in one step; None: not known."""
 
-    def batches(self, shards: Sequence[int]) -> Batches:
+    def batches(self, shards: Sequence[int]) -> BatchSource:
         """The training batches of these shards, from the first on."""
 
-    def host_batches(self, learner: int, mesh: Mesh) -> Batches:
+    def host_batches(self, learner: int, mesh: Mesh) -> BatchSource:
         """Of the learner's training batches, what this process's part of the mesh needs."""
 
     def global_shardings(self, mesh: Mesh) -> Mapping[str, Sharding] | None:
@@ -285,7 +285,7 @@ class Assembly:
         return None if peak is None else peak * mesh.size
 
     def _equipment(
-        self, learner: int, program: Program, transfer: FragmentTransfer, batches: Batches | None = None
+        self, learner: int, program: Program, transfer: FragmentTransfer, batches: BatchSource | None = None
     ) -> Equipment:
         e = self.experiment
         return Equipment(

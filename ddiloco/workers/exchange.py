@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,32 +11,11 @@ import jax
 import numpy as np
 
 from ddiloco.protocol import events
-from ddiloco.protocol.learner import KEPT_OFFERS
-from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.state import Watermarks
 from ddiloco.storage.learner_state import LearnerState
 from ddiloco.storage.tape.entries import InnerOrigin
 
 Pieces = Sequence[np.ndarray]
-
-
-class OfferPositions:
-    """Where a learner's data stood at each step boundary after which it may still send an offer."""
-
-    def __init__(self, num_fragments: int) -> None:
-        self._kept = KEPT_OFFERS * num_fragments
-        self._positions: collections.OrderedDict[int, str] = collections.OrderedDict()
-
-    def keep(self, steps: int, position: Any) -> None:
-        """Keeps the position, JSON values, after so many steps (`Watermark.steps`)."""
-        self._positions[steps] = json.dumps(position) if position else ""
-        while len(self._positions) > self._kept:
-            self._positions.popitem(last=False)
-
-    def sent(self, c: Contribution) -> Contribution:
-        """The contribution as it is sent, with its position."""
-        upto = dataclasses.replace(c.upto, position=self._positions[c.upto.steps])
-        return dataclasses.replace(c, upto=upto)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ arrives with the time, and sends what the learner has to say.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -16,7 +17,10 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.protocol.work import LearnerWork
 from ddiloco.telemetry.records import reason
-from ddiloco.workers.exchange import InnerState, OfferPositions, fragments_with
+from ddiloco.workers.exchange import InnerState, fragments_with
+
+UNUSABLE_POSITION = (DataError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What is raised where data cannot go on at a position: it comes from the syncer, and may be anything."""
 
 Payload = Any  # the arrays of a fragment; None where there are no arrays
 
@@ -94,7 +98,8 @@ class LearnerActor:
     def __init__(self, core: LearnerCore, arrays: Any, driver: LearnerDriver, trained: int = 0) -> None:
         self.core, self.arrays, self.trained = core, arrays, trained
         self._driver = driver
-        self._positions = OfferPositions(core.policy.num_fragments)
+        # By the steps (`Watermark.steps`) of an offer that may be sent yet: where the data stood, JSON
+        self._positions: dict[int, str] = {}
         self._welcome: dict[int, Payload] = {}  # by fragment, what has come of welcomes that are not complete
 
     def join(self) -> None:
@@ -106,8 +111,9 @@ class LearnerActor:
 
         `data`: the furthest work of the learner that may be merged, behind which its data are drawn by now.
         """
-        self._positions.keep(work.steps, self.arrays.position())
-        return self.core.resume(work, data)
+        decided = self.core.resume(work, data)
+        self._keep_position(work.steps)
+        return decided
 
     def step(self) -> tuple[int, Mapping[str, Any]]:
         """Hands the next step to the devices; its tokens and metrics. A StepStarted is to follow."""
@@ -134,7 +140,7 @@ class LearnerActor:
         match action:
             case actions.TellSyncer(event, shard):
                 driver.send(event, shard)
-            case actions.Leave(why):
+            case actions.EndProcess(why):
                 driver.leave(why)
             case actions.AdoptAll(versions=versions, position=position):
                 self._adopt(versions, position)
@@ -142,9 +148,10 @@ class LearnerActor:
                 self.draw_from(position)
             case actions.MakeOffer(contribution=c):
                 arrays.offer(c.fragment, c.upto.steps)
-                self._positions.keep(c.upto.steps, arrays.position())
+                self._keep_position(c.upto.steps)
             case actions.SendOffer(which, c):
-                offer = events.FragmentArrived(which, self._positions.sent(c))
+                upto = dataclasses.replace(c.upto, position=self._positions[c.upto.steps])
+                offer = events.FragmentArrived(which, dataclasses.replace(c, upto=upto))
                 driver.send_offer(offer, arrays.offered(c.fragment, c.upto.steps))
             case actions.ApplyUpdate():
                 p, welcomed = action.fragment, self._welcome.pop(action.fragment, None)
@@ -152,6 +159,12 @@ class LearnerActor:
                 arrays.apply(p, action.mixing, payload, action.merged, action.rebase)
             case actions.Drop(learner, why):
                 driver.record("drop", {"learner": learner, "reason": why})
+
+    def _keep_position(self, steps: int) -> None:
+        """Keeps where the data are now, after so many steps, and no position of which there is no offer."""
+        position, offered = self.arrays.position(), self.core.offered
+        self._positions = {made: known for made, known in self._positions.items() if made in offered}
+        self._positions[steps] = json.dumps(position) if position else ""
 
     def _adopt(self, versions: tuple[int, ...], position: str | None) -> None:
         inner = self._driver.inner_state(versions)
@@ -165,6 +178,6 @@ class LearnerActor:
         """Has the data go on there; where they cannot, they begin again, which must not kill the learner."""
         try:
             self.arrays.draw_from(json.loads(position) if position else None)
-        except (DataError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except UNUSABLE_POSITION as error:
             self._driver.alarm(f"its data begin again: {reason(error)}")
             self.arrays.draw_from(None)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, Sharding
 from ddiloco.arrays.blocks import Blocks
 from ddiloco.protocol.learner import KEPT_OFFERS
 from ddiloco.storage.array_names import named, numbered, of_kind
-from ddiloco.training.corruption import differing_devices
+from ddiloco.training.step import differing_devices
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.transfer import FragmentTransfer, Offer
 
@@ -27,7 +27,7 @@ Erred = Callable[[int, list[str]], None]
 """Takes a step whose repetition gave another result, and the devices that differ."""
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """An endless iterator of batches that can continue where another process of the learner stopped."""
 
     def __next__(self) -> Batch:
@@ -77,7 +77,7 @@ class Equipment:
 
     program: Program
     transfer: FragmentTransfer
-    batches: Batches
+    batches: BatchSource
     steps_in_flight: int
     min_step_seconds: float = 0.0
     sdc_check_every: int = 0

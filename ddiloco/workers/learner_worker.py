@@ -24,7 +24,6 @@ from ddiloco.storage.tape.recorder import LearnerTape
 from ddiloco.telemetry import records
 from ddiloco.training.step_meter import StepMeter
 from ddiloco.workers.checkpointing import Checkpointing
-from ddiloco.workers.device_calls import DeviceCalls
 from ddiloco.workers.exchange import (
     BetweenSteps,
     CheckpointAsked,
@@ -376,3 +375,44 @@ class LearnerWorker:
             self._timeline = state
             self._meter.interrupted()
             self._record(records.StateChanged(self.core.learner, state, time.time()))
+
+
+class DeviceCalls:
+    """Makes one call after another that may wait for the devices, for a thread that stays responsive.
+
+    Its thread is a daemon: if a device never answers, the process can still end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None]
+        self._calls = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the call under way; does not wait for that."""
+        self._calls.put(None)
+
+    def wait(
+        self, call: Callable[[], Result], seconds: Callable[[], float], meanwhile: Callable[[], None]
+    ) -> Result:
+        """The result of `call`, or what it raises.
+
+        Until the result is there it waits for `seconds()`, calls `meanwhile`, and waits again.
+        """
+        answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        self._calls.put((answer, call))
+        while not concurrent.futures.wait([answer], seconds()).done:
+            meanwhile()
+        return answer.result()
+
+    def _run(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            answer, call = asked
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)

@@ -21,7 +21,7 @@ from ddiloco.workers.exchange import EventDelivery, fragments_with
 Decoded = Any  # the pieces of a learner's fragment, to be merged; None where there are no arrays
 
 
-class Version(NamedTuple):
+class FragmentVersion(NamedTuple):
     """A committed version of a fragment."""
 
     version: int
@@ -68,7 +68,7 @@ class SyncerActor:
       offers: the arrays of the offers that the core has, from arrival to Release or Merge.
     """
 
-    def __init__(self, core: Any, driver: SyncerDriver, versions: Mapping[int, Version]) -> None:
+    def __init__(self, core: Any, driver: SyncerDriver, versions: Mapping[int, FragmentVersion]) -> None:
         """`versions`: by fragment, what is committed."""
         self.core = core
         self.offers: dict[events.FragmentArrived, Decoded] = {}
@@ -116,14 +116,14 @@ class SyncerActor:
         p = finished.round.fragment
         self._measured[p] = measured
         if not made.empty:
-            self._versions[p] = [Version(version, made.pieces, made.difference), self._versions[p][0]]
+            self._versions[p] = [FragmentVersion(version, made.pieces, made.difference), self._versions[p][0]]
         return self._decide(finished, now)
 
     def end(self) -> None:
         """From now on only records are made of what the core decides."""
         self._ended = True
 
-    def version(self, fragment: int, version: int) -> Version:
+    def version(self, fragment: int, version: int) -> FragmentVersion:
         """This version of a fragment, or the newest if it is not known; for any thread."""
         known = self._versions[fragment]
         return next((one for one in known if one.version == version), known[0])

@@ -25,7 +25,7 @@ from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, EventDe
 from ddiloco.workers.links import LearnerLink, Links
 from ddiloco.workers.merging import Arrived, Merged, Merging
 from ddiloco.workers.snapshots import Completed, SnapshotAsked, SnapshotTaker
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
@@ -88,7 +88,7 @@ class SyncerWorker:
         self._links = Links()
         self._merging: Merging | None = None
         fragments = () if model is None else model.fragments
-        self._actor = SyncerActor(core, self, {p: Version(*model.fragment(p)) for p in fragments})
+        self._actor = SyncerActor(core, self, {p: FragmentVersion(*model.fragment(p)) for p in fragments})
         if model is not None:
             self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()

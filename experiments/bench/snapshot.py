@@ -91,7 +91,8 @@ class _Disk:
         states.keep(state)
         self.bytes = sum(path.stat().length for path in states.folder.iterdir())
 
-    def written(self, number: int, problem: str) -> None:
+    def written(self, number: int, result: LearnerState | str) -> None:
         """Likewise."""
-        self.problem = self.problem or problem
+        if isinstance(result, str):
+            self.problem = result
         self.done.set()

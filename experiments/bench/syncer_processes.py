@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddiloco.outer.encoding import wire_format
-from ddiloco.protocol import actions, events
+from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.syncer.listening import Listening
@@ -31,7 +31,8 @@ from ddiloco.settings.experiment import Experiment, parse
 from ddiloco.telemetry import records
 from ddiloco.training import platform
 from ddiloco.workers.assembly import Assembly
-from ddiloco.workers.exchange import EventDelivery, Leave
+from ddiloco.workers.exchange import EventDelivery, Leave, Pieces
+from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
 from ddiloco.workers.transfer import Offer
 from experiments.bench.another_process import PATIENCE, another_process, heard
 from experiments.bench.measuring import Seconds, processor_seconds, resident_bytes
@@ -320,8 +321,8 @@ class _Times(NamedTuple):
     received: dict[tuple[int, int], float]
 
 
-class _Learner:
-    """A learner's core and its end of the wire; a step takes no time, and its arrays are always the same."""
+class _Learner(LearnerDriver):
+    """A learner's actor and its client; a step takes no time, and its arrays are always the same."""
 
     def __init__(
         self, learner: int, assembly: Assembly, address: str, arrays: Sequence[np.ndarray], times: _Times
@@ -329,8 +330,9 @@ class _Learner:
         e = assembly.experiment
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.cycled = threading.Event()
-        self._core = LearnerCore(learner, 1, e.sync, e.train.steps)
-        self._arrays, self._times = tuple(arrays), times
+        core = LearnerCore(learner, 1, e.sync, e.train.steps)
+        self._actor = LearnerActor(core, _SameArrays(Offer(tuple(arrays))), self)
+        self._times = times
         decode: Callable[..., Any] | None = lambda p, difference, pieces: pieces  # noqa: E731
         if e.outer.update_codec == "f32":
             decode = None
@@ -340,7 +342,7 @@ class _Learner:
 
     def run(self) -> None:
         """Steps whenever it may, until it is told to leave and has the update of every round."""
-        core, leaving = self._core, False
+        core, leaving = self._actor.core, False
         self.client.start()
         self._take(events.Heartbeat())
         while not leaving or sum(core.versions) < core.total_steps:
@@ -355,22 +357,35 @@ class _Learner:
                 continue
             leaving = leaving or isinstance(message, Leave)
             if isinstance(message, EventDelivery):
-                self._take(message.event)
+                self._take(message.event, message.fragments)
 
     def _step(self) -> None:
         self._take(events.StepStarted(TOKENS))
         self._take(events.StepFinished())
-        if self._core.clock > self._core.policy.num_fragments:
+        core = self._actor.core
+        if core.clock > core.policy.num_fragments:
             self.cycled.set()
 
-    def _take(self, event: events.LearnerEvent) -> None:
-        core = self._core
+    def _take(self, event: events.LearnerEvent, fragments: Sequence[Pieces] = ()) -> None:
         if isinstance(event, events.UpdateArrived):
             self._times.received[event.step, event.fragment] = time.time()
-        for action in core.handle(event, time.monotonic()):
-            match action:
-                case actions.TellSyncer(told):
-                    self.client.outbox.send(told)
-                case actions.SendOffer(which, contribution):
-                    self._times.sent.setdefault((which.step, which.fragment), time.time())
-                    self.client.send(which, contribution, Offer(self._arrays))
+        self._actor.handle(event, time.monotonic(), fragments)
+
+    # As the driver of its actor.
+
+    def send(self, event: events.FromLearner, shard: int) -> None:
+        self.client.outbox.send(event)
+
+    def send_offer(self, offer: events.FragmentArrived, arrays: Offer) -> None:
+        self._times.sent.setdefault((offer.round.step, offer.round.fragment), time.time())
+        self.client.send(offer.round, offer.contribution, arrays)
+
+
+class _SameArrays(LearnerArrays):
+    """Those of a learner whose offers are all alike."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+
+    def offered(self, fragment: int, steps: int) -> Offer:
+        return self._offer

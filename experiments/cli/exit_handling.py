@@ -102,7 +102,7 @@ def _listen(numbers: int, stop: threading.Event, received: list[int], grace: flo
         if number == signal.SIGINT and saving:
             line = terminal.printable(f"{saving}; a second Ctrl-C ends this at once, unsaved")
             below = "\n" if sys.stderr.isatty() else ""  # a live line, and what the terminal makes of Ctrl-C
-            terminal.tell(below + line, sys.stderr)
+            terminal.print_line(below + line, sys.stderr)
 
 
 def _end_late(grace: float, number: int) -> None:

@@ -309,7 +309,7 @@ def with_overrides(settings: Any, overrides: Sequence[tuple[str, str]], group: s
 
 def print_err(line: str) -> None:
     """Writes a line to standard error, for whoever looks on, if it is read; results go to standard output."""
-    terminal.tell(terminal.printable(line), sys.stderr)
+    terminal.print_line(terminal.printable(line), sys.stderr)
 
 
 def _suggest(flag: str) -> str | None:

@@ -107,7 +107,7 @@ class _Process:
         from ddiloco.dashboard.visitors import Visitors, check_page
         from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
         from ddiloco.remote.wire.security import check_reach
-        from ddiloco.run.job import run_job
+        from ddiloco.run.job import Hooks, run_job
         from ddiloco.run.rollback import going_on
         from ddiloco.settings.experiment import with_steps_of_tokens
         from ddiloco.storage import operator_orders
@@ -144,9 +144,8 @@ class _Process:
                 self.stop,
                 runner,
                 resume,
-                claim=listening.claim,
                 visitors=visitors,
-                fail=functools.partial(operator_orders.fail, workdir / FOLDER),
+                hooks=Hooks(listening.claim, functools.partial(operator_orders.fail, workdir / FOLDER)),
             )
         except (DurableStateError, RunMarkError) as error:
             print(f"error: {error}", file=sys.stderr)

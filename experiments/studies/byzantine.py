@@ -16,9 +16,9 @@ from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment, parse, to_json
 from ddiloco.telemetry import records
 from ddiloco.virtual.run import VirtualRun
-from ddiloco.workers import run_result as roles
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.transfer import Offer
 
 Arrays = tuple[np.ndarray, ...]
@@ -116,7 +116,7 @@ def run(experiment: Experiment, liars: dict[int, str]) -> LiarOutcome:
     return outcome(taken, job.run())
 
 
-def outcome(taken: Sequence[Any], ended: roles.Outcome) -> LiarOutcome:
+def outcome(taken: Sequence[Any], ended: Outcome) -> LiarOutcome:
     """What the records and the result of a run say."""
     squares = sum(float(np.square(x, dtype=np.float64).sum()) for x in ended.params.values())
     notes = [record for record in taken if isinstance(record, records.Noted)]

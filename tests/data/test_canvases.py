@@ -11,7 +11,7 @@ from ddiloco.data.images import (
     WORDS,
     caption,
     caption_length,
-    drawn,
+    draw_canvas,
     held_out_canvases,
     make_canvas_batches,
 )
@@ -99,7 +99,7 @@ def test_digits_lie_side_by_side_inside_the_canvas():
     rng = np.random.default_rng(0)
     for _ in range(200):
         digits = [np.full((8, 8, 1), value, np.uint8) for value in (50, 100, 150)]
-        canvas = drawn(digits, (9, 25, 1), rng)[..., 0]
+        canvas = draw_canvas(digits, (9, 25, 1), rng)[..., 0]
         lefts = [np.flatnonzero((canvas == value).any(axis=0))[0] for value in (50, 100, 150)]
         assert [np.count_nonzero(canvas == value) for value in (50, 100, 150)] == [64] * 3
         assert lefts == sorted(lefts)

@@ -31,9 +31,9 @@ def test_a_slice_is_struck_only_while_it_is_there():
     assert all(one.time < 1e5 for one in found)
     last = {}
     for one in found:
-        assert one.back_at > one.time >= last.get(one.slice, 0.0)
-        last[one.slice] = one.back_at
-    gone = [one.back_at - one.time for one in found]
+        assert one.returns_at > one.time >= last.get(one.slice, 0.0)
+        last[one.slice] = one.returns_at
+    gone = [one.returns_at - one.time for one in found]
     assert np.mean(gone) == pytest.approx(300.0, abs=4 * 300 / math.sqrt(len(gone)))
 
 

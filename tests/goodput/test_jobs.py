@@ -124,7 +124,7 @@ class Ticks:
         return bool(self.back) and min(self.back.values()) + self.model.upscale_wait_seconds <= now
 
     def strike(self, one, now):
-        self.back[one.slice] = one.back_at
+        self.back[one.slice] = one.returns_at
         if one.slice not in self.inside:
             return
         self.inside.remove(one.slice)

@@ -14,7 +14,7 @@ from ddiloco.models import MODELS, model_of
 from ddiloco.models.dense import DenseConfig, flops_per_token
 from ddiloco.models.stack import REMAT
 from ddiloco.training.loss import next_token_loss
-from ddiloco.training.parameters import drawn_parameters, forward, num_parameters
+from ddiloco.training.parameters import forward, num_parameters, sampled_parameters
 from tests.models.decoder_reference import decode
 from tests.models.parameters import random_parameters
 from tests.refusals import refusal
@@ -100,8 +100,8 @@ def test_logits_in_chunks_never_exist_all_at_a_time():
 
 def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits():
     narrow = dataclasses.replace(TINY, compute_dtype="bfloat16")
-    params, batch = dict(drawn_parameters(TINY, 0)), packed_batch(7, 3, 16, TINY.vocab_size)
-    assert {leaf.dtype for leaf in dict(drawn_parameters(narrow, 0)).values()} == {jnp.dtype("float32")}
+    params, batch = dict(sampled_parameters(TINY, 0)), packed_batch(7, 3, 16, TINY.vocab_size)
+    assert {leaf.dtype for leaf in dict(sampled_parameters(narrow, 0)).values()} == {jnp.dtype("float32")}
     logits = logits_of(narrow, params, batch)
     assert logits.dtype == np.float32
     difference = np.abs(logits - logits_of(TINY, params, batch)).max()

@@ -17,7 +17,7 @@ from ddiloco.models import moe
 from ddiloco.models.moe import MoEConfig, flops_per_token
 from ddiloco.models.parameter import unconstrained
 from ddiloco.training.loss import next_token_loss
-from ddiloco.training.parameters import abstract_parameters, drawn_parameters, num_parameters, output
+from ddiloco.training.parameters import abstract_parameters, num_parameters, output, sampled_parameters
 from tests.models import moe_reference
 from tests.models.parameters import random_parameters
 from tests.refusals import refusal
@@ -194,7 +194,7 @@ def test_statistics_are_means_over_layers_and_tokens():
 def test_fresh_parameters_predict_and_choose_about_evenly():
     config = dataclasses.replace(CAPPED, model_dim=64, vocab_size=256)
     batch = packed_batch(8, 8, 32, 256)
-    sums = jax.jit(next_token_loss, static_argnums=0)(config, dict(drawn_parameters(config, 0)), batch)
+    sums = jax.jit(next_token_loss, static_argnums=0)(config, dict(sampled_parameters(config, 0)), batch)
     assert np.log(256) - 0.1 < float(sums.nll / sums.tokens) < np.log(256) + 1.0
     told = moe.statistics(sums.model, sums.tokens)
     assert float(told["router_entropy"]) > 0.98 * math.log(4)

@@ -38,8 +38,8 @@ MUTANTS = (
     ),
     Mutant(
         "outer step: embeddings are merged by direction too",
-        "of_embeddings if is_embedding(piece.name) else merge for piece",
-        "merge for piece",
+        "rule = of_embeddings if is_embedding(piece.name) else merge",
+        "rule = merge",
         ("outer/test_outer_step.py", "outer/test_global_model.py"),
     ),
     Mutant(

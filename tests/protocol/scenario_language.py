@@ -317,7 +317,7 @@ def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
             return f"report step {report.step}: {counters}"
         case actions.DrawFrom(position):
             return f"draw from {position or 'the start'}"
-        case actions.Leave(reason):
+        case actions.EndProcess(reason):
             return f"leave: {reason}"
         case actions.Merge(which, version, contributions):
             given = "; ".join(f"{_name(c.learner, c.incarnation)} with {_work(c)}" for c in contributions)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.protocol.asking import Asking, Front
+from ddiloco.protocol.asking import Front, OfferRequests
 from ddiloco.protocol.membership import Member, Membership, State
 from ddiloco.protocol.messages import Contribution, FragmentCounters, RoundId
 from ddiloco.protocol.policy import SyncPolicy
@@ -36,7 +36,7 @@ def of(*members):
 def asking_at(front, now, *, pace=1.0, **policy):
     """Questions where the quorum has come to step `front` now, at a step every `pace` seconds."""
     settings = {"num_learners": 8, "num_fragments": 1, "interval": 24} | policy
-    asking = Asking(SyncPolicy(**settings))
+    asking = OfferRequests(SyncPolicy(**settings))
     asking.front.move(0, now - front * pace, joined=False)
     asking.front.move(front, now, joined=False)
     return asking

@@ -44,7 +44,7 @@ def test_a_shard_that_was_started_again_may_know_a_learner_by_its_number_at_anot
     (joined,) = core.handle(events.Rejected(1, "a newer incarnation is known", 3, shard=0), 0.0)
     assert (joined.shard, joined.event.incarnation) == (0, 4)
     (left,) = core.handle(events.Rejected(4, "a newer incarnation is known", 1001, shard=0), 0.0)
-    assert isinstance(left, actions.Leave)
+    assert isinstance(left, actions.EndProcess)
 
 
 def test_a_process_that_only_begins_takes_a_larger_number_at_all_shards():

@@ -3,12 +3,12 @@
 import pytest
 
 from ddiloco.protocol import events
+from ddiloco.protocol.asking import worth_waiting
 from ddiloco.protocol.estimates import Delay
 from ddiloco.protocol.membership import Asked, Member, Membership, State
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
-from ddiloco.protocol.waiting import worth_waiting
 from ddiloco.virtual.links import LinkQuality
 from tests.protocol.desk import Desk, merges
 from tests.virtual.small_fleet import small_fleet

@@ -17,7 +17,7 @@ from ddiloco.storage import array_file
 from ddiloco.storage.run_mark import RunMark
 from ddiloco.telemetry import monitor
 from ddiloco.telemetry.files import read_json, replacing
-from ddiloco.training.parameters import drawn_parameters
+from ddiloco.training.parameters import sampled_parameters
 from ddiloco.virtual.run import VirtualRun
 from ddiloco.weights.export import export
 from ddiloco.workers.run_result import Outcome
@@ -154,7 +154,7 @@ def test_a_run_shorter_than_the_interval_says_what_it_never_merges(
 
 def spoiled_weights(experiment, folder):
     """Weights for the experiment in a folder, of which one number is none; their file."""
-    params = {name: np.array(value) for name, value in drawn_parameters(experiment.model, 0)}
+    params = {name: np.array(value) for name, value in sampled_parameters(experiment.model, 0)}
     params["final_norm/scale"][3] = np.nan
     export(experiment, params, folder)
     return folder / "model.safetensors"

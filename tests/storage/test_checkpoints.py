@@ -11,7 +11,7 @@ import pytest
 
 from ddiloco.storage import checkpoints
 from ddiloco.storage.checkpoints import CheckpointError, restore, save
-from ddiloco.training.parameters import drawn_parameters
+from ddiloco.training.parameters import sampled_parameters
 from tests.refusals import refusal
 from tests.small_disks import fill, small_disk
 from tests.workbench import assert_equal, experiment
@@ -20,7 +20,7 @@ EXPERIMENT = experiment("anywhere")
 
 
 def parameters(seed):
-    return {name: np.asarray(value) for name, value in drawn_parameters(EXPERIMENT.model, seed)}
+    return {name: np.asarray(value) for name, value in sampled_parameters(EXPERIMENT.model, seed)}
 
 
 @pytest.fixture(scope="module")

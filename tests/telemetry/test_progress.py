@@ -103,13 +103,13 @@ def test_lines_stand_above_the_live_one_which_is_drawn_over(terminal):
     screen = terminal()
     progress = Progress()
     assert progress.live and progress.every == LIVE_EVERY
-    progress.say("before")
+    progress.print_line("before")
     progress.show(KNOWN)
-    progress.say("an evaluation")
+    progress.print_line("an evaluation")
     progress.show(UNKNOWN)
-    progress.news("a return")
+    progress.print_unless_quiet("a return")
     progress.end()
-    progress.say("after")
+    progress.print_line("after")
     last = fitted(UNKNOWN, WIDTH)
     assert screen.lines() == ["before", "an evaluation", "a return", last, "after", ""]
 
@@ -129,8 +129,8 @@ def test_without_a_terminal_every_line_is_plain(monkeypatch):
     progress = Progress(out=out)
     assert not progress.live and progress.every == PLAIN_EVERY
     progress.show(KNOWN)
-    progress.news("a return")
-    progress.say("an evaluation")
+    progress.print_unless_quiet("a return")
+    progress.print_line("an evaluation")
     progress.end()
     assert out.getvalue() == f"{fitted(KNOWN, 120)}\na return\nan evaluation\n"
 

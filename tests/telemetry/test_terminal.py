@@ -8,7 +8,7 @@ from ddiloco.telemetry.alarms import MOST_ALARMS, MOST_OF_A_KIND, NO_MORE, Alarm
 from ddiloco.telemetry.progress import Progress
 from ddiloco.telemetry.records import LearnerDied, Noted, RunInfo, reason
 from ddiloco.telemetry.state import MAX_FAILURES, MAX_REASONS, OTHERS, RunState
-from ddiloco.telemetry.terminal import printable, tell
+from ddiloco.telemetry.terminal import print_line, printable
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\r\nan alarm \u202e\x9b31m"
 
@@ -36,7 +36,7 @@ def test_alarms_and_lines_hold_no_control_characters():
     alarms = Alarms(shown.append)
     alarms.raise_once(EVIL, EVIL)
     progress = Progress(out, err)
-    progress.say(EVIL)
+    progress.print_line(EVIL)
     progress.warn(EVIL)
     for text in (*shown, *alarms.sentences, out.getvalue()[:-1], err.getvalue()[:-1]):
         assert text and text.isprintable()
@@ -77,9 +77,9 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up():
 
         def write():
             for n in range(5000):
-                progress.say(f"line {n} {'x' * 100}")
+                progress.print_line(f"line {n} {'x' * 100}")
                 progress.warn(f"line {n}")
-                tell(f"line {n}", pipe)
+                print_line(f"line {n}", pipe)
             progress.end()
 
         thread = threading.Thread(target=write, daemon=True)

@@ -11,7 +11,7 @@ from ddiloco.models.dense import DenseConfig
 from ddiloco.outer.stacks import stacked
 from ddiloco.training.inner_optimizer import learning_rate_at, make_inner_optimizer
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import drawn_parameters, logical_axes
+from ddiloco.training.parameters import logical_axes, sampled_parameters
 from ddiloco.training.step import TrainState, make_train_step, shard_batch, state_shardings
 
 TINY = DenseConfig(
@@ -55,7 +55,7 @@ def mesh_of(num_devices: int, **sizes: int) -> Mesh:
 def init_state(model_config, inner, mesh, seed, params=None):
     """The state before the first step, with these parameters (copied) or with initial ones."""
     laid = state_shardings(model_config, inner, mesh)
-    params = dict(drawn_parameters(model_config, seed)) if params is None else params
+    params = dict(sampled_parameters(model_config, seed)) if params is None else params
     placed = jax.device_put(stacked(params, laid.params), laid.params)
     own = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=laid.params)(placed)
     optimizer = make_inner_optimizer(inner, logical_axes(model_config))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ddiloco.training.corruption import differing_devices
+from ddiloco.training.step import differing_devices
 
 
 def tree(sharding):

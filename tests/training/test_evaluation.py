@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddiloco.training.evaluation import evaluate, make_eval_step
-from ddiloco.training.parameters import drawn_parameters
+from ddiloco.training.parameters import sampled_parameters
 from tests.training.batches import TINY, mesh_of, packed_batch
 
 ONE_LAYER = dataclasses.replace(TINY, num_layers=1)
@@ -15,7 +15,7 @@ ONE_LAYER = dataclasses.replace(TINY, num_layers=1)
 @pytest.fixture(scope="module")
 def scored():
     mesh = mesh_of(1)
-    return make_eval_step(ONE_LAYER, mesh), dict(drawn_parameters(ONE_LAYER, 0)), mesh
+    return make_eval_step(ONE_LAYER, mesh), dict(sampled_parameters(ONE_LAYER, 0)), mesh
 
 
 def test_every_token_weighs_the_same_whatever_batch_it_is_in(scored):

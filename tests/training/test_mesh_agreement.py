@@ -11,7 +11,7 @@ from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.loss import caption_loss, next_token_loss
-from ddiloco.training.parameters import abstract_parameters, drawn_parameters
+from ddiloco.training.parameters import abstract_parameters, sampled_parameters
 from ddiloco.training.sharding import OnMesh, parameter_shardings
 from ddiloco.training.step import shard_batch
 from tests.training.batches import TINY, init_state, mesh_of, packed_batch, trained
@@ -47,7 +47,7 @@ def test_stages_agree_with_one_device(sizes, accumulation, settings):
 
 def test_the_kernel_of_attention_runs_inside_of_stages():
     batch, mesh = packed_batch(0, 4, 128, 32), mesh_of(8, data=2, stage=2, tensor=2)
-    params = dict(drawn_parameters(CONFIG, 0))
+    params = dict(sampled_parameters(CONFIG, 0))
 
     def loss(params, config, mesh):
         return next_token_loss(config, params, batch, constrain=OnMesh(mesh)).objective

@@ -11,11 +11,11 @@ from ddiloco.models import parameter
 from ddiloco.models.dense import DenseConfig
 from ddiloco.training.parameters import (
     abstract_parameters,
-    drawn_parameters,
     forward,
     logical_axes,
     num_parameters,
     parameter_shapes,
+    sampled_parameters,
 )
 from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY, mesh_of, packed_batch
@@ -41,7 +41,7 @@ def test_names_are_paths_in_sorted_order_alike_from_shapes_and_from_numbers():
     expected = ["embed/embedding", "final_norm/scale", "head/kernel"]
     expected += [f"layers/{number}/{name}" for number in range(11) for name in LAYER_NAMES]
     assert list(abstract_parameters(config)) == sorted(expected)
-    params = dict(drawn_parameters(TINY, 0))
+    params = dict(sampled_parameters(TINY, 0))
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in params.items()} == {
         name: (leaf.shape, leaf.dtype) for name, leaf in abstract_parameters(TINY).items()
     }
@@ -77,7 +77,7 @@ def test_nine_billion_parameters_are_counted_in_closed_form_without_allocating()
 
 def test_first_values_have_the_deviations_of_their_fan_in():
     config = dataclasses.replace(TINY, model_dim=64, mlp_dim=256, num_layers=8, vocab_size=512)
-    params = dict(drawn_parameters(config, 3))
+    params = dict(sampled_parameters(config, 3))
     expected = {
         "embed/embedding": 64**-0.5,
         "head/kernel": 64**-0.5,
@@ -93,9 +93,9 @@ def test_first_values_have_the_deviations_of_their_fan_in():
 
 def test_seeds_and_layers_differ_and_a_seed_repeats():
     first, again, other = (
-        dict(drawn_parameters(TINY, 0)),
-        dict(drawn_parameters(TINY, 0)),
-        dict(drawn_parameters(TINY, 1)),
+        dict(sampled_parameters(TINY, 0)),
+        dict(sampled_parameters(TINY, 0)),
+        dict(sampled_parameters(TINY, 1)),
     )
     name = "layers/0/mlp/up/kernel"
     np.testing.assert_array_equal(first[name], again[name])
@@ -109,12 +109,12 @@ def test_an_array_has_the_numbers_of_its_own_shape_in_whatever_size_it_is_drawn(
     normal, seed, name = parameter.Normal(0.3), np.uint32(5), np.uint32(7)
     key = jax.random.fold_in(jax.random.key(seed), name)
     expected = jax.jit(normal, static_argnums=1)(key, shape)
-    np.testing.assert_array_equal(normal.drawn(seed, name, shape), expected)
+    np.testing.assert_array_equal(normal.sample(seed, name, shape), expected)
 
 
 def test_stacked_layers_have_the_same_parameters_in_the_rows_of_arrays():
     config = dataclasses.replace(TINY, scan_layers=True)
-    assert_equal(dict(drawn_parameters(config, 5)), dict(drawn_parameters(TINY, 5)))
+    assert_equal(dict(sampled_parameters(config, 5)), dict(sampled_parameters(TINY, 5)))
     assert parameter_shapes(config) == parameter_shapes(TINY)
     arrays = abstract_parameters(config)
     assert arrays["layers/0:2/mlp/up/kernel"].shape == (2, 16, 32)
@@ -128,6 +128,6 @@ def test_stacked_layers_have_the_same_parameters_in_the_rows_of_arrays():
 def test_parameters_of_another_model_are_refused():
     batch = packed_batch(0, 1, 8, 32)
     inputs = batch["inputs"], batch["positions"], batch["segments"]
-    params = dict(drawn_parameters(TINY, 0))
+    params = dict(sampled_parameters(TINY, 0))
     with pytest.raises(ValueError, match=r"differ from the model's in 11 names, the first layers/2/"):
         forward(dataclasses.replace(TINY, num_layers=3), params, *inputs)

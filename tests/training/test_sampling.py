@@ -9,7 +9,7 @@ import pytest
 from ddiloco.models.moe import MoEConfig
 from ddiloco.outer.stacks import array_of
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.parameters import drawn_parameters, forward
+from ddiloco.training.parameters import forward, sampled_parameters
 from ddiloco.training.sampling import sample
 from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import TINY
@@ -20,7 +20,7 @@ PROMPT = np.array([3, 14, 15, 9], np.int32)
 
 @pytest.fixture(scope="module")
 def params():
-    return dict(drawn_parameters(ONE_LAYER, 2))
+    return dict(sampled_parameters(ONE_LAYER, 2))
 
 
 def greedily(config, params, prompt, count, window):
@@ -56,7 +56,7 @@ OFTEN = ("tied and capped", "stacked experts")
 )
 def test_temperature_zero_takes_the_likeliest_token_as_without_a_cache(kind):
     config = KINDS[kind]
-    params = dict(drawn_parameters(config, 2))
+    params = dict(sampled_parameters(config, 2))
     expected, least = greedily(config, params, PROMPT, 13, 8)
     assert least > 1e-4  # no tie, that rounding could decide
     drawn = sample(config, params, PROMPT, 13, temperature=0.0, seed=0, window=8)
@@ -65,7 +65,7 @@ def test_temperature_zero_takes_the_likeliest_token_as_without_a_cache(kind):
 
 
 def test_experts_with_a_capacity_sample_as_without(params):
-    params = dict(drawn_parameters(EXPERTS, 2))
+    params = dict(sampled_parameters(EXPERTS, 2))
     free = dataclasses.replace(EXPERTS, capacity_factor=None)
     drawn = [sample(config, params, PROMPT, 13, 0.0, 0, window=8) for config in (EXPERTS, free)]
     np.testing.assert_array_equal(*drawn)
@@ -81,7 +81,7 @@ def test_experts_with_a_capacity_sample_as_without(params):
 )
 def test_sharded_parameters_give_the_same_tokens(mesh):
     config = dataclasses.replace(KINDS["stacked"], num_layers=4)
-    params = dict(drawn_parameters(config, 2))
+    params = dict(sampled_parameters(config, 2))
     shardings = parameter_shardings(config, carve(jax.devices(), 1, mesh)[0])
     placed = {name: jax.device_put(array_of(name, params), at) for name, at in shardings.items()}
     assert any(not at.is_fully_replicated for at in shardings.values())

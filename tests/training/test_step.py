@@ -10,7 +10,7 @@ import pytest
 from ddiloco.tasks.language_modelling import text_row
 from ddiloco.training.inner_optimizer import InnerConfig, learning_rate_at
 from ddiloco.training.loss import next_token_loss
-from ddiloco.training.parameters import drawn_parameters, forward
+from ddiloco.training.parameters import forward, sampled_parameters
 from ddiloco.training.step import (
     TrainState,
     abstract_batch,
@@ -65,7 +65,7 @@ def test_loss_is_the_float64_cross_entropy_over_the_targets_that_count(mesh, ste
 
 def test_gradient_is_the_central_difference(mesh, step):
     batch = packed_batch(1, 2, 10, 32)
-    params = dict(drawn_parameters(ONE_LAYER, 1))
+    params = dict(sampled_parameters(ONE_LAYER, 1))
     loss = jax.jit(lambda params: next_token_loss(ONE_LAYER, params, batch).objective)
     gradients = jax.jit(jax.grad(loss))(params)
     tokens = batch["weights"].sum()
@@ -91,7 +91,7 @@ def test_accumulated_micro_batches_equal_one_batch(mesh, step):
 
 
 def test_the_old_state_is_donated_and_given_parameters_are_not(mesh, step):
-    given = dict(drawn_parameters(ONE_LAYER, 0))
+    given = dict(sampled_parameters(ONE_LAYER, 0))
     numbers = host(given)
     old = init_state(ONE_LAYER, INNER, mesh, seed=0, params=given)
     new, _ = step(old, shard_batch(packed_batch(3, 2, 12, 32), mesh), RATE)
@@ -136,7 +136,7 @@ def test_a_step_compiled_ahead_from_shapes_equals_the_jitted_one(mesh, step):
 
 
 def test_z_loss_adds_the_squared_normaliser_to_the_objective_and_not_to_the_loss():
-    batch, params = packed_batch(7, 2, 12, 32), dict(drawn_parameters(ONE_LAYER, 0))
+    batch, params = packed_batch(7, 2, 12, 32), dict(sampled_parameters(ONE_LAYER, 0))
     loss = jax.jit(next_token_loss, static_argnums=(0, 3))
     plain, with_z = loss(ONE_LAYER, params, batch, 0.0), loss(ONE_LAYER, params, batch, 0.1)
     normaliser = np.log(np.exp(logits_of(params, batch)).sum(-1))

@@ -20,6 +20,7 @@ class Core:
     def __init__(self):
         self.next = []
         self.clock = 4
+        self.offered = set()
 
     def handle(self, event, now):
         return self.next
@@ -115,6 +116,18 @@ def test_an_offer_is_sent_with_where_the_data_stood_when_it_was_made(it):
     assert offer.contribution.upto.position == '{"batches": 3}'
 
 
+def test_where_the_data_stood_is_kept_as_long_as_the_core_keeps_an_offer_that_was_made_there(it):
+    made = [Contribution(0, 1, 1, 0, n, n, 10 * n, upto=Watermark(1, n)) for n in (4, 5, 6)]
+    for n, offered in ((0, {4}), (1, {4, 5}), (2, {5, 6})):
+        it.core.offered, it.log.at = offered, {"batches": n}
+        handle(it, events.StepStarted(10), (), actions.MakeOffer(made[n]))
+    for n in (1, 2):
+        [(_, offer, _)] = handle(it, events.StepFinished(), (), actions.SendOffer(RoundId(4, 1), made[n]))
+        assert offer.contribution.upto.position == f'{{"batches": {n}}}'
+    with pytest.raises(KeyError):
+        handle(it, events.StepFinished(), (), actions.SendOffer(RoundId(4, 1), made[0]))
+
+
 @pytest.mark.parametrize("position", ["{", "[" * 100_000, '{"batches": 3}'])
 def test_data_that_cannot_go_on_where_they_should_begin_again_with_an_alarm(it, position):
     drawn = []
@@ -132,7 +145,7 @@ def test_data_that_cannot_go_on_where_they_should_begin_again_with_an_alarm(it, 
 
 def test_what_the_core_says_goes_to_the_shard_that_it_names(it):
     joined = events.LearnerJoined(0, 2)
-    decided = actions.TellSyncer(joined, 1), actions.Drop(0, "stale update"), actions.Leave("replaced")
+    decided = actions.TellSyncer(joined, 1), actions.Drop(0, "stale update"), actions.EndProcess("replaced")
     assert handle(it, events.NotMember(1), (), *decided) == [
         ("send", joined, 1),
         ("record", "drop", {"learner": 0, "reason": "stale update"}),

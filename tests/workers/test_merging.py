@@ -14,7 +14,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.tape.recorder import SyncerTape
 from ddiloco.workers.merging import Merging
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.workers.test_syncer_actor import Decided, Driver
 
@@ -23,7 +23,7 @@ def test_a_merge_writes_into_the_memory_of_a_version_that_nobody_is_told_of_any_
     size, inbox, places = 1 << 16, queue.SimpleQueue(), []
     model = GlobalModel(fragment({"a": (size,)}, 1), {"a": np.zeros(size, np.float32)}, OuterConfig(), 1)
     merging = Merging(model, SyncPolicy(1, overlap=1), inbox.put, lambda record: None, None, SyncerTape())
-    actor = SyncerActor(Decided(), Driver(), {0: Version(*model.fragment(0))})
+    actor = SyncerActor(Decided(), Driver(), {0: FragmentVersion(*model.fragment(0))})
     for version in range(1, 7):
         round_id, given = RoundId(version, 0), Contribution(0, 1, 0, version - 1, version, 1, 10)
         pieces = (np.full(size, version, np.float32),)

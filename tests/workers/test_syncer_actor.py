@@ -10,7 +10,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
-from ddiloco.workers.syncer_actor import SyncerActor, Version
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 FIRST, SECOND = RoundId(4, 0), RoundId(5, 1)
 
@@ -72,7 +72,7 @@ def driver():
 
 @pytest.fixture
 def actor(driver):
-    return SyncerActor(Decided(), driver, {p: Version(0, f"{p} at 0") for p in range(2)})
+    return SyncerActor(Decided(), driver, {p: FragmentVersion(0, f"{p} at 0") for p in range(2)})
 
 
 def contribution(learner, incarnation=1):
@@ -166,12 +166,12 @@ def test_once_a_version_is_published_the_one_before_is_let_go_and_its_merge_is_o
     merged(actor, 1)
     actor.perform([actions.Published("round", {"fragment": 0}, 0)])
     assert driver.records == [("round", {"fragment": 0, "merge_seconds": 1})]
-    assert actor.version(0, 0) == actor.version(0, 1) == Version(1, "at 1", "to 1")
+    assert actor.version(0, 0) == actor.version(0, 1) == FragmentVersion(1, "at 1", "to 1")
 
 
 def test_a_merge_of_which_nothing_came_leaves_the_version_before(actor):
     merged(actor, 0, empty=True)
-    assert actor.version(0, 0) == Version(0, "0 at 0")
+    assert actor.version(0, 0) == FragmentVersion(0, "0 at 0")
 
 
 def test_an_actor_that_has_ended_makes_records_of_what_is_decided_and_nothing_else(actor, driver):

@@ -37,7 +37,7 @@ class Outages:
     @property
     def available(self) -> float:
         """The share of the servers' time in which they are there."""
-        away = sum(min(one.back_at, self.seconds) - one.time for one in self.outages)
+        away = sum(min(one.returns_at, self.seconds) - one.time for one in self.outages)
         return 1.0 - away / (self.servers * self.seconds)
 
 
@@ -71,7 +71,7 @@ def replaced(trace: Outages, spares: int, seconds: float) -> Outages:
     idle, empty = list(range(slots, trace.servers)), list[tuple[float, int]]()
     found: list[Interruption] = []
     events = [(one.time, 1, one.slice) for one in trace.outages]
-    events += [(one.back_at, 0, one.slice) for one in trace.outages]
+    events += [(one.returns_at, 0, one.slice) for one in trace.outages]
     for time, fails, server in sorted(events):
         if not fails:
             idle.append(server)
@@ -118,7 +118,7 @@ def _rigid(model: FailureModel, slots: Outages) -> Iterable[JobChange]:
         whole = begun + model.detection_seconds
         running = whole + model.restart_seconds
         while at < len(outages) and outages[at].time < running:
-            whole = max(whole, outages[at].back_at)
+            whole = max(whole, outages[at].returns_at)
             running = max(whole, outages[at].time + model.detection_seconds) + model.restart_seconds
             at += 1
         yield JobChange(begun, 0, State.DETECTING, chips)
@@ -199,5 +199,5 @@ def _added_and_removed(rows: Iterable[Sequence[str]]) -> Outages:
 def _outages(servers: int, seconds: float, found: Iterable[Interruption]) -> Outages:
     if not 0.0 < seconds < math.inf:
         raise ValueError(f"it lasts {seconds} seconds")
-    lasting = [one for one in found if one.back_at > one.time and one.time < seconds]
+    lasting = [one for one in found if one.returns_at > one.time and one.time < seconds]
     return Outages(servers, seconds, tuple(sorted(lasting, key=lambda one: (one.time, one.slice))))

@@ -13,7 +13,7 @@ from ddiloco.telemetry.files import read_json
 from ddiloco.training import platform
 from experiments.cli import program
 from experiments.studies.replay import run as replay
-from experiments.studies.replay.recorded import Recorded
+from experiments.studies.replay.recorded import RecordedRun
 from experiments.studies.replay.works import ReplayPlan
 
 
@@ -25,7 +25,7 @@ def parse_round(text: str, fragments: int) -> RoundId:
     return RoundId(int(step), int(fragment) if colon else fragments)
 
 
-def again(recorded: Recorded, until: RoundId | None) -> int:
+def again(recorded: RecordedRun, until: RoundId | None) -> int:
     """Replays the run, up to a round if one is given, and prints how it compares; the exit code."""
     _see_as_many_devices(recorded.plan)
     experiment, workdir = recorded.experiment, recorded.workdir

@@ -1,4 +1,8 @@
-"""What each process did to its arrays, in order: found by running its core over the events of its tape."""
+"""What each process did to its arrays, in order: its actor, driven by its tape, calls them by their names.
+
+What an actor is given beside an event is only named here. Each call that it makes on its arrays is a work,
+which is done once all that it needs has been made.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
@@ -17,8 +22,11 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage import array_file
 from ddiloco.storage.learner_state import MAGIC
-from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave, InnerOrigin
+from ddiloco.storage.tape.entries import Adopted, Committed, End, Entry, Gave, InnerOrigin
 from ddiloco.storage.tape.file import TapeError
+from ddiloco.workers.exchange import InnerState, fragments_with
+from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor, SyncerDriver
 from experiments.studies.replay.reading import RunTapes, Tape
 from experiments.studies.replay.works import (
     BEFORE,
@@ -26,6 +34,7 @@ from experiments.studies.replay.works import (
     Adopt,
     Apply,
     Begin,
+    DrawFrom,
     Ended,
     Give,
     Handled,
@@ -33,6 +42,7 @@ from experiments.studies.replay.works import (
     OfferId,
     OfferWork,
     ProcessId,
+    Recorded,
     ReplayPlan,
     ReplayWork,
     Return,
@@ -42,11 +52,14 @@ from experiments.studies.replay.works import (
 
 
 def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> ReplayPlan:
-    """Runs every core over its tape; raises TapeError if it cannot have had those events."""
+    """Drives every actor by its tape; raises TapeError if its core cannot have had those events."""
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
-    offers = {w.id: w.contribution for actor in learners for w in actor.works if isinstance(w, OfferWork)}
-    syncer = _Syncer(tapes, policy, total_steps, offers)
-    return ReplayPlan(learners, syncer.actors(), _began(tapes.began))
+    sent = {offer: c for actor in learners for offer, c in actor.sent.items()}
+    first, numbers = tapes.syncers[0], range(len(tapes.syncers))
+    if any(first.header.state.versions) and tapes.began is None:
+        raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
+    syncers = [_SyncerProcess(tapes.syncers, n, policy, total_steps, sent).actor() for n in numbers]
+    return ReplayPlan(learners, syncers, _began(tapes.began))
 
 
 def _began(folder: pathlib.Path | None) -> dict[InnerOrigin, pathlib.Path]:
@@ -75,174 +88,276 @@ def without_needless(plan: ReplayPlan) -> ReplayPlan:
 
 def life(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> Actor:
     """What one process of a learner did. Raises TapeError if its core cannot have had these events."""
-    h = tape.header
-    core = LearnerCore(h.learner, h.process, policy, total_steps)
-    works: list[ReplayWork] = []
-    if h.resumed is not None:
-        if h.resumed.origin is None:
-            raise TapeError(f"{tape.path}: begins with a state that no tape names")
-        works = [Return(BEFORE, h.resumed.origin)]
-        _resume(core, tape)
-    handled: list[Handled] = []
-    welcome: actions.AdoptAll | None = None  # its inner state is in an entry still to come
-    offers: dict[int, dict[int, OfferId]] = {}  # by fragment and steps, since the fragment's last update
-    places: dict[OfferId, int] = {}  # of offers among the works
-    for i, (now, content) in enumerate((e.now, e.content) for e in tape.entries):
-        decided: Sequence[Any] = ()
-        clock = core.clock
+    return _LearnerProcess(tape, policy, total_steps).actor()
+
+
+class _TapeEnds(Exception):
+    """What the actor did next is not on the tape."""
+
+
+class _Process:
+    """Gives an actor what is on the tape of its process, and keeps what follows.
+
+    Attributes:
+      entry: the number of the tape's entry that the actor is at.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self.entry = tape, BEFORE
+        self._handled: list[Handled] = []
+
+    def _follow(self) -> None:
+        """Takes all entries; raises TapeError at one that cannot have come then."""
+        try:
+            while True:
+                entry = self._next()
+                try:
+                    self._take(entry.content, entry.now)
+                except (LocalProtocolError, AssertionError, AttributeError, LookupError, ValueError) as error:
+                    raise self._wrong(f"{entry.content!r} cannot have come then: {error}") from None
+        except _TapeEnds:
+            pass
+
+    def _next(self) -> Entry:
+        if self.entry + 1 == len(self.tape.entries):
+            raise _TapeEnds
+        self.entry += 1
+        return self.tape.entries[self.entry]
+
+    def _take(self, content: Any, now: float | None) -> None:
+        raise NotImplementedError
+
+    def _wrong(self, problem: str) -> TapeError:
+        return TapeError(f"{self.tape.path}: entry {self.entry}: {problem}")
+
+    # As the driver of the actor.
+
+    def handled(self, event: Any, decided: Sequence[Any], now: float | None) -> None:
+        self._handled.append(Handled(now, event, decided))
+
+
+class _LearnerProcess(_Process, LearnerDriver):
+    """Drives the actor of a learner; what it sends is on the syncer's tape."""
+
+    def __init__(self, tape: Tape, policy: SyncPolicy, total_steps: int | None) -> None:
+        super().__init__(tape)
+        header = tape.header
+        core = LearnerCore(header.learner, header.process, policy, total_steps)
+        self._arrays = _NamedArrays(self, core)
+        self._actor = LearnerActor(core, self._arrays, self)
+        self._sent: dict[OfferId, Contribution] = {}
+
+    def actor(self) -> Actor:
+        """What the process did."""
+        resumed = self.tape.header.resumed
+        if resumed is None:
+            self._actor.join()
+        else:
+            if resumed.origin is None:
+                raise TapeError(f"{self.tape.path}: begins with a state that no tape names")
+            self._arrays.go_on(resumed.origin, [fragment.version for fragment in resumed.work.fragments])
+            try:
+                self._actor.perform(self._actor.resume(resumed.work, resumed.began))
+            except LocalProtocolError as error:
+                raise TapeError(f"{self.tape.path}: {error}") from None
+        self._follow()
+        return Actor(self.tape, self._arrays.works, self._handled, sent=self._sent)
+
+    def _take(self, content: Any, now: float | None) -> None:
+        header = self.tape.header
         match content:
-            case Adopted(origin=origin, fresh=fresh):
-                if welcome is None or (origin is None and not fresh):
-                    raise TapeError(f"{tape.path}: entry {i}: an inner state of unknown origin")
-                works.append(Adopt(i, welcome.versions, origin, welcome.position))
-                welcome = None
-                offers.clear()
             case Gave(number=number):
-                works.append(Give(i, InnerOrigin(h.learner, h.process, number)))
+                self._arrays.give(InnerOrigin(header.learner, header.process, number))
+                self.handled(content, (), now)
+            case Adopted():
+                raise self._wrong("an inner state without a welcome")
             case End():
-                pass
+                self.handled(content, (), now)
             case _:
-                if welcome is not None:
-                    raise TapeError(f"{tape.path}: entry {i}: a welcome without its inner state")
-                decided = _handled(core, tape, i, now, content)
                 if isinstance(content, events.StepStarted):
-                    works.append(Step(i, clock, content.tokens, core.incarnation))
-                for action in decided:
-                    match action:
-                        case actions.AdoptAll():
-                            welcome = action
-                        case actions.MakeOffer(contribution=c):
-                            offer = OfferId.of(c)
-                            offers.setdefault(c.fragment, {})[c.upto.steps] = offer
-                            places[offer] = len(works)
-                            works.append(OfferWork(i, offer, c))
-                        case actions.SendOffer(contribution=c):  # now it is known what was skipped
-                            known = offers.setdefault(c.fragment, {})
-                            if c.upto.steps not in known:  # it was in the state with which it went on
-                                known[c.upto.steps] = offer = OfferId.of(c)
-                                places[offer] = len(works)
-                                works.append(OfferWork(i, offer, c))
-                            place = places[known[c.upto.steps]]
-                            works[place] = dataclasses.replace(works[place], contribution=c)
-                        case actions.ApplyUpdate():
-                            p = action.fragment
-                            merged = offers.pop(p, {}).get(action.merged)
-                            how = action.mixing, merged, action.merged, action.rebase
-                            update = Apply(i, p, action.version, *how)
-                            works.append(update)
-        handled.append(Handled(now, content, decided))
-    return Actor(tape, works, handled)
+                    self._arrays.tokens = content.tokens
+                    self._actor.step()
+                self._actor.handle(content, now, [VersionId(p, v) for p, v in versions_with(content)])
+
+    # As the driver of its actor.
+
+    def send_offer(self, offer: events.FragmentArrived, arrays: OfferId) -> None:
+        self._sent[arrays] = offer.contribution
+
+    def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
+        content = self._next().content
+        if not isinstance(content, Adopted):
+            raise self._wrong("a welcome without its inner state")
+        if content.origin is None and not content.fresh:
+            raise self._wrong("an inner state of unknown origin")
+        self.handled(content, (), None)
+        return None if content.origin is None else InnerState(0, versions, content.origin)
 
 
-def _resume(core: LearnerCore, tape: Tape) -> None:
-    """Gives a learner's core the state with which it went on."""
-    h = tape.header
-    try:
-        core.resume(h.resumed.work, h.resumed.began)
-    except LocalProtocolError as error:
-        raise TapeError(f"{tape.path}: {error}") from None
+class _NamedArrays(LearnerArrays):
+    """The arrays of a learner's process, by name: what is done to them are `works`."""
+
+    def __init__(self, process: _LearnerProcess, core: LearnerCore) -> None:
+        self.works: list[ReplayWork] = []
+        self.tokens = 0  # of the step that starts
+        self._process, self._core = process, core
+        self._versions: dict[int, int] = {}  # by fragment, the one that is in it
+        self._offers: dict[int, dict[int, OfferId]] = {}  # by fragment and steps, since its last update
+
+    def go_on(self, origin: InnerOrigin, versions: Sequence[int]) -> None:
+        """Loads a state of before, with these versions."""
+        self._versions = dict(enumerate(versions))
+        self.works.append(Return(BEFORE, origin))
+
+    def give(self, origin: InnerOrigin) -> None:
+        """Gives a copy of the inner state, or of all, this name."""
+        self.works.append(Give(self._process.entry, origin))
+
+    def adopt(self, fragments: Sequence[VersionId], inner: InnerOrigin | None = None) -> None:
+        self._versions = dict(fragments)
+        self._offers.clear()
+        self.works.append(Adopt(self._process.entry, tuple(fragments), inner))
+
+    def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
+        self.works.append(Step(self._process.entry, clock, self.tokens, self._core.incarnation))
+        return self.tokens, {}
+
+    def offer(self, fragment: int, steps: int) -> OfferId:
+        life, version = self._core.work.life, self._versions[fragment]
+        offer = OfferId(self._core.learner, life, fragment, steps, version)
+        self._offers.setdefault(fragment, {})[steps] = offer
+        self.works.append(OfferWork(self._process.entry, offer))
+        return offer
+
+    def offered(self, fragment: int, steps: int) -> OfferId:
+        known = self._offers.get(fragment, {}).get(steps)
+        return self.offer(fragment, steps) if known is None else known  # it was in the state of before
+
+    def draw_from(self, position: Any) -> None:
+        self.works.append(DrawFrom(self._process.entry, position))
+
+    def apply(
+        self,
+        fragment: int,
+        mixing: float,
+        payload: VersionId,
+        merged: int | None = None,
+        rebase: bool = False,
+    ) -> None:
+        self._versions[fragment] = payload.version
+        offer = self._offers.pop(fragment, {}).get(merged)
+        self.works.append(Apply(self._process.entry, payload, mixing, offer, merged, rebase))
 
 
-def _handled(core: LearnerCore | _SyncersCore, tape: Tape, i: int, now: float, event: Any) -> Sequence[Any]:
-    try:
-        return core.handle(event, now)
-    except (LocalProtocolError, AssertionError, AttributeError, LookupError) as error:
-        raise TapeError(f"{tape.path}: entry {i}: {event!r} cannot have come then: {error}") from None
+def versions_with(event: Any) -> Sequence[tuple[int, int]]:
+    """The fragments that travel with an event to a learner, with the version of each."""
+    match event:
+        case events.Welcomed(versions=versions):
+            return list(zip(fragments_with(event), versions, strict=True))
+        case events.UpdateArrived(fragment=p, version=version):
+            return [(p, version)]
+    return []
 
 
-class _Syncer:
-    """All processes of the syncer; each begins with the durable state that those before it left."""
+class _SyncerProcess(_Process, SyncerDriver):
+    """Drives the actor of a process of the syncer, which begins with what those before it left."""
 
     def __init__(
         self,
-        tapes: RunTapes,
+        tapes: Sequence[Tape],
+        number: int,
         policy: SyncPolicy,
         total_steps: int | None,
-        offers: Mapping[OfferId, Contribution],
+        sent: Mapping[OfferId, Contribution],
     ) -> None:
-        self._tapes, self._policy, self._total = tapes.syncers, policy, total_steps
-        self._offers, self._began = offers, tapes.began
+        """`number`: which of the tapes is the process's. `sent`: what learners sent."""
+        super().__init__(tapes[number])
+        self._before, self._after, self._sent = tapes[:number], tapes[number + 1 :], sent
+        state = self.tape.header.state
+        versions = {p: state.versions[p] for p in self.tape.header.fragments}
+        named = {p: FragmentVersion(version, VersionId(p, version)) for p, version in versions.items()}
+        self._actor = SyncerActor(_core(self.tape, policy, total_steps), self, named)
+        self._had = versions  # by fragment, the newest that is noted
+        self._last: dict[int, int] = {}  # the newest as the process ended by itself
+        self._begun: dict[int, MergeWork] = {}  # by fragment, merges that have not finished
+        self._merges: list[MergeWork] = []
+        self._numbers = itertools.count()
+        self._records: list[Recorded] = []
 
-    def actors(self) -> list[Actor]:
-        """One for each process."""
-        first = self._tapes[0]
-        if any(first.header.state.versions) and self._began is None:
-            raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
-        return [self._process(n, tape) for n, tape in enumerate(self._tapes)]
+    def actor(self) -> Actor:
+        """What the process did."""
+        self._follow()
+        merges = sorted([*self._merges, *self._unnoted()], key=lambda merge: merge.number)
+        own = set(self.tape.header.fragments)
+        before = tuple(_id(tape) for tape in self._before if own & set(tape.header.fragments))
+        works = [Begin(BEFORE, before), *merges, Ended(len(self.tape.entries) - 1, _id(self.tape))]
+        return Actor(self.tape, works, self._handled, self._records)
 
-    def _process(self, n: int, tape: Tape) -> Actor:
-        core = _core(tape, self._policy, self._total)
-        begun: dict[int, MergeWork] = {}  # by fragment, merges that have not finished
-        merges: list[MergeWork] = []
-        numbers = itertools.count()
-        handled: list[Handled] = []
-        last: dict[int, int] = {}
-        for i, (now, content) in enumerate((e.now, e.content) for e in tape.entries):
-            decided: Sequence[Any] = ()
-            match content:
-                case Committed(fragment=p, version=version, sha256=sha256):
-                    if not merges or merges[-1].makes != (p, version):
-                        raise TapeError(f"{tape.path}: entry {i}: {VersionId(p, version)} of no merge")
-                    merges[-1] = dataclasses.replace(merges[-1], sha256=sha256)
-                case End(versions=versions):
-                    last = dict(zip(tape.header.fragments, versions, strict=True))
-                case _:
-                    decided = _handled(core, tape, i, now, content)
-                    if isinstance(content, events.MergeFinished):
-                        merge = begun.pop(content.round.fragment)
-                        given = {c.learner for _, c in merge.given}
-                        empty = bool(given) and given <= set(content.left_out)
-                        merges.append(dataclasses.replace(merge, entry=i, empty=empty))
-                    for action in decided:
-                        if isinstance(action, actions.Merge):
-                            begun[action.round.fragment] = self._merge(tape, i, next(numbers), action)
-            handled.append(Handled(now, content, decided))
-        merges += self._unnoted(n, merges, begun, last)
-        before = tuple(
-            _id(t) for t in self._tapes[:n] if set(t.header.fragments) & set(tape.header.fragments)
-        )
-        in_order = sorted(merges, key=lambda merge: merge.number)
-        works = [Begin(BEFORE, before), *in_order, Ended(len(tape.entries) - 1, _id(tape))]
-        return Actor(tape, works, handled)
+    def _take(self, content: Any, now: float | None) -> None:
+        match content:
+            case Committed(fragment=p, version=version, sha256=sha256):
+                if not self._merges or self._merges[-1].makes != (p, version):
+                    raise self._wrong(f"{VersionId(p, version)} of no merge")
+                self._merges[-1] = dataclasses.replace(self._merges[-1], sha256=sha256)
+                self.handled(content, (), now)
+            case End(versions=versions):
+                self._last = dict(zip(self.tape.header.fragments, versions, strict=True))
+                self.handled(content, (), now)
+            case events.MergeFinished():
+                self._finish(content, now)
+            case events.FragmentArrived(contribution=c):
+                self._actor.take_offer(content, OfferId.of(c), now)
+            case _:
+                self._actor.handle(content, now=now)
 
-    def _unnoted(
-        self, n: int, merges: list[MergeWork], begun: dict[int, MergeWork], last: dict[int, int]
-    ) -> list[MergeWork]:
+    def _finish(self, finished: events.MergeFinished, now: float) -> None:
+        merge = self._begun.pop(finished.round.fragment)
+        given = {c.learner for c, _ in merge.given}
+        empty = bool(given) and given <= set(finished.left_out)
+        merge = dataclasses.replace(merge, entry=self.entry, empty=empty)
+        self._merges.append(merge)
+        made = VersionId(merge.round.fragment, merge.version - empty)
+        if not empty:
+            self._had[made.fragment] = made.version
+        following = NextVersion(made, {}, finished.left_out, empty=empty)
+        self._actor.perform(self._actor.merged(finished, made.version, following, {}, now))
+
+    def _unnoted(self) -> list[MergeWork]:
         """Merges that were committed, but that the process ended too early to note."""
-        tape, found = self._tapes[n], []
-        had = dict(enumerate(tape.header.state.versions))
-        had.update(merge.makes for merge in merges if merge.makes is not None)
-        for p in tape.header.fragments:
-            then, digest = last.get(p), None
-            following = next((t.header for t in self._tapes[n + 1 :] if p in t.header.fragments), None)
+        found = []
+        for p, had in self._had.items():
+            then, digest = self._last.get(p), None
+            following = next((t.header for t in self._after if p in t.header.fragments), None)
             if following is not None:
                 then = following.state.versions[p]
                 digest = bytes.fromhex(following.sha256[following.fragments.index(p)])
-            if then is None or then == had[p]:
+            if then is None or then == had:
                 continue
-            merge = begun.get(p)
+            merge = self._begun.get(p)
             if merge is None or merge.version != then:
-                raise TapeError(f"{tape.path}: ends at version {had[p]} of fragment {p}, but {then} followed")
-            found.append(dataclasses.replace(merge, entry=len(tape.entries) - 1, sha256=digest))
+                problem = f"ends at version {had} of fragment {p}, but {then} followed"
+                raise TapeError(f"{self.tape.path}: {problem}")
+            found.append(dataclasses.replace(merge, entry=len(self.tape.entries) - 1, sha256=digest))
         return found
 
-    def _merge(self, tape: Tape, entry: int, number: int, action: actions.Merge) -> MergeWork:
-        given = tuple((self._offer(tape, c), c) for c in action.contributions)
-        return MergeWork(entry, number, action.round, action.version, given)
+    # As the driver of its actor.
 
-    def _offer(self, tape: Tape, c: Contribution) -> OfferId:
-        """The offer that a contribution was; its learner may have rejoined, or set its clock, since."""
-        key = OfferId.of(c)
-        made = self._offers.get(key)
-        if made is None or dataclasses.replace(made, incarnation=c.incarnation, step=c.step) != c:
-            raise TapeError(f"{tape.path}: {key} was merged, but is on no tape of that learner")
-        return key
+    def refuse(self, event: events.SyncerEvent, error: Exception) -> actions.Drop:
+        raise error
+
+    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, OfferId]]) -> None:
+        for c, offer in given:
+            sent = self._sent.get(offer)  # its learner may have rejoined, or set its clock, since
+            if sent is None or dataclasses.replace(sent, incarnation=c.incarnation, step=c.step) != c:
+                raise TapeError(f"{self.tape.path}: {offer} was merged, but is on no tape of that learner")
+        begun = MergeWork(self.entry, next(self._numbers), merge.round, merge.version, tuple(given))
+        self._begun[merge.round.fragment] = begun
+
+    def record(self, name: str, values: Mapping[str, Any]) -> None:
+        self._records.append(Recorded(self.tape.entries[self.entry].now, name, values))
 
 
-_SyncersCore = SyncerCore | AuthorityCore | Part
-
-
-def _core(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> _SyncersCore:
+def _core(tape: Tape, policy: SyncPolicy, total_steps: int | None) -> SyncerCore | AuthorityCore | Part:
     """The core of a process of the syncer, as it began."""
     h = tape.header
     if h.role == "authority":

@@ -17,7 +17,7 @@ from experiments.studies.replay.works import ReplayPlan
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """A run with its settings, and what its actors did by their tapes."""
 
     workdir: pathlib.Path
@@ -26,7 +26,7 @@ class Recorded:
 
 
 @contextlib.contextmanager
-def recorded(workdir: str) -> Iterator[Recorded]:
+def recorded(workdir: str) -> Iterator[RecordedRun]:
     """The run in the folder; warns of what its tapes lack.
 
     Tapes that cannot be read or followed, here or in the `with` block, end the program with exit code 1.
@@ -42,6 +42,6 @@ def recorded(workdir: str) -> Iterator[Recorded]:
         tapes = read_run(folder)
         for warning in tapes.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        yield Recorded(folder, experiment, make_plan(experiment, tapes))
+        yield RecordedRun(folder, experiment, make_plan(experiment, tapes))
     except TapeError as error:
         sys.exit(f"error: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -24,6 +25,7 @@ from ddiloco.storage.tape.file import TapeError
 from ddiloco.storage.tape.header import Machine
 from ddiloco.storage.tape.recorder import BEGAN
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.learner_actor import UNUSABLE_POSITION
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
 from ddiloco.workers.tapes import fingerprint, machine_of
 from ddiloco.workers.transfer import host_arrays
@@ -157,13 +159,14 @@ class Replay:
                 kept, values = self._things[origin]
                 arrays.restore(kept, {**values, "position": actor.tape.header.position})
             case works.Adopt():
-                fragments = [self._things[key] for key in work.needs[: len(work.versions)]]
+                fragments = [self._things[key] for key in work.fragments]
                 inner = None if work.inner is None else self._things[work.inner]
                 if work.inner in self._whole:
                     inner = numbered("inner", inner[0])
                 arrays.adopt(fragments, inner)
-                if work.position is not None:
-                    arrays.draw_from(json.loads(work.position or "null"))
+            case works.DrawFrom(position=position):
+                with contextlib.suppress(*UNUSABLE_POSITION):  # the run went on where it was, too
+                    arrays.draw_from(position)
             case works.Step():
                 tokens, _ = arrays.step(work.clock)
                 self._steps += 1
@@ -175,8 +178,8 @@ class Replay:
             case works.OfferWork(id=key):
                 self._things[key] = offer = arrays.offer(key.fragment, key.steps)
                 jax.block_until_ready((offer.arrays, offer.residual, offer.own))
-            case works.Apply(steps=steps):
-                arrays.apply(work.fragment, work.mixing, self._things[work.needs[0]], steps, work.rebase)
+            case works.Apply(update=update, steps=steps):
+                arrays.apply(update.fragment, work.mixing, self._things[update], steps, work.rebase)
             case works.Give(origin=origin) if origin in self._whole:
                 kept, values = arrays.state()
                 self._things[origin] = {name: np.asarray(one) for name, one in kept.items()}, values
@@ -197,9 +200,9 @@ class Replay:
     def _merge(self, actor: Actor, work: works.MergeWork) -> None:
         p = work.round.fragment
         anchor = self._model.fragment(p)[1]
-        given = [self._model.decode(p, self._things[key].on_host(), anchor) for key, _ in work.given]
+        given = [self._model.decode(p, self._things[key].on_host(), anchor) for _, key in work.given]
         self._model.guard = self._guards[id(actor)]
-        counts, learners = [(c.steps, c.tokens) for _, c in work.given], [c.learner for _, c in work.given]
+        counts, learners = [(c.steps, c.tokens) for c, _ in work.given], [c.learner for c, _ in work.given]
         made = self._model.merge(p, given, counts, learners)
         self._merges += 1
         if self._until is not None:
@@ -220,12 +223,12 @@ class Replay:
         self._progress(work)
 
     def _mismatch(self, actor: Actor, work: works.MergeWork) -> str:
-        learners = sorted({key.learner for key, _ in work.given})
+        learners = sorted({key.learner for key in work.needs})
         text = (
             f"round {work.round.step}, fragment {work.round.fragment}: version {work.version}, merged of "
             f"learners {', '.join(map(str, learners))}, is not the one of the run"
         )
-        used = {key for key, _ in work.given}
+        used = set(work.needs)
         makers = [lr.tape.header for lr in self._plan.learners if used & {w.makes for w in lr.works}]
         for header in (actor.tape.header, *makers):
             mesh = None if header.learner is None else self._equipment[header.learner].program.mesh

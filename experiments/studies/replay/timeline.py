@@ -128,11 +128,10 @@ class ReplayClocks:
                 clock = clock.joined(self._of.get(origin, VectorClock()))
             case plans.Step(clock=before, incarnation=incarnation):
                 clock = clock.stepped(header.learner, incarnation, before + 1)
-            case plans.OfferWork(id=key, contribution=c):
-                clock = clock.stepped(c.learner, c.incarnation, c.step)
+            case plans.OfferWork(id=key):
                 self._of[key] = clock
-            case plans.Apply():
-                clock = clock.joined(self._of.get(work.needs[0], VectorClock()))
+            case plans.Apply(update=key):
+                clock = clock.joined(self._of.get(key, VectorClock()))
             case plans.Give(origin=origin):
                 self._of[origin] = clock
             case plans.MergeWork(empty=False):

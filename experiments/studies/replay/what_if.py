@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
@@ -23,10 +24,13 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.protocol.work import FragmentWork, LearnerWork
 from ddiloco.virtual.calendar import Calendar, Timer
+from ddiloco.workers.exchange import EventDelivery, fragments_with
+from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
+from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor, SyncerDriver
 from experiments.cli import program
 from experiments.cli.tables import markdown
-from experiments.studies.replay.recorded import Recorded
-from experiments.studies.replay.works import Apply, Handled, OfferWork, ReplayPlan
+from experiments.studies.replay.recorded import RecordedRun
+from experiments.studies.replay.works import Actor, Apply, Handled, Recorded, ReplayPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,40 +61,56 @@ class WhatIfOutcome:
     seconds: float  # from the first event to the last merge
 
 
-class _Learner:
-    """A learner's process under the other policy: its core, which takes the steps that were recorded."""
+class _Learner(LearnerDriver):
+    """A learner's process under the other policy: its actor, which takes the steps that were recorded."""
 
-    def __init__(self, core: LearnerCore) -> None:
+    def __init__(self, run: WhatIf, core: LearnerCore) -> None:
         self.core = core
         self.updates: list[events.UpdateArrived] = []  # that have come since the last step boundary
+        self._run = run
+        self._actor = LearnerActor(core, _NoArrays(), self)
         self._last: Report | None = None  # as recorded
 
-    def report(self, recorded: Report, kept: Kept, state: SyncerState) -> list[actions.LearnerAction]:
-        """What it does in place of the recorded report, before it applies the updates that have come.
+    def handle(self, *taken: events.LearnerEvent) -> None:
+        """Takes events that have come."""
+        for event in taken:
+            self._actor.handle(event, 0.0, [None] * len(fragments_with(event)))
+
+    def report(self, recorded: Report, kept: Kept, state: SyncerState) -> None:
+        """Does what stands in place of the recorded report, and applies the updates that have come.
 
         `state`: what is merged.
         """
+        last, self._last = self._last, recorded
         if not self.core.recovered:  # it rejoins with work from a snapshot, of which this report tells
-            self._last = recorded
             told = zip(recorded.counters, watermarks_of(state, self.core.learner), strict=True)
             work = tuple(FragmentWork(c.version, 0, c.steps, c.tokens, watermark=mark) for c, mark in told)
             reached = state.furthest(self.core.learner)
-            return self.core.resume(LearnerWork(recorded.step, reached.life, reached.steps, work))
-        steps, tokens = work_between(self._last, recorded, kept)
-        self._last = recorded
+            resumed = LearnerWork(recorded.step, reached.life, reached.steps, work)
+            self._actor.perform(self._actor.resume(resumed))
+            return
+        steps, tokens = work_between(last, recorded, kept)
         self.core.clock = recorded.step - steps
-        done = [] if steps else self._handle(events.Heartbeat())
+        if not steps:
+            self.handle(events.Heartbeat())
         for left in range(steps, 0, -1):  # more than one where reports in between were lost
-            done += self._handle(events.StepStarted(tokens // left))
-            done += self._handle(events.StepFinished())
+            self.handle(events.StepStarted(tokens // left), events.StepFinished())
             tokens -= tokens // left
-        for update in self.updates:
-            self._handle(update)
+        self.handle(*self.updates)
         self.updates, self.core.clock = [], recorded.step
-        return done
 
-    def _handle(self, event: events.LearnerEvent) -> list[actions.LearnerAction]:
-        return self.core.handle(event, 0.0)
+    # As the driver of its actor.
+
+    def send(self, event: events.FromLearner, shard: int) -> None:
+        if not isinstance(event, events.LearnerReady):  # it is ready when it was
+            self._run.take(event)
+
+    def send_offer(self, offer: events.FragmentArrived, arrays: None) -> None:
+        self._run.offered(offer)
+
+
+class _NoArrays(LearnerArrays):
+    """A learner without arrays."""
 
 
 def watermarks_of(state: SyncerState, learner: int) -> tuple[Watermark, ...]:
@@ -121,10 +141,9 @@ def work_between(last: Report | None, now: Report, kept: Kept) -> tuple[int, int
 def _kept(plan: ReplayPlan) -> Kept:
     found = {}
     for actor in plan.learners:
-        offers = {work.id: work.contribution for work in actor.works if isinstance(work, OfferWork)}
         for work in actor.works:
-            if isinstance(work, Apply) and work.rebase and work.merged in offers:
-                found[work.merged.learner, work.fragment, work.version] = offers[work.merged]
+            if isinstance(work, Apply) and work.rebase and work.merged in actor.sent:
+                found[work.merged.learner, *work.update] = actor.sent[work.merged]
     return found
 
 
@@ -137,8 +156,8 @@ def _left_out(entries: Sequence[Handled]) -> dict[RoundId, list[tuple[int, ...]]
     return found
 
 
-class WhatIf:
-    """One run of the recorded arrivals through a core of another policy."""
+class WhatIf(SyncerDriver):
+    """One run of the recorded arrivals through an actor of another policy."""
 
     def __init__(
         self,
@@ -147,19 +166,20 @@ class WhatIf:
         entries: Sequence[Handled],
         delays: Delays,
         kept: Kept,
-        state: SyncerState | None = None,
+        state: SyncerState,
     ) -> None:
         """`entries`: of the syncer's tapes in the run, which began from `state`."""
-        if state is not None:  # what is worked out here has one history
-            state = dataclasses.replace(state, lineages=())
-        self._core = SyncerCore(policy, total_steps, state)
+        # What is worked out here has one history.
+        self._core = SyncerCore(policy, total_steps, dataclasses.replace(state, lineages=()))
+        versions = {p: FragmentVersion(version, None) for p, version in enumerate(state.versions)}
+        self._actor = SyncerActor(self._core, self, versions)
         self._policy = dataclasses.replace(policy, max_run_ahead=None)  # learners step as they did
         self._delays, self._kept = delays, kept
         self._calendar = Calendar()
         self._learners: dict[int, _Learner] = {}  # the newest process of each
         self._left_out = _left_out(entries)
-        self._told: list[tuple[float, actions.Record]] = []
-        self._alarm = Timer(self._calendar, lambda: self._take(events.Timeout()))
+        self._records: list[Recorded] = []
+        self._alarm = Timer(self._calendar, lambda: self.take(events.Timeout()))
         self._begun = entries[0].now if entries else 0.0
         self._calendar.now = self._begun
         for now, content, _ in entries:
@@ -172,7 +192,20 @@ class WhatIf:
         """Lets all arrive."""
         while not self._core.finished and self._calendar.advance():
             pass
-        return _outcome(self._told, self._begun)
+        return _outcome(self._records, self._begun)
+
+    def take(self, event: events.SyncerEvent) -> None:
+        """Something has come from a learner, or it is time."""
+        self._actor.handle(event, now=self._calendar.now)
+        self._alarm.set(self._core.next_deadline())
+
+    def offered(self, offer: events.FragmentArrived) -> None:
+        """A learner sends an offer."""
+        self._calendar.after(self._delays.offer, self._take_offer, offer)
+
+    def _take_offer(self, offer: events.FragmentArrived) -> None:
+        self._actor.take_offer(offer, None, self._calendar.now)
+        self._alarm.set(self._core.next_deadline())
 
     def _recorded(self, event: events.SyncerEvent) -> None:
         match event:
@@ -180,79 +213,74 @@ class WhatIf:
                 self._joined(event)
             case events.LearnerReady():
                 self._welcome(event.learner, event.incarnation, event.step)
-                self._take(dataclasses.replace(event, versions=self._core.versions))
+                self.take(dataclasses.replace(event, versions=self._core.versions))
             case events.StepReported(report=report):
                 known = self._member(report.learner, report.incarnation)
                 if known is not None:
-                    self._act(known.report(report, self._kept, self._core.state()))
+                    known.report(report, self._kept, self._core.state())
             case _:
-                self._take(event)
+                self.take(event)
 
     def _joined(self, event: events.LearnerJoined) -> None:
         m, incarnation, known = event.learner, event.incarnation, self._learners.get(event.learner)
         if event.versions is None:
             self._welcome(m, incarnation, self._core.step)
-            self._take(event)
+            self.take(event)
         elif known is None or not known.core.recovered:  # the run goes on from a snapshot
-            self._learners[m] = _Learner(LearnerCore(m, incarnation, self._policy))
+            self._learners[m] = _Learner(self, LearnerCore(m, incarnation, self._policy))
         else:
             core = known.core  # its syncer was killed; this one has been there all the time
             if core.incarnation < incarnation:
-                self._take(events.LearnerLost(m, core.incarnation, "rejoined"))
+                self.take(events.LearnerLost(m, core.incarnation, "rejoined"))
             while core.incarnation < incarnation:
                 core.handle(events.NotMember(core.incarnation), 0.0)
-            self._take(dataclasses.replace(event, versions=core.versions, lineages=core.lineages))
+            self.take(dataclasses.replace(event, versions=core.versions, lineages=core.lineages))
 
     def _welcome(self, learner: int, incarnation: int, step: int) -> None:
-        core = LearnerCore(learner, incarnation, self._policy)
         state = self._core.state()
         marks = watermarks_of(state, learner)
+        self._learners[learner] = _Learner(self, LearnerCore(learner, incarnation, self._policy))
         welcome = events.Welcomed(incarnation, step, state.versions, state.merged_steps, watermarks=marks)
-        core.handle(welcome, 0.0)
-        self._learners[learner] = _Learner(core)
+        self._learners[learner].handle(welcome)
 
     def _member(self, learner: int, incarnation: int) -> _Learner | None:
         """The learner's process, if this is its incarnation."""
         known = self._learners.get(learner)
         return known if known is not None and known.core.incarnation == incarnation else None
 
-    def _take(self, event: events.SyncerEvent) -> None:
-        for action in self._core.handle(event, self._calendar.now):
-            self._perform(action)
+    # As the driver of its actor.
+
+    def refuse(self, event: events.SyncerEvent, error: Exception) -> actions.Drop:
+        raise error
+
+    def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:
+        match delivery.event:
+            case events.OfferAsked():
+                self._calendar.after(0.0, self._tell, receiver, delivery.event)
+            case events.UpdateArrived():
+                self._calendar.after(self._delays.update, self._tell, receiver, delivery.event)
+
+    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, None]]) -> None:
+        self._calendar.after(self._delays.merge, self._merged, merge)
+
+    def record(self, name: str, values: Mapping[str, Any]) -> None:
+        self._records.append(Recorded(self._calendar.now, name, values))
+
+    def _merged(self, merge: actions.Merge) -> None:
+        merges = self._left_out.get(merge.round)
+        left_out = merges.pop() if merges else ()
+        finished, made = events.MergeFinished(merge.round, left_out), NextVersion((), {}, left_out)
+        self._actor.perform(self._actor.merged(finished, merge.version, made, {}, self._calendar.now))
         self._alarm.set(self._core.next_deadline())
 
-    def _perform(self, action: actions.SyncerAction) -> None:
-        after = self._calendar.after
-        match action:
-            case actions.Tell(_, events.OfferAsked()):
-                after(0.0, self._tell, action)
-            case actions.Merge():
-                merges = self._left_out.get(action.round)
-                left_out = merges.pop() if merges else ()
-                after(self._delays.merge, self._take, events.MergeFinished(action.round, left_out))
-            case actions.Tell(_, events.UpdateArrived()):
-                after(self._delays.update, self._tell, action)
-            case actions.Record():
-                self._told.append((self._calendar.now, action))
-
-    def _tell(self, action: actions.Tell) -> None:
-        for receiver in action.receivers:
-            known, event = self._member(*receiver), action.to(receiver[0])
-            if known is None:
-                continue
-            if isinstance(event, events.UpdateArrived):
-                known.updates.append(event)
-            else:  # who is asked late gives what it had at its last report
-                self._act(known.core.handle(event, 0.0))
-
-    def _act(self, done: Sequence[actions.LearnerAction]) -> None:
-        for action in done:
-            match action:
-                case actions.TellSyncer(event):
-                    self._take(event)
-                case actions.SendOffer(round_id, contribution):
-                    arrived = events.FragmentArrived(round_id, contribution)
-                    self._calendar.after(self._delays.offer, self._take, arrived)
+    def _tell(self, receiver: tuple[int, int], event: events.FromSyncer) -> None:
+        known = self._member(*receiver)
+        if known is None:
+            return
+        if isinstance(event, events.UpdateArrived):
+            known.updates.append(event)
+        else:  # who is asked late gives what it had at its last report
+            known.handle(event)
 
 
 def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> WhatIfOutcome:
@@ -264,13 +292,11 @@ def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> Wh
 def recorded(plan: ReplayPlan) -> WhatIfOutcome:
     """What the rounds came to in the run."""
     entries = _entries(plan)
-    told = [
-        (now, action)
-        for now, _, decided in entries
-        for action in decided
-        if isinstance(action, actions.Record)
+    made = [
+        record._replace(now=record.now + shift) for actor, shift in _clocks(plan) for record in actor.records
     ]
-    return _outcome(told, entries[0].now if entries else 0.0)
+    made.sort(key=lambda record: record.now)
+    return _outcome(made, entries[0].now if entries else 0.0)
 
 
 def delays(plan: ReplayPlan) -> Delays:
@@ -311,18 +337,25 @@ def delays(plan: ReplayPlan) -> Delays:
 
 def _entries(plan: ReplayPlan) -> list[Handled]:
     """The entries of all processes of the syncer, by the clock of the first."""
-    found = []
-    for actor in plan.syncers:
-        shift = actor.tape.wall(0.0) - plan.first.wall(0.0)
-        found += [entry._replace(now=entry.now + shift) for entry in actor.handled if entry.now is not None]
+    found = [
+        entry._replace(now=entry.now + shift)
+        for actor, shift in _clocks(plan)
+        for entry in actor.handled
+        if entry.now is not None
+    ]
     return sorted(found, key=lambda entry: entry.now)
 
 
-def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> WhatIfOutcome:
-    """What a run comes to whose syncer told this, at these times."""
-    counts = collections.Counter(record.name for _, record in told)
-    rounds = [record.values for _, record in told if record.name == "round"]
-    merged_at = [now for now, record in told if record.name == "round"]
+def _clocks(plan: ReplayPlan) -> list[tuple[Actor, float]]:
+    """The processes of the syncer, each with what its clock lacks to that of the first."""
+    return [(actor, actor.tape.wall(0.0) - plan.first.wall(0.0)) for actor in plan.syncers]
+
+
+def _outcome(records: Sequence[Recorded], begun: float) -> WhatIfOutcome:
+    """What a run comes to whose syncer made these records."""
+    counts = collections.Counter(record.name for record in records)
+    rounds = [record.values for record in records if record.name == "round"]
+    merged_at = [record.now for record in records if record.name == "round"]
 
     def mean(name: str) -> float:
         return statistics.fmean(r[name] for r in rounds) if rounds else 0.0
@@ -340,7 +373,7 @@ def _outcome(told: Sequence[tuple[float, actions.Record]], begun: float) -> What
     )
 
 
-def compare(run: Recorded, overrides: Sequence[tuple[str, str]]) -> None:
+def compare(run: RecordedRun, overrides: Sequence[tuple[str, str]]) -> None:
     """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
     sync, steps = run.experiment.sync, run.experiment.train.steps
     policy = program.with_overrides(sync, overrides, "sync")

@@ -70,16 +70,16 @@ class ReplayWork:
     def needs(self) -> tuple[Key, ...]:
         """What must have been made before."""
         match self:
-            case Adopt(versions=versions, inner=inner):
-                return (*map(VersionId, range(len(versions)), versions), *([] if inner is None else [inner]))
-            case Apply(fragment=p, version=version, merged=offer):
-                return (VersionId(p, version), *([] if offer is None else [offer]))
+            case Adopt(fragments=versions, inner=inner):
+                return (*versions, *([] if inner is None else [inner]))
+            case Apply(update=version, merged=offer):
+                return (version, *([] if offer is None else [offer]))
             case Return(origin=origin):
                 return (origin,)
             case Begin(before=processes):
                 return processes
             case MergeWork(given=given):
-                return tuple(offer for offer, _ in given)
+                return tuple(offer for _, offer in given)
         return ()
 
     @property
@@ -95,14 +95,17 @@ class ReplayWork:
 
 @dataclasses.dataclass(frozen=True)
 class Adopt(ReplayWork):
-    """A learner loads all fragments and an inner state; `inner` None: a fresh one.
+    """A learner loads all fragments and an inner state; `inner` None: a fresh one."""
 
-    `position`: where its data go on, as an AdoptAll says.
-    """
-
-    versions: tuple[int, ...]
+    fragments: tuple[VersionId, ...]
     inner: InnerOrigin | None
-    position: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawFrom(ReplayWork):
+    """A learner's data go on from a position, JSON values; None: from their start."""
+
+    position: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,15 +129,13 @@ class OfferWork(ReplayWork):
     """A learner copies a fragment for the syncer."""
 
     id: OfferId
-    contribution: Contribution
 
 
 @dataclasses.dataclass(frozen=True)
 class Apply(ReplayWork):
     """A learner applies an update, as the action says."""
 
-    fragment: int
-    version: int
+    update: VersionId
     mixing: float
     merged: OfferId | None  # the learner's offer that is in the update, if this process made it
     steps: int | None  # after so many steps it was made, in whichever process; None: none is in it
@@ -172,7 +173,7 @@ class MergeWork(ReplayWork):
     number: int
     round: RoundId
     version: int
-    given: tuple[tuple[OfferId, Contribution], ...]
+    given: tuple[tuple[Contribution, OfferId], ...]
     sha256: bytes | None = None
     empty: bool = False  # all offers were left out, and no version was made
 
@@ -185,13 +186,27 @@ class Handled(NamedTuple):
     decided: Sequence[Any]
 
 
+class Recorded(NamedTuple):
+    """A record that the actor of a syncer made."""
+
+    now: float
+    name: str
+    values: Mapping[str, Any]
+
+
 @dataclasses.dataclass
 class Actor:
-    """A process of a learner or of the syncer."""
+    """A process of a learner or of the syncer.
+
+    Attributes:
+      sent: a learner's offers that it sent, as it sent each last.
+    """
 
     tape: Tape
     works: list[ReplayWork]
     handled: list[Handled]
+    records: list[Recorded] = dataclasses.field(default_factory=list)
+    sent: dict[OfferId, Contribution] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -78,7 +78,7 @@ class WeatheredFleet(Fleet):
         self._doubtful = _Doubtful(rng, weather, policy.num_fragments)
         self._rng = rng
         self._retired: set[int] = set()
-        places = {m: self._place() for m in range(learners or policy.num_learners)}
+        places = {m: self._place(checkpoint_every) for m in range(learners or policy.num_learners)}
         super().__init__(
             policy,
             total_steps,
@@ -87,7 +87,6 @@ class WeatheredFleet(Fleet):
             self._doubtful,
             takes=Durations(lambda: rng.expovariate(1 / weather.merge_time)),
             observer=observer,
-            checkpoint_every=checkpoint_every,
             shards=shards,
         )
 
@@ -117,9 +116,10 @@ class WeatheredFleet(Fleet):
     def _skips(self) -> bool:
         return bool(self.weather.skipped) and self._rng.random() < self.weather.skipped
 
-    def _place(self) -> VirtualPlace:
+    def _place(self, checkpoint_every: int | None) -> VirtualPlace:
         weather, rng = self.weather, self._rng
         mean = 1 + rng.random() * weather.speed_spread
         latency = rng.random() * weather.far if weather.far else 0.0
         links = (Link(weather.link(latency), rng), Link(weather.link(latency), rng))
-        return VirtualPlace(lambda: mean * (1 + weather.jitter * rng.random()), *links)
+        step_time = lambda: mean * (1 + weather.jitter * rng.random())  # noqa: E731
+        return VirtualPlace(step_time, *links, checkpoint_every=checkpoint_every)

@@ -16,7 +16,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.array_ports import Checkpoint
+from ddiloco.virtual.array_ports import VirtualCheckpoint
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
@@ -67,18 +67,22 @@ class LearnerInvariants:
         """By shard and learner, the largest incarnation that the shard has heard of, over all histories."""
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[tuple[int, int, int], ProcessLedger] = {}  # by shard, learner and incarnation
-        self._saved: dict[Checkpoint, ProcessLedger] = {}
+        self._saved: dict[VirtualCheckpoint, ProcessLedger] = {}
 
     def ledger(self, shard: int, c: Contribution) -> ProcessLedger:
         """Of the process that a contribution to a shard is of."""
         return self._ledger_of[shard, c.learner, c.incarnation]
 
-    def checkpointed(self, process: object, checkpoint: Checkpoint) -> None:
+    def checkpointed(self, process: object, checkpoint: VirtualCheckpoint) -> None:
         """A learner's process has left a checkpoint."""
         self._saved[checkpoint] = self._ledgers[process].copy()
 
     def resumed(
-        self, process: object, core: LearnerCore, checkpoint: Checkpoint, out: list[actions.LearnerAction]
+        self,
+        process: object,
+        core: LearnerCore,
+        checkpoint: VirtualCheckpoint,
+        out: list[actions.LearnerAction],
     ) -> None:
         """A process goes on from a checkpoint; raises Violation if what followed breaks a rule."""
         self._ledgers[process] = ledger = self._saved[checkpoint].copy()
@@ -104,7 +108,7 @@ class LearnerInvariants:
             for shard, incarnation in enumerate(core.incarnations):
                 owner = self._ledger_of.setdefault((shard, core.learner, incarnation), ledger)
                 require(owner is ledger, "two processes never go by one incarnation", owner, incarnation)
-        if any(isinstance(action, actions.Leave) for action in out):
+        if any(isinstance(action, actions.EndProcess) for action in out):
             newest = self.largest.get((event.shard, core.learner), -1)
             replaced = newest > core.incarnations[event.shard]
             require(replaced, "only a process that was replaced leaves", core.learner)

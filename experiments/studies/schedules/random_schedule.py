@@ -13,7 +13,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import ALLOWANCE
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.virtual.array_ports import Checkpoint, Observer
+from ddiloco.virtual.array_ports import Observer, VirtualCheckpoint
 from ddiloco.virtual.learner_process import VirtualLearner
 from experiments.studies.schedules.conditions import WeatheredFleet
 from experiments.studies.schedules.faults import FAULTS, LONGEST, some_shards, syncer_crash
@@ -151,7 +151,7 @@ class RandomSchedule(Observer):
         if self._strikes(self.plan.crash_at_commit):
             syncer_crash(self.fleet, 0, self._rng)
 
-    def checkpointed(self, learner: VirtualLearner, checkpoint: Checkpoint, now: float) -> None:
+    def checkpointed(self, learner: VirtualLearner, checkpoint: VirtualCheckpoint, now: float) -> None:
         """Remembers what it holds."""
         if self.checked:
             self.learners.checkpointed(learner, checkpoint)
@@ -159,7 +159,7 @@ class RandomSchedule(Observer):
     def resumed(
         self,
         learner: VirtualLearner,
-        checkpoint: Checkpoint,
+        checkpoint: VirtualCheckpoint,
         out: list[actions.LearnerAction],
         now: float,
     ) -> None:
@@ -190,7 +190,7 @@ class RandomSchedule(Observer):
 
     def _take_snapshot(self, resumed_at: float) -> None:
         """Learners write checkpoints, then shards pin versions as new; later the run goes back to these."""
-        written: dict[int, Checkpoint] = {}
+        written: dict[int, VirtualCheckpoint] = {}
         for learner, process in self.fleet.processes.items():
             if process.alive:
                 process.ask(functools.partial(written.__setitem__, learner))
@@ -209,7 +209,7 @@ class RandomSchedule(Observer):
                 pinned.append((joined_state(states), Invariants.joined(images)))
             self.fleet.calendar.at(max(resumed_at, self.fleet.calendar.now), go_back, checkpoints)
 
-        def go_back(checkpoints: dict[int, Checkpoint]) -> None:
+        def go_back(checkpoints: dict[int, VirtualCheckpoint]) -> None:
             if self._calm_at is not None:
                 return
             for shard, syncer in enumerate(self.fleet.syncers):

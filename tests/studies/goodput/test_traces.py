@@ -15,7 +15,7 @@ MODEL = FailureModel(
 
 
 def told(trace):
-    return [(one.time, one.slice, one.back_at) for one in trace.outages]
+    return [(one.time, one.slice, one.returns_at) for one in trace.outages]
 
 
 def test_faults_of_a_node_that_overlap_are_one_outage(tmp_path):

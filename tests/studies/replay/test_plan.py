@@ -62,7 +62,7 @@ def test_every_process_has_a_tape_and_every_round_is_a_merge_of_the_plan(run, ta
     assert [len(lives) for lives in tapes.learners.values()] == [1, 2, 1]
     merged = [(w.round.step, w.round.fragment, w.version) for w in merges_of(plan)]
     assert merged == [(r["step"], r["fragment"], r["version"]) for r in run[1].rounds]
-    given = [[key.learner for key, _ in w.given] for w in merges_of(plan)]
+    given = [[key.learner for _, key in w.given] for w in merges_of(plan)]
     assert given == [r["learners"] for r in run[1].rounds]
     assert {w.sha256 for w in merges_of(plan)} == {bytes(32)}
 

@@ -11,7 +11,8 @@ import pytest
 from ddiloco.local import run as local
 from ddiloco.outer import guards
 from ddiloco.outer.global_model import parameters_sha256
-from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol import events
+from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import to_json
 from ddiloco.storage.tape.entries import Committed, Entry
@@ -129,7 +130,7 @@ def test_a_run_with_merges_of_which_nothing_came_comes_to_its_parameters_again(
     run_job(e, tmp_path)
     [did] = replay.make_plan(e, read_run(tmp_path)).merges
     empty = [work for work in did if work.empty]
-    assert empty and {c.learner for work in empty for _, c in work.given} == {0}
+    assert empty and {c.learner for work in empty for c, _ in work.given} == {0}
     done = again(tmp_path, e)
     assert done.sha256 == read_json(tmp_path / "summary.json")["params_sha256"]
     assert done.merges == len(did) == done.compared + len(empty)
@@ -200,7 +201,7 @@ def with_sha256(tapes, number, header=None):
 def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_a_hint(recorded):
     workdir, e = recorded()
     wrong = replay.make_plan(e, read_run(workdir)).merges[0][2]
-    learners = ", ".join(str(key.learner) for key, _ in wrong.given)
+    learners = ", ".join(str(c.learner) for c, _ in wrong.given)
     where = f"round {wrong.round.step}, fragment {wrong.round.fragment}: version {wrong.version}, merged of "
     with pytest.raises(replay.ReplayMismatch) as caught:
         again(workdir, e, change=lambda tapes: with_sha256(tapes, 2))
@@ -232,6 +233,23 @@ def test_other_data_are_told(recorded):
         again(workdir, e, change=moved)
 
 
+def test_data_that_began_again_in_the_run_as_their_position_was_none_do_so_again(recorded):
+    workdir, e = recorded()
+
+    def strange(entry):
+        if not isinstance(entry.content, events.Welcomed):
+            return entry
+        data = Watermark(life=1, steps=0, position='["no position"]')
+        return dataclasses.replace(entry, content=dataclasses.replace(entry.content, data=data))
+
+    def welcomed(tapes):
+        first, *others = tapes.learners[0]
+        lives = [dataclasses.replace(first, entries=[*map(strange, first.entries)]), *others]
+        return dataclasses.replace(tapes, learners={**tapes.learners, 0: lives})
+
+    assert again(workdir, e, change=welcomed).sha256 == read_json(workdir / "summary.json")["params_sha256"]
+
+
 def test_other_settings_than_the_tapes_are_refused(recorded, data_dir):
     workdir, _ = recorded()
     with pytest.raises(TapeError, match=r"syncer-1\.tape: is of other settings than config\.json"):
@@ -257,11 +275,7 @@ def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, 
 
     def looked(run, round_id, contribution, offer):
         tape = read_tape(learner_tape(tmp_path / "tape", contribution.learner, 1))
-        taken = [
-            w.contribution
-            for w in plans.life(tape, e.sync, e.train.steps).works
-            if isinstance(w, works.OfferWork)
-        ]
+        taken = plans.life(tape, e.sync, e.train.steps).sent.values()
         (seen if contribution in taken else missing).append(contribution)
         send(run, round_id, contribution, offer)
 

@@ -36,7 +36,7 @@ def test_what_was_recorded_is_summed_up(quorum_of_one):
     assert outcome.merged == len(quorum_of_one.merges[0])
     given = [len(work.given) for work in quorum_of_one.merges[0]]
     assert outcome.contributions == pytest.approx(sum(given) / len(given))
-    tokens = sum(c.tokens for work in quorum_of_one.merges[0] for _, c in work.given)
+    tokens = sum(c.tokens for work in quorum_of_one.merges[0] for c, _ in work.given)
     assert outcome.tokens == tokens
 
 

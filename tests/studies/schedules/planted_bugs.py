@@ -8,7 +8,7 @@ import math
 import pytest
 
 from ddiloco.protocol import asking, events
-from ddiloco.protocol.asking import Asking
+from ddiloco.protocol.asking import OfferRequests
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.membership import State
@@ -262,7 +262,7 @@ def running_clock(patch: pytest.MonkeyPatch) -> None:
 def deaf_to_misses(patch: pytest.MonkeyPatch) -> None:
     """Learners that miss their rounds are asked no earlier the next time."""
     patch.setattr(asking, "MISSED", 0.0)
-    patch.setattr(Asking, "merging", lambda self, r, members, now: None)
+    patch.setattr(OfferRequests, "merging", lambda self, r, members, now: None)
 
 
 def hasty_merge(patch: pytest.MonkeyPatch) -> None:

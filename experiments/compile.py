@@ -1,10 +1,12 @@
 """Compiles a run for TPUs that need not be there: `python -m experiments.compile --topology=v5p:4x4x4`.
 
-Needs libtpu (`pip install 'ddiloco[tpu_compiler]'`), but no TPU. The slice is that of one learner.
+Needs libtpu (`pip install 'ddiloco[tpu_compiler]'`), but no TPU. The slice is that of one learner, which may
+have several (`--slices=2`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 
@@ -16,6 +18,7 @@ _CONFIG = program.define_config("configs/dense.py")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", "v5p:2x2x2", "The slice of one learner, such as v5e:2x4; here: the devices of this machine."
 )
+_SLICES = flags.DEFINE_integer("slices", 1, "Slices of one learner, joined by the network.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the figures to this JSON file.")
 _SAVE = flags.DEFINE_string("save", None, "Keep the compiled step in this file, for train.executable.")
 _TABLE = flags.DEFINE_string(
@@ -29,7 +32,8 @@ def main(_) -> int:
 
     if _TABLE.value:
         program.refuse_flags(
-            ["config", "topology", "output", "save"], "has no use with --table, which says all itself"
+            ["config", "topology", "slices", "output", "save"],
+            "has no use with --table, which says all itself",
         )
         for argument in program.config_arguments()[1:]:
             raise program.UsageError(f"{argument.strip('-')}: has no use with --table, which says all itself")
@@ -39,7 +43,9 @@ def main(_) -> int:
         program.writable_file(_OUTPUT),
         program.writable_file(_SAVE),
     )
-    compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value))
+    slices = _SLICES.value
+    experiment = dataclasses.replace(experiment, mesh=dataclasses.replace(experiment.mesh, slice=slices))
+    compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value, slices))
     programs = list(compilation.programs(program.print_err))
     found = report.report(program.chosen_config(), _TOPOLOGY.value, compilation, programs)
     print(report.text(found))

@@ -16,14 +16,16 @@ class Chip:
     hbm_bandwidth: float  # bytes a second
     link_bandwidth: float  # bytes a second of one interconnect link, one way
     torus_axes: int  # axes of the interconnect, each with two links at a chip
+    dcn_bandwidth: float  # bytes a second that a chip sends to other slices
 
 
-# From cloud.google.com/tpu/docs/v5e, v5p and v6e; a link has the chip's interconnect over links and ways. HBM
-# is what libtpu 0.0.52 leaves to a program; the pages say 16 GB, 95 GiB and 32 GB.
+# From cloud.google.com/tpu/docs/v5e, v5p and v6e; a link has the chip's interconnect over links and ways, a
+# chip of v5e and v6e its pod's data-center network over 256 chips. HBM is what libtpu 0.0.52 leaves to a
+# program; the pages say 16 GB, 95 GiB and 32 GB.
 CHIPS: dict[str, Chip] = {
-    "v5e": Chip("TPU v5 lite", 15.75 * 2**30, 197e12, 819e9, 400e9 / 4 / 2, 2),
-    "v5p": Chip("TPU v5", 95.74 * 2**30, 459e12, 2765e9, 1200e9 / 6 / 2, 3),
-    "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 918e12, 1638e9, 800e9 / 4 / 2, 2),
+    "v5e": Chip("TPU v5 lite", 15.75 * 2**30, 197e12, 819e9, 400e9 / 4 / 2, 2, 3.125e9),
+    "v5p": Chip("TPU v5", 95.74 * 2**30, 459e12, 2765e9, 1200e9 / 6 / 2, 3, 6.25e9),
+    "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 918e12, 1638e9, 800e9 / 4 / 2, 2, 12.5e9),
 }
 
 # Dense bfloat16 operations a second of other accelerators, by what their `device_kind` holds; the first that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import warnings
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError, setting
 
-MESH_AXES = ("data", "stage", "fsdp", "tensor", "expert")
+MESH_AXES = ("slice", "data", "stage", "fsdp", "tensor", "expert")
 MOST_EXPERT_SHARDS = 8  # where nothing else is said: more would leave too few experts to each
 
 
@@ -22,7 +23,10 @@ MOST_EXPERT_SHARDS = 8  # where nothing else is said: more would leave too few e
 class MeshConfig:
     """Sizes of one learner's mesh; one may be -1, or fsdp and expert both, meaning what the others leave."""
 
-    data: int = setting(-1, "copies of the model, each with rows of its own; -1 is what is left")
+    slice: int = setting(
+        1, "TPU slices, joined by the data-center network (DCN); each has copies of the model", at_least=1
+    )
+    data: int = setting(-1, "copies of the model in a slice, each with rows of its own; -1 is what is left")
     stage: int = setting(
         1, "pipeline stages, each with layers of its own; outside of layers like fsdp; -1 is what is left"
     )
@@ -50,7 +54,8 @@ class MeshConfig:
     def shape(self, num_devices: int) -> tuple[int, ...]:
         """The sizes over `num_devices`, with -1 resolved; raises ConfigError where they do not fit."""
         fixed = math.prod(size for size in self.sizes if size != -1)
-        asked = " x ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, self.sizes, strict=True))
+        sizes = zip(MESH_AXES, self.sizes, strict=True)
+        asked = " x ".join(f"{axis}={size}" for axis, size in sizes if size != 1) or "one device a learner"
         free = -1 in self.sizes
         fits = num_devices % fixed == 0 if free else num_devices == fixed
         if not fits:
@@ -64,14 +69,15 @@ class MeshConfig:
 
 
 def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) -> list[Mesh]:
-    """A mesh for each learner, of contiguous equal groups of the devices.
+    """A mesh for each learner, of contiguous equal groups of the devices, slice by slice.
 
     With fewer devices than learners, learner m uses device m mod N. Devices that do not divide evenly stay
     idle, with a warning.
 
     Raises:
-      ConfigError: the mesh does not fit the devices that a learner has.
+      ConfigError: the mesh does not fit the devices that a learner has, or the slices that they are of.
     """
+    devices = sorted(devices, key=_slice_index)
     each = len(devices) // num_learners
     groups: list[Sequence[jax.Device]]
     if each == 0:
@@ -89,8 +95,31 @@ def carve(devices: Sequence[jax.Device], num_learners: int, config: MeshConfig) 
     return [Mesh(_arranged(group, shape), MESH_AXES) for group in groups]
 
 
+def _slice_index(device: jax.Device) -> int:
+    """The TPU slice of a device; other devices are of none, and any of them can stand for a slice."""
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+
+
 def _arranged(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
-    """The devices in a mesh whose axes lie along those of the interconnect, as far as that goes."""
+    """The devices in a mesh whose axes lie along those of the interconnect, as far as that goes.
+
+    The first axis, and no other, leads from slice to slice.
+
+    Raises:
+      ConfigError: the devices are of more slices or fewer, or of unequal parts of them.
+    """
+    slices, *inside = shape
+    each = len(devices) // slices
+    if devices[0].platform == "tpu":
+        sizes = collections.Counter(map(_slice_index, devices))
+        if set(sizes.values()) != {each}:
+            found = ", ".join(f"{size} of slice {index}" for index, size in sizes.items())
+            raise ConfigError(f"mesh.slice: is {slices}, but the devices of a learner are {found}")
+    parts = [_in_slice(devices[n * each : (n + 1) * each], tuple(inside)) for n in range(slices)]
+    return np.stack(parts)
+
+
+def _in_slice(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
     try:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     except (AssertionError, NotImplementedError, ValueError):  # they are no box of a torus

@@ -6,10 +6,12 @@ import contextlib
 import os
 import pathlib
 import tempfile
+from collections.abc import MutableMapping
 
 import jax
 from jax.sharding import Mesh
 
+from ddiloco.config import ConfigError
 from ddiloco.training.memory import keep_freed_memory
 
 # What lets collectives go on beside matmuls, by the platform of the devices. Beyond this libtpu does it by
@@ -48,6 +50,39 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", float(least))
         _keep_only_whole_programs()
+
+
+_SLICES, _SLICE = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"
+_WORKERS = "TPU_WORKER_HOSTNAMES"
+
+
+def check_slices(slices: int, hosts: int, variables: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Readies libtpu's variables for a learner of so many slices and hosts; returns those that it removed.
+
+    An allocation of more slices than the learner has sets them for all of it, and a job that was preempted
+    may leave its own: libtpu would wait for slices and hosts that are none of this learner's.
+
+    Raises:
+      ConfigError: they are of another number of slices or hosts.
+    """
+    found = sorted(name for name in variables if name.startswith("MEGASCALE_"))
+    if slices == 1:
+        for name in found:
+            del variables[name]
+    elif found:
+        for name, fits in (
+            (_SLICES, lambda value: value == slices),
+            (_SLICE, lambda value: 0 <= value < slices),
+        ):
+            value = variables.get(name, "")
+            if not value.isdecimal() or not fits(int(value)):
+                must = f"must be of a learner of {slices} slices (config.mesh.slice)"
+                raise ConfigError(f"{name}: is {value or 'missing'}, but {must}")
+    names, each = variables.get(_WORKERS, ""), hosts // slices
+    if hosts > 1 and names and len(names.split(",")) != each:
+        count, must = len(names.split(",")), f"but a slice of this learner has {each} (config.remote.hosts)"
+        raise ConfigError(f"{_WORKERS}: names {count} hosts, {must}; is it of another job?")
+    return found if slices == 1 else []
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:

@@ -23,8 +23,8 @@ from ddiloco.training.mesh import MESH_AXES
 from ddiloco.training.parameters import abstract_parameters, logical_axes
 
 RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp", "expert", "stage"),
-    "copy": ("data",),
+    "batch": ("slice", "data", "fsdp", "expert", "stage"),
+    "copy": ("slice", "data"),
     "embed": ("fsdp", "expert", "stage"),
     "vocab": ("tensor",),
     "heads": ("tensor",),

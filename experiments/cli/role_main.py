@@ -66,6 +66,10 @@ def role_main(
     process = _Process(assignment, experiment, security, stop, received)
     if assignment.health:
         serve(check_address(assignment.health, "health"), process.health)
+    if assignment.role == LEARNER:
+        removed = platform.check_slices(experiment.mesh.slice, assignment.processes)
+        if removed:
+            program.print_err(f"a learner of one slice has no use for {', '.join(removed)}: removed")
     platform.prepare()
     if assignment.role == SYNCER:
         return process.syncer(finish)

@@ -81,7 +81,7 @@ def test_a_stop_ends_a_baseline_at_a_step_boundary(data_dir, one_device):
         ({"sync": {"num_fragments": 10_000}}, "config.sync.num_fragments: num_fragments is 10000, but"),
         (
             {"mesh": {"tensor": 3}},
-            "mesh: data=-1 x stage=1 x fsdp=1 x tensor=3 x expert=1 needs a multiple of 3",
+            "mesh: data=-1 x tensor=3 needs a multiple of 3",
         ),
     ],
     ids=["rows", "held-out rows", "accumulation", "fragments", "mesh"],

@@ -67,7 +67,7 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
     found = json.loads(output.read_text())
     assert (found["preset"], found["topology"], found["chips"]) == ("configs/dense.py:tiny", "v5e:2x2", 4)
     assert found["fits"]
-    assert found["mesh"] == {"data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+    assert found["mesh"] == {"slice": 1, "data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
     assert 0 < found["state_gib"] <= found["argument_gib"] < found["peak_gib"] < found["hbm_gib"] == 15.75
     assert found["program_flops"] == pytest.approx(found["model_flops"], rel=0.02)
     assert found["collective_bytes"]["all-gather"] > 0
@@ -80,11 +80,28 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
 
 
 @needs_libtpu
+def test_of_several_slices_only_copies_of_the_model_meet_over_the_network_between_them(programs, tmp_path):
+    """Measured: libtpu sums gradients within a slice, and hands each chip's part to the hosts."""
+    output = tmp_path / "figures.json"
+    asked = ("--config.mesh.fsdp=4", "--config.inner.optimizer=adamw", "--topology=v5e:2x2", "--slices=2")
+    done = programs.run("compile", *SMALLEST[:7], *asked, f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())
+    assert (found["chips"], found["mesh"]["slice"]) == (8, 2)
+    step, *others = (program["dcn_bytes"] for program in found["programs"])
+    assert {kind for kind, sent in step.items() if sent} == {"all-reduce"}
+    parameters = found["state_gib"] * 2**30 / 3  # and two moments, on a chip
+    assert parameters <= step["all-reduce"] <= 4 * parameters  # what it has of them, to all of its slice's
+    assert not any(sent for kinds in others[1:] for sent in kinds.values())  # nor does the evaluation's
+    assert "and to other slices:" in done.stdout and "by dcn" in done.stdout
+
+
+@needs_libtpu
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
         ("v5p:3x3x3", "topology: is v5p:3x3x3: "),
-        ("v5p:2x2x2", "mesh: data=-1 x stage=1 x fsdp=3 x tensor=1 x expert=1 needs a multiple of 3 devices"),
+        ("v5p:2x2x2", "mesh: data=-1 x fsdp=3 needs a multiple of 3 devices"),
     ],
 )
 def test_a_slice_that_does_not_do_is_told_in_one_line(asked, told, programs):
@@ -218,3 +235,6 @@ def test_a_step_takes_what_its_slowest_part_takes():
     assert (found["compute_seconds"], found["hbm_seconds"], found["interconnect_seconds"]) == (2, 1, 3)
     assert (found["step_seconds"], found["bound_by"]) == (3, "interconnect")
     assert found["mfu"] == pytest.approx(1 / 3)
+    across = {"b": CollectiveTraffic("all-reduce", 2 * chip.dcn_bandwidth, group=2, times=4, dcn=True)}
+    found = roofline(Cost(0, 0, moved | across), chip.peak_flops, chip)
+    assert (found["interconnect_seconds"], found["dcn_seconds"], found["bound_by"]) == (3, 8, "dcn")

@@ -1,6 +1,7 @@
 """Devices carved into meshes, and parameters laid on them."""
 
 import dataclasses
+import types
 import warnings
 
 import jax
@@ -22,7 +23,7 @@ def test_learners_get_contiguous_equal_groups():
         warnings.simplefilter("error")
         meshes = carve(jax.devices()[:8], 2, MeshConfig(fsdp=2))
     assert [dict(mesh.shape) for mesh in meshes] == [
-        {"data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+        {"slice": 1, "data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
     ] * 2
     assert [[device.id for device in mesh.devices.flat] for mesh in meshes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -46,13 +47,15 @@ def test_more_learners_than_devices_share_them_in_turn():
         (
             1,
             MeshConfig(tensor=3),
-            "data=-1 x stage=1 x fsdp=1 x tensor=3 x expert=1 needs a multiple of 3 devices",
+            "mesh: data=-1 x tensor=3 needs a multiple of 3 devices",
         ),
         (
             2,
             MeshConfig(data=2),
-            "data=2 x stage=1 x fsdp=1 x tensor=1 x expert=1 needs 2 devices, but a learner has 4",
+            "mesh: data=2 needs 2 devices, but a learner has 4",
         ),
+        (2, MeshConfig(data=1), "mesh: one device a learner needs 1 devices, but a learner has 4"),
+        (1, MeshConfig(slice=3), "mesh: slice=3 x data=-1 needs a multiple of 3 devices"),
         (1, MeshConfig(data=16), "needs 16 devices, but a learner has 8"),
         (9, MeshConfig(tensor=2), "needs a multiple of 2 devices, but a learner has 1"),
         (4, MeshConfig(data=1, fsdp=-1, expert=-1, tensor=4), "needs a multiple of 4 devices, but a learner"),
@@ -63,10 +66,32 @@ def test_a_mesh_that_does_not_fit_is_told_in_a_line(num_learners, config, told):
     assert told in refusal(ConfigError, carve, jax.devices()[:8], num_learners, config)
 
 
+def test_the_outermost_axis_leads_from_slice_to_slice():
+    first, second = carve(jax.devices()[:8], 2, MeshConfig(slice=2, data=1, fsdp=2))
+    assert dict(first.shape)["slice"] == 2
+    assert [[d.id for d in part.flat] for part in first.devices] == [[0, 1], [2, 3]]
+    assert [d.id for d in second.devices.flat] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("slices", "asked", "told"),
+    [
+        ([0, 0, 1, 1], 1, "mesh.slice: is 1, but the devices of a learner are 2 of slice 0, 2 of slice 1"),
+        ([1, 0, 0, 0], 2, "mesh.slice: is 2, but the devices of a learner are 3 of slice 0, 1 of slice 1"),
+        ([5, 5, 5, 5], 2, "mesh.slice: is 2, but the devices of a learner are 4 of slice 5"),
+    ],
+)
+def test_no_axis_but_that_of_slices_leads_from_one_to_another(slices, asked, told):
+    devices = [types.SimpleNamespace(platform="tpu", slice_index=index) for index in slices]
+    config = MeshConfig(slice=asked, data=1, fsdp=-1)
+    assert refusal(ConfigError, carve, devices, 1, config) == told
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
         ({"fsdp": 0}, "mesh.fsdp: is 0, but must be at least 1, or -1 for what is left"),
+        ({"slice": 0}, "mesh.slice: is 0, but must be at least 1"),
         ({"data": -2}, "mesh.data: is -2, but must be at least 1, or -1 for what is left"),
         ({"fsdp": -1}, "mesh.fsdp: is -1, but data is too; only one size may be what is left"),
     ],
@@ -135,11 +160,11 @@ def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
 @pytest.mark.parametrize(
     ("devices", "shape"),
     [
-        (1, (1, 1, 1, 1, 1)),
-        (4, (1, 1, 1, 1, 4)),
-        (6, (1, 1, 3, 1, 2)),
-        (64, (1, 1, 8, 1, 8)),
-        (128, (1, 1, 16, 1, 8)),
+        (1, (1, 1, 1, 1, 1, 1)),
+        (4, (1, 1, 1, 1, 1, 4)),
+        (6, (1, 1, 1, 3, 1, 2)),
+        (64, (1, 1, 1, 8, 1, 8)),
+        (128, (1, 1, 1, 16, 1, 8)),
     ],
 )
 def test_experts_and_embeddings_share_whatever_devices_there_are(devices, shape):

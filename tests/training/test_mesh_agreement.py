@@ -103,7 +103,8 @@ def alone():
         pytest.param(CONFIG, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
         pytest.param(SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
         pytest.param(SCANNED, {"data": 1, "expert": 2, "tensor": 4}, 1, marks=pytest.mark.slow),
-        (SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 2),
+        (SCANNED, {"slice": 2, "data": 1, "fsdp": 2, "tensor": 2}, 2),
+        pytest.param(SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 2, marks=pytest.mark.slow),
         pytest.param(SCANNED, {"data": 2, "fsdp": 4}, 2, marks=pytest.mark.slow),
     ],
     ids=[
@@ -113,6 +114,7 @@ def alone():
         "data2_fsdp2_tensor2",
         "scanned_data2_fsdp2_tensor2",
         "scanned_expert2_tensor4",
+        "scanned_slice2_fsdp2_tensor2_accumulated",
         "scanned_data2_fsdp2_tensor2_accumulated",
         "scanned_data2_fsdp4_accumulated",
     ],

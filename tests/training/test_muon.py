@@ -182,6 +182,7 @@ def compiled_update(axes, mesh, **lying):
         (AXES, {"data": 2, "fsdp": 2, "tensor": 2}, {}),
         (AXES, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, {}),
         (SIX, {"data": 1, "stage": 2, "fsdp": 4}, {}),
+        (SIX, {"slice": 2, "data": 1, "fsdp": 4}, {}),
         # As parameters lie that have too few heads for `tensor`.
         (KEYS, {"data": 1, "fsdp": 2, "tensor": 4}, {"layers/0:4/k": (None, ("fsdp", "tensor"), None, None)}),
     ],

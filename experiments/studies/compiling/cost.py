@@ -20,6 +20,7 @@ COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "coll
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
+_ACROSS_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
 _LISTED_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -31,12 +32,16 @@ _FREE |= {"replica-id", "iota", "while", "conditional", "call", "opt-barrier", "
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTraffic:
-    """A collective: bytes that a chip sends in one go of it, in a group of so many chips, and how often."""
+    """A collective: bytes that a chip sends in one go of it, in a group of so many chips, and how often.
+
+    `dcn`: to other slices, over the data-center network; else to chips of its own, over the interconnect.
+    """
 
     kind: str
     nbytes: float
     group: int
     times: float = 1.0
+    dcn: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,24 +71,25 @@ class Cost:
         }
         return Cost(times * self.flops, times * self.hbm_bytes, repeated, self.endless)
 
-    def bytes_by_kind(self) -> dict[str, float]:
-        """Bytes that a chip sends, by kind of collective."""
+    def bytes_by_kind(self, dcn: bool = False) -> dict[str, float]:
+        """Bytes that a chip sends to others of its slice, or to other slices, by kind of collective."""
         found = dict.fromkeys(COLLECTIVES, 0.0)
         for traffic in self.collectives.values():
-            found[traffic.kind] += traffic.times * traffic.nbytes
+            if traffic.dcn == dcn:
+                found[traffic.kind] += traffic.times * traffic.nbytes
         return found
 
 
-def cost_of(module: Module, chips: int) -> Cost:
-    """The cost of a program on each of so many chips; Pallas kernels have no operations here."""
-    return _Walk(module, chips).cost(module.entry, False)
+def cost_of(module: Module, chips: int, slices: int = 1) -> Cost:
+    """The cost of a program on each chip, of so many in all slices; Pallas kernels count nothing."""
+    return _Walk(module, chips, slices).cost(module.entry, False)
 
 
 class _Walk:
     """Each computation is looked at once."""
 
-    def __init__(self, module: Module, chips: int) -> None:
-        self._module, self._chips = module, chips
+    def __init__(self, module: Module, chips: int, slices: int) -> None:
+        self._module, self._chips, self._slices = module, chips // slices, slices
         self.cost = functools.cache(self._cost)
 
     def _cost(self, name: str, fused: bool) -> Cost:
@@ -111,6 +117,8 @@ class _Walk:
             )
         elif kind in COLLECTIVES:
             cost = self._collective(kind, i, computation)
+        elif i.opcode == "send" and (across := _ACROSS_SLICES.search(i.attributes)):
+            cost = self._across_slices(across[1].lower().replace("_", "-"), i, computation)
         elif i.opcode in ("dot", "convolution"):
             cost = Cost(_matmul_flops(i, [computation[name].arrays[0] for name in i.operands]))
         if not fused and i.opcode not in _FREE and not i.opcode.endswith("-done"):
@@ -139,15 +147,17 @@ class _Walk:
     def _collective(self, kind: str, i: Instruction, computation: Computation) -> Cost:
         given = sum(array.nbytes for name in i.operands for array in computation[name].arrays)
         group = _group(i.attributes, self._chips)
-        share = {
-            "all-gather": group - 1.0,
-            "all-reduce": 2 * (group - 1) / group,
-            "collective-permute": 1.0,
-        }.get(kind, (group - 1) / group)
         # The stages of a collective that goes on beside matmuls share a chain and a channel.
         chain, channel = _CHAIN.search(i.attributes), _CHANNEL.search(i.attributes)
         key = f"{chain[1]} {channel[1]}" if chain and channel else i.name
-        return Cost(collectives={key: CollectiveTraffic(kind, given * share, group)})
+        return Cost(collectives={key: CollectiveTraffic(kind, given * _share(kind, group), group)})
+
+    def _across_slices(self, kind: str, i: Instruction, computation: Computation) -> Cost:
+        """A chip hands its part to its host, and the hosts do the rest, as a ring of slices would."""
+        kind = kind if kind in COLLECTIVES else "collective-permute"
+        given = computation[i.operands[0]].arrays[0].nbytes
+        traffic = CollectiveTraffic(kind, given * _share(kind, self._slices), self._slices, dcn=True)
+        return Cost(collectives={i.name: traffic})
 
     def _traffic(self, i: Instruction, computation: Computation) -> float:
         """Bytes read from and written to HBM: of slices and updates in place only what they touch."""
@@ -164,9 +174,11 @@ class _Walk:
         if i.opcode == "dynamic-update-slice":
             return read + _hbm_bytes(computation[i.operands[1]].arrays)
         arrays, given = i.arrays, len(i.operands)
+        if i.opcode == "send":
+            return _hbm_bytes(computation[i.operands[0]].arrays)
         if i.opcode in ("all-gather-start", "collective-permute-start"):
             arrays = arrays[given : 2 * given]  # before them stand the operands, after them what else it has
-        elif i.opcode.endswith("-start"):
+        elif i.opcode.endswith("-start") or i.opcode == "recv":
             arrays = arrays[:1]
         return read + (self._written(inner, i) if inner is not None else _hbm_bytes(arrays))
 
@@ -284,6 +296,12 @@ def _valid_positions(
     """
     at = np.arange(outputs)[:, None] * stride[0] - pad[0] + np.arange(size[0]) * rhs_dilate[0]
     return int(((at >= 0) & (at <= (inputs - 1) * lhs_dilate[0]) & (at % lhs_dilate[0] == 0)).sum())
+
+
+def _share(kind: str, group: int) -> float:
+    """Of the bytes that each has, how many it sends."""
+    shares = {"all-gather": group - 1.0, "all-reduce": 2 * (group - 1) / group, "collective-permute": 1.0}
+    return shares.get(kind, (group - 1) / group)
 
 
 def _group(attributes: str, chips: int) -> int:

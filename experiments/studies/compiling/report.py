@@ -73,6 +73,7 @@ class CompiledProgram:
             "flops": self.cost.flops,
             "hbm_bytes": self.cost.hbm_bytes,
             "collective_bytes": self.cost.bytes_by_kind(),
+            "dcn_bytes": self.cost.bytes_by_kind(dcn=True),
             **more,
         }
 
@@ -157,7 +158,7 @@ class Compilation:
         if name == "step":
             self._step = lowered, compiled
         memory = compiled.memory_analysis()
-        cost = cost_of(parse(text), self.mesh.size)
+        cost = cost_of(parse(text), self.mesh.size, self.mesh.shape["slice"])
         cost += Cost(flops=kernel_flops(traced.jaxpr.jaxpr, self.mesh.size))
         return CompiledProgram(
             name=name,
@@ -208,6 +209,7 @@ def report(
         "flops_ratio": step.cost.flops / flops,
         "hbm_bytes": step.cost.hbm_bytes,
         "collective_bytes": step.cost.bytes_by_kind(),
+        "dcn_bytes": step.cost.bytes_by_kind(dcn=True),
         "loops_of_unknown_length": step.cost.endless,
         "roofline": None if chip is None or step.problem else roofline(step.cost, flops, chip),
         "programs": [program.as_json() for program in programs],
@@ -216,7 +218,7 @@ def report(
 
 
 def roofline(cost: Cost, model_flops: float, chip: Chip) -> dict[str, Any]:
-    """Seconds of a step where compute, HBM and interconnect overlap fully, and the MFU that it allows.
+    """Seconds of a step where compute, HBM and both networks overlap fully, and the MFU that it allows.
 
     A collective has the links of as many axes of the torus as its group is likely to span: one for up to 4
     chips, two for up to 16, three, where there are as many, beyond.
@@ -227,7 +229,9 @@ def roofline(cost: Cost, model_flops: float, chip: Chip) -> dict[str, Any]:
         "interconnect": sum(
             traffic.times * traffic.nbytes / (2 * chip.link_bandwidth * _axes(traffic.group, chip))
             for traffic in cost.collectives.values()
+            if not traffic.dcn
         ),
+        "dcn": sum(cost.bytes_by_kind(dcn=True).values()) / chip.dcn_bandwidth,
     }
     step = max(seconds.values())
     return {
@@ -247,7 +251,10 @@ def text(found: Mapping[str, Any]) -> str:
     shape = " ".join(f"{axis}={size}" for axis, size in found["mesh"].items())
     hbm = "" if found["hbm_gib"] is None else f" of {found['hbm_gib']:.2f} GiB"
     fits = {True: ", fits", False: ", does NOT fit", None: ""}[found["fits"]]
-    moved = "  ".join(f"{kind} {found['collective_bytes'][kind] / 1e9:.2f}" for kind in COLLECTIVES)
+    moved, across = (
+        "  ".join(f"{kind} {found[network][kind] / 1e9:.2f}" for kind in COLLECTIVES)
+        for network in ("collective_bytes", "dcn_bytes")
+    )
     seconds = (
         f"{found['compile_seconds']:.1f} s the step, {found['compile_seconds_of_all']:.1f} s all programs"
     )
@@ -262,12 +269,15 @@ def text(found: Mapping[str, Any]) -> str:
         f"model's {found['model_flops']:.4g}",
         f"collectives  GB that a chip sends: {moved}",
     ]
+    if found["mesh"]["slice"] > 1:
+        lines.append(f"             and to other slices:  {across}")
     line = found["roofline"]
     if line:
         lines.append(
             f"roofline     {line['step_seconds']:.4g} s a step by {line['bound_by']} (compute "
             f"{line['compute_seconds']:.4g}, HBM {line['hbm_seconds']:.4g}, interconnect "
-            f"{line['interconnect_seconds']:.4g}): MFU at most {line['mfu']:.1%}"
+            f"{line['interconnect_seconds']:.4g}, DCN {line['dcn_seconds']:.4g}): "
+            f"MFU at most {line['mfu']:.1%}"
         )
     lines += [f"problem      {p['name']}: {p['problem']}" for p in found["programs"] if p.get("problem")]
     return "\n".join(lines)

@@ -30,15 +30,17 @@ _ENVIRONMENT = {
 
 
 class Slice(NamedTuple):
-    """One learner's devices; `chip` is None where they are no TPUs."""
+    """One learner's devices, of one slice or of several; `chip` is None where they are no TPUs."""
 
     devices: list[jax.Device]
     chip: Chip | None
 
 
-def slice_of(topology: str) -> Slice:
-    """The devices of `v5p:4x4x4`, or with `here` those of this process; may raise UsageError."""
+def slice_of(topology: str, slices: int = 1) -> Slice:
+    """The devices of slices such as `v5p:4x4x4`, or of this process: `here`; may raise UsageError."""
     if topology == HERE:
+        if slices > 1:
+            raise UsageError(f"slices: has no use with --topology={HERE}, whose devices are what they are")
         devices = jax.devices()
         kinds = {chip.kind: chip for chip in CHIPS.values()}
         return Slice(devices, kinds.get(devices[0].device_kind))
@@ -54,7 +56,7 @@ def slice_of(topology: str) -> Slice:
         )
     _prepare()
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology, num_slices=slices)
     except jax.errors.JaxRuntimeError as error:
         raise UsageError(f"topology: is {topology}: {str(error).splitlines()[0]}") from None
     return Slice(list(found.devices), CHIPS[kind])

@@ -99,7 +99,7 @@ class _ResumeParser(flags.ArgumentParser):
         if text.isdecimal() and int(text) > 0:
             return int(text)
         if text not in _RESUME:
-            raise ValueError(f"is {argument!r}, but must be true, false, auto or the number of a snapshot")
+            raise ValueError("must be true, false, auto or the number of a snapshot")
         return _RESUME[text]
 
     def flag_type(self) -> str:

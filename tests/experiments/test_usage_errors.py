@@ -20,7 +20,7 @@ CASES = {
     "a setting that went": (["--config.resume=true"], "config.resume: is a setting no more: it is --resume"),
     "no snapshot's number": (
         ["--resume=sometimes"],
-        "resume: is 'sometimes', but must be true, false, auto or",
+        "resume=sometimes: must be true, false, auto or the number of a snapshot",
     ),
     "group as a value": (["--config.train=3"], "config.train=3: is a group of settings, which"),
     "unknown preset": (

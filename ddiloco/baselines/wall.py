@@ -110,8 +110,8 @@ class JobStates:
         """The job's state after a step, with none under way."""
         shards = self._experiment.num_data_shards
         work = LearnerWork(step, 0, step, ())
-        told = {"trained": step, "tokens": tokens, "steps": step, "time": time.time()}
-        header = StateHeader(self._mark.run, "", _NO_CODEC, work, position, shards, **told)
+        counted = {"trained": step, "tokens": tokens, "steps": step, "time": time.time()}
+        header = StateHeader(self._mark.run, "", _NO_CODEC, work, position, shards, **counted)
         return LearnerState(header, arrays)
 
     def _keep(self, state: LearnerState, snapshot: int) -> None:
@@ -140,8 +140,8 @@ class JobStates:
     def _given_up(self, number: int, step: int, problem: str) -> None:
         values = {"number": number, "step": step, "reason": problem}
         self._record(records.Noted("snapshot_given_up", values, time.time()))
-        told = f"{self._store.folder}: {problem}: a snapshot is given up; training goes on"
-        self._record(records.Alarm(told, time.time()))
+        alarm = f"{self._store.folder}: {problem}: a snapshot is given up; training goes on"
+        self._record(records.Alarm(alarm, time.time()))
 
 
 class BaselineRun:

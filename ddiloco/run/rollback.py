@@ -90,19 +90,20 @@ def go_back_to(workdir: pathlib.Path, number: int, experiment: Experiment) -> Ro
     with _alone(workdir):
         try:
             snapshot = store.open(number)
-            check_resumable(parse(snapshot.header.experiment), experiment, snapshot.header.step)
             mark = run_mark.begun(workdir / SYNCER)
             if mark is not None and mark.run != snapshot.header.run:
                 raise SnapshotError(f"{snapshot.folder}: is of another run than {workdir / SYNCER}")
             snapshot.check()
         except (SnapshotError, RunMarkError) as error:
             raise ConfigError(f"resume: {error}") from None
-        _prepare(workdir, make)
-        versions, _ = _made_of(workdir)
         root = checkpoint_root(workdir, experiment.recovery.checkpoint_folder)
         checkpoints = _checkpoints(root / FOLDER / snapshot.folder.name / LEARNERS)
-        step = snapshot.header.step
-        previous = trim(workdir, Cut(snapshot.header.time, versions, step, _boundaries(checkpoints)))
+        boundaries, step = _boundaries(checkpoints), snapshot.header.step
+        furthest = max([step, *(clock for clock, _ in boundaries.values())])
+        check_resumable(parse(snapshot.header.experiment), experiment, furthest)
+        _prepare(workdir, make)
+        versions, _ = _made_of(workdir)
+        previous = trim(workdir, Cut(snapshot.header.time, versions, step, boundaries))
         _move(store.later(number), workdir, previous)
         _exchange_checkpoints(root, checkpoints, previous.name)
         _keep_with_tapes(workdir, checkpoints)

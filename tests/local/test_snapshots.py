@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
+from ddiloco.run import rollback
 from ddiloco.run.recipes import assembly_of
 from ddiloco.run.rollback import going_on
 from ddiloco.storage import run_mark
@@ -157,6 +158,25 @@ def test_a_damaged_snapshot_is_refused_by_name_and_changes_nothing(folder, data_
         going_on(int(snapshot.folder.name), folder, settings(data_dir, train={"steps": 1}), print)
     locks = {folder / ".lock", *(folder / "syncer" / f"owner-{p:04d}" for p in range(3))}
     assert {*folder.rglob("*")} - locks == {*before} - locks
+
+
+@pytest.mark.parametrize("fatal", ["_prepare", "trim", "_exchange_checkpoints", "_keep_with_tapes"])
+def test_interrupted_on_the_way_back_it_is_done_by_the_next_call(fatal, folder, data_dir, monkeypatch):
+    snapshot, e, whole = newest(folder), settings(data_dir), getattr(rollback, fatal)
+
+    def interrupted(*arguments):
+        whole(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rollback, fatal, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        going_on(int(snapshot.folder.name), folder, e, print)
+    monkeypatch.undo()
+    assert going_on(int(snapshot.folder.name), folder, e, print)
+    for path in [*snapshot.folder.glob("syncer/fragment-*"), *snapshot.folder.glob("learners/*/state.*")]:
+        assert (folder / path.relative_to(snapshot.folder)).read_bytes() == path.read_bytes()
+    assert len(list(folder.glob("learners/*/state.*"))) == 2
+    assert run_mark.begun(folder / "syncer").run == snapshot.header.run
 
 
 def test_learners_step_on_while_their_checkpoints_are_written(data_dir, tmp_path):

@@ -32,8 +32,8 @@ def main(_) -> int:
     columns["predicted"] = calibration.predictions(committed)
     rows = []
     for cells in zip(*columns.values(), strict=True):
-        cell, told = cells[0], [f"{cell.fitted:.1f}" for cell in cells]
-        rows.append([cell.system, f"{cell.num_chips:,}", f"{cell.published:.0f}", *told])
+        cell, row = cells[0], [f"{cell.fitted:.1f}" for cell in cells]
+        rows.append([cell.system, f"{cell.num_chips:,}", f"{cell.published:.0f}", *row])
     print("\n" + markdown(["system", "chips", "paper", *columns], rows, align=True))
     errors = [
         [name, f"{calibration.rms(cells):.2f}", f"{calibration.largest(cells):.2f}"]

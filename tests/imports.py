@@ -11,7 +11,7 @@ NAMES = (
     "ddiloco.launch.supervisor",
     "ddiloco.remote.learner.process",
     "ddiloco.remote.syncer.process",
-    "experiments.studies.replay.run",
+    "experiments.studies.replay.execution",
     "experiments.cli.dry_run",
     "ddiloco.run.job",
     "ddiloco.tasks.language_modelling",

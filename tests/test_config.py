@@ -268,7 +268,7 @@ def test_settings_say_who_must_share_them():
         ),
         (
             {"algorithm": "data_parallel", "train.batch_sizes": (1, 2, 1, 1)},
-            "config.train.batch_sizes: differ, but data_parallel draws as many rows of each shard",
+            "config.train.batch_sizes: differ, but data_parallel reads as many rows of each shard",
         ),
         ({"outer.optimizer": "adamww"}, "config.outer.optimizer: is 'adamww', but must be one of nesterov"),
         ({"mesh.fsdp": -1}, "config.mesh.fsdp: is -1, but data is too; only one size may be what is left"),

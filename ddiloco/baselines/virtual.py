@@ -30,7 +30,7 @@ class JobPhase:
 
     time: float  # virtual seconds
     state: State
-    pace: float  # 0 where the job stands still
+    speed: float  # 0 where the job stands still
     states: tuple[tuple[int, State, int], ...] = ()  # of every learner in the metrics: state and chips
 
 
@@ -116,20 +116,20 @@ class JobClock:
         """
         took = 0.0
         while seconds > 0:
-            pace = self._phases[self._at].pace
-            if pace and not by_chips:
-                pace = 1.0
+            speed = self._phases[self._at].speed
+            if speed and not by_chips:
+                speed = 1.0
             if self._at + 1 == len(self._phases):
-                if not pace:
+                if not speed:
                     raise StandsStill(f"the job stands still from {self.now:g} virtual seconds on")
-                self.now += seconds / pace
-                return took + seconds / pace
+                self.now += seconds / speed
+                return took + seconds / speed
             left = self._phases[self._at + 1].time - self.now
-            if left * pace >= seconds:
-                self.now += seconds / pace
-                return took + seconds / pace
-            seconds -= left * pace
-            took += left if pace else 0.0
+            if left * speed >= seconds:
+                self.now += seconds / speed
+                return took + seconds / speed
+            seconds -= left * speed
+            took += left if speed else 0.0
             self._enter_phase()
         return took
 
@@ -222,20 +222,20 @@ def _failing(experiment: Experiment, chips: Mapping[int, int], until: float) -> 
     for change in fleet_changes(experiment, until):
         if change.job:
             continue
-        pace = change.chips / fleet if change.state is State.STEPPING else 0.0
+        speed = change.chips / fleet if change.state is State.STEPPING else 0.0
         states = ((0, change.state, change.chips), *spares)
-        yield JobPhase(change.time, change.state, pace, states)
+        yield JobPhase(change.time, change.state, speed, states)
 
 
 def _scavenging(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[JobPhase]:
     """When chips come or go, all stand still for `resize_seconds`; further changes wait that long."""
     v, learners = experiment.virtual, experiment.sync.num_learners
-    drawn = draw_extra(v.spare_capacity, learners, experiment.seed, until)
+    sampled = draw_extra(v.spare_capacity, learners, experiment.seed, until)
     extra = v.spare_capacity.extra_learners
     free_at, taken = 0.0, -1
-    for i, (time, count) in enumerate(drawn):
+    for i, (time, count) in enumerate(sampled):
         begin = max(time, free_at)
-        if i + 1 < len(drawn) and drawn[i + 1][0] <= begin:
+        if i + 1 < len(sampled) and sampled[i + 1][0] <= begin:
             continue  # replaced by another change before it could take effect
         if count == taken:
             continue  # changes cancelled each other

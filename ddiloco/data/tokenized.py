@@ -131,7 +131,7 @@ def write(
 ) -> None:
     """Tokenizes the splits that `config` trains on and holds out, as ArrayRecord, a file for each thread.
 
-    The folder has all or does not exist. `tell` takes a line for each split.
+    The folder has all or does not exist. `print_line` takes a line for each split.
 
     Raises:
       DataError: the text cannot be opened.

@@ -23,7 +23,7 @@ class Waits:
     """The waits of a process, which any thread may begin."""
 
     def __init__(self, print_line: Callable[[str], None], shown_after: float = SHOWN_AFTER) -> None:
-        """`tell` takes a line on a wait of so many seconds where no progress line is drawn."""
+        """`print_line` takes a line on a wait of so many seconds where no progress line is drawn."""
         self.name = ""  # of the process, at the beginning of such a line
         self._print_line, self._shown_after = print_line, shown_after
         self._lock = threading.Lock()

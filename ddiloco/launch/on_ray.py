@@ -165,8 +165,8 @@ class RayRun:
         remote = dataclasses.replace(e.remote, hosts=tuple(map(len, places)), spares=0)
         e = self._experiment = dataclasses.replace(e, remote=remote)
         security = Security(tokens={m: secrets.token_hex(24) for m in range(len(places))})
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        beside = {"num_cpus": 0, "scheduling_strategy": here}
+        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        beside = {"num_cpus": 0, "scheduling_strategy": this_node}
         syncer = Assignment(SYNCER, syncer=address, workdir=self._workdir, resume=None)
         self._start(syncer, security, beside)
         for part in range(e.remote.parts if e.has_parts else 0):

@@ -16,7 +16,7 @@ Axes = tuple[str | None, ...]
 
 # Of the standard normal distribution truncated at two deviations.
 TRUNCATED_DEVIATION = 0.8796256610342398
-PADDED = 2**20  # elements of the largest array that is drawn in another size than its own
+PADDED = 2**20  # elements of the largest array that is sampled in another size than its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Normal:
         """The same by a key of seed and name, on the default device.
 
         Random numbers compile slowly. An array begins with the numbers of a smaller one, so that all of about
-        the same size are drawn by one program.
+        the same size are sampled by one program.
         """
         scale, size = np.float32(self.stddev / TRUNCATED_DEVIATION), math.prod(shape)
         if size > PADDED:

@@ -150,8 +150,8 @@ def host_memory() -> int:
 
 def check(needs: Needs, whose: str) -> None:
     """Raises ConfigError if the process cannot be on this host at all; `whose` begins the line."""
-    if needs.least > (there := host_memory()):
-        sizes = f"{needs.least / _GIB:.1f} GiB of memory, and this host has {there / _GIB:.1f} GiB"
+    if needs.least > (available := host_memory()):
+        sizes = f"{needs.least / _GIB:.1f} GiB of memory, and this host has {available / _GIB:.1f} GiB"
         raise ConfigError(f"{whose} needs at least {sizes}; --dry_run says for what")
 
 

@@ -45,11 +45,11 @@ def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
 
 def check_room(experiment: Experiment, assembly: Assembly, workdir: pathlib.Path) -> None:
     """Raises ConfigError if the disk has less room than what the run saves on it."""
-    saved, (_, there) = saved_bytes(experiment, assembly), free_bytes(workdir)
+    saved, (_, available) = saved_bytes(experiment, assembly), free_bytes(workdir)
     needed = sum(saved.values())
-    if needed > there:
+    if needed > available:
         each = ", ".join(f"{formatting.size(size)} of {name}" for name, size in saved.items())
         raise ConfigError(
-            f"workdir: {workdir}: has {formatting.size(there)} ({there:,} bytes) free, but the run saves "
+            f"workdir: {workdir}: has {formatting.size(available)} ({available:,} bytes) free, but the run saves "
             f"{formatting.size(needed)} ({needed:,} bytes) there: {each}"
         )

@@ -37,7 +37,7 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     """Makes the fragments what they were at a global step; the run is then continued by its syncer.
 
     What came later, tapes and snapshots too, is moved to `workdir/previous/N`. Learners keep their numbers,
-    and begin with a fresh inner state; processes that start anew draw again what was undone. The syncer's
+    and begin with a fresh inner state; processes that start anew read again what was undone. The syncer's
     next start draws a new lineage, as every start does, and so recognises learners that hold what was undone.
     Called again after it was interrupted, it goes on.
 

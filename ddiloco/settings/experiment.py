@@ -57,7 +57,7 @@ class TrainConfig:
         at_least=1,
         may_change="process",
     )
-    batch_size: int = setting(8, "rows that one learner draws for one step", at_least=1)
+    batch_size: int = setting(8, "rows that one learner reads for one step", at_least=1)
     batch_sizes: tuple[int, ...] = setting(
         (), "the same by learner, where they differ; (): all alike", at_least=1
     )
@@ -192,7 +192,7 @@ class Experiment:
         if parts > 1 and baseline:
             yield f"train.sub_shards: is {parts}, but must be 1 for {self.algorithm}"
         if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
-            yield f"train.batch_sizes: differ, but {self.algorithm} draws as many rows of each shard"
+            yield f"train.batch_sizes: differ, but {self.algorithm} reads as many rows of each shard"
         if self.sdc_check_every and baseline:
             yield f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
@@ -236,7 +236,7 @@ class Experiment:
             yield f"remote.max_learners: is {most}, but must be None for a loop, which alone knows its data"
 
     def _problems_of_processes(self, learners: int, known: str, alike: bool) -> Iterator[str]:
-        """What does not fit processes; `alike`: whether all of so many learners draw as many rows."""
+        """What does not fit processes; `alike`: whether all of so many learners read as many rows."""
         remote, fragments = self.remote, self.sync.num_fragments
         if len(remote.hosts) not in (0, learners):
             yield f"remote.hosts: has {len(remote.hosts)} entries, but {known} is {learners}"
@@ -294,7 +294,7 @@ class Experiment:
         return self.virtual.seconds if self.driver == "virtual" else None
 
     def batch_size(self, learner: int) -> int:
-        """Rows that the learner draws for one step."""
+        """Rows that the learner reads for one step."""
         return self.train.batch_sizes[learner] if self.train.batch_sizes else self.train.batch_size
 
     def data_shards(self, learners: Iterable[int]) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class StepProfile:
     def __init__(
         self, folder: pathlib.Path, first: int, last: int, print_line: Callable[[str], None]
     ) -> None:
-        """`tell` takes the line that says where the trace is, and how to open it."""
+        """`print_line` takes the line that says where the trace is, and how to open it."""
         self._folder, self._first, self._last, self._print_line = folder, first, last, print_line
         self._learner: int | None = None  # whose steps count, once the trace has begun
         self._writing: threading.Thread | None = None

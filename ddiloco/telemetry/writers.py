@@ -162,7 +162,7 @@ class Aside:
     """
 
     def __init__(self, make: Callable[[], Writer], warn: Callable[[str], None], name: str) -> None:
-        """`tell` takes a sentence, on any thread."""
+        """`warn` takes a sentence, on any thread."""
         self._make, self._warn, self._name = make, warn, name
         self._waiting: queue.Queue[tuple[str, int, float, Mapping[str, float]] | None]
         self._waiting = queue.Queue(MOST_WAITING)

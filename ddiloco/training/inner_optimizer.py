@@ -196,7 +196,7 @@ def _all_orthogonal(
     """Each matrix made orthogonal, and scaled to one root mean square.
 
     On several devices each takes some matrices whole, in one exchange there and one back: a product of what
-    lies divided would be an exchange for each of the iterations. All matrices of one size are dealt out
+    lies divided would be an exchange for each of the iterations. All matrices of one size are distributed
     together, since a stack has too few for all devices.
     """
     flat = {name: _flat(stack, axes[name]) for name, stack in stacks.items()}
@@ -232,7 +232,7 @@ def _orthogonalize_shards(
     """On each device: its parts of some stacks of one size become whole matrices, and parts again.
 
     Devices that divide experts or layers among them have matrices of their own to begin with; those
-    that have the same ones take some each. To deal out even numbers, some are taken twice.
+    that have the same ones take some each. So that each has as many, some are taken twice.
     """
     parts = [(part,) if isinstance(part, str) else part or () for part in spec]
     *_, width, rest = parts

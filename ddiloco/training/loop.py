@@ -38,7 +38,7 @@ class Loop:
         work. It may donate its state. It is called once on a state that is thrown away, to be compiled and
         checked.
       batches: `() -> iterator` of endless batches from their beginning. If the iterator has `get_state` and
-        `set_state` (of JSON values), a learner that comes back goes on with them; else it draws and drops the
+        `set_state` (of JSON values), a learner that comes back goes on with them; else it reads and drops the
         batches that it has had.
       params: `state -> tree`, the leaves of the state that are trained together, in any tree whose paths name
         them. Names that begin with `embed` or `head` are averaged; the rest goes through the merge rule.

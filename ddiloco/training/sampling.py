@@ -30,10 +30,10 @@ def sample(
     seed: int,
     window: int = 128,
 ) -> np.ndarray:
-    """The `num_tokens` tokens (int32) that follow the prompt, each drawn given at most `window` before it.
+    """The `num_tokens` tokens (int32) that follow the prompt, each sampled given at most `window` before it.
 
-    Where these are known, the next are drawn given the last half of them, and so on. Temperature 0 takes the
-    likeliest token each time. Compiled once for each (config, window, num_tokens). A model that has no
+    Where these are known, the next are sampled given the last half of them, and so on. Temperature 0 takes
+    the likeliest token each time. Compiled once for each (config, window, num_tokens). A model that has no
     `new_cache` and `extend`, as `ddiloco.models.dense` has them, runs over the whole window for each token.
 
     Raises:
@@ -56,7 +56,7 @@ def sample(
 
 
 class _Draws(NamedTuple):
-    """How tokens are drawn: a key for each of all that are wanted, of which so many have been used."""
+    """How tokens are sampled: a key for each of all that are wanted, of which so many have been used."""
 
     temperature: jax.Array | float
     keys_N: jax.Array
@@ -73,7 +73,7 @@ def _fill(
     stop: jax.Array,
     draws: _Draws,
 ) -> jax.Array:
-    """The row of window + 1 tokens, of which `length` are known, with those up to `stop` drawn."""
+    """The row of window + 1 tokens, of which `length` are known, with those up to `stop` sampled."""
     decoder, places_S = module_of(config, params), jnp.arange(tokens_T.shape[0] - 1)
     cache = _read(decoder, constrain, tokens_T[None, :-1])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 
 @contextlib.contextmanager
@@ -26,13 +26,13 @@ def another_process(work: Callable[..., None], *arguments: Any) -> Iterator[Conn
         process.join()
 
 
-def heard(pipe: Connection) -> Any:
+def receive_from(pipe: Connection) -> Any:
     """What the other process says next.
 
     Raises:
       TimeoutError: it says nothing.
       EOFError: it has ended.
     """
-    if not pipe.poll(PATIENCE):
-        raise TimeoutError(f"the other process said nothing in {PATIENCE:g} s")
+    if not pipe.poll(TIMEOUT):
+        raise TimeoutError(f"the other process said nothing in {TIMEOUT:g} s")
     return pipe.recv()

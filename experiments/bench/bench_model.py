@@ -23,7 +23,7 @@ from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.exchange import EventDelivery, Leave
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
 from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
-from experiments.bench.another_process import PATIENCE
+from experiments.bench.another_process import TIMEOUT
 from experiments.cli import program
 
 
@@ -89,7 +89,7 @@ class SteppingLearner:
     def gaps(self, count: int) -> list[float]:
         """Seconds between the next `count` + 1 steps."""
         self._forget()
-        times = [self._times.get(timeout=PATIENCE) for _ in range(count + 1)]
+        times = [self._times.get(timeout=TIMEOUT) for _ in range(count + 1)]
         return [b - a for a, b in itertools.pairwise(times)]
 
     def gaps_until(self, over: Callable[[], bool]) -> list[float]:
@@ -97,13 +97,13 @@ class SteppingLearner:
         self._forget()
         times = [time.perf_counter()]
         while not over():
-            times.append(self._times.get(timeout=PATIENCE))
+            times.append(self._times.get(timeout=TIMEOUT))
         return [b - a for a, b in itertools.pairwise(times)]
 
     def end(self) -> None:
         """Ends its thread."""
         self.worker.inbox.put(Leave())
-        self.worker.join(PATIENCE)
+        self.worker.join(TIMEOUT)
 
     def _forget(self) -> None:
         """Steps until now do not count."""

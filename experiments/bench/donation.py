@@ -17,7 +17,7 @@ from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire.security import Security
 from ddiloco.training import platform
 from ddiloco.workers.learner_arrays import Equipment
-from experiments.bench.another_process import PATIENCE, another_process, heard
+from experiments.bench.another_process import TIMEOUT, another_process, receive_from
 from experiments.bench.bench_model import SteppingLearner, assembly_of, initial_fragments, training_arrays
 from experiments.bench.measuring import medians, row
 
@@ -45,10 +45,10 @@ def run(quick: bool = False) -> list[dict]:
             learner.gaps(3)
             for donating in [False, True, True, False] * (1 if quick else 4):
                 peer.send(donating)
-                assert heard(peer) == donating
+                assert receive_from(peer) == donating
                 gaps[donating].append(learner.gaps(5 if quick else 30))
             peer.send(None)
-            taken = heard(peer)
+            taken = receive_from(peer)
     finally:
         learner.end()
         donor.stop()
@@ -74,7 +74,7 @@ def _take(
     donating, taken = False, 0
     while donating is not None:
         if donating and not pipe.poll():
-            gift = Gift(Asking(inner, Security(), 20.0), address, (0,) * num_fragments, PATIENCE)
+            gift = Gift(Asking(inner, Security(), 20.0), address, (0,) * num_fragments, TIMEOUT)
             with contextlib.closing(gift):
                 gift.open().take()
             taken += 1

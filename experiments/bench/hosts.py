@@ -122,9 +122,9 @@ def _peaks(folder: pathlib.Path, hosts: int, width: int, layers: int) -> Peaks:
             for process in started:
                 process.kill()
     steps = [line["time"] for line in read_values(workdir / "learners" / "0" / "steps.jsonl")]
-    told = [json.loads(file.read_text()) for file in files]
-    joining = max(size for peaks in told for at, size in peaks if at < steps[0])
-    stepping = max(size for peaks in told for at, size in peaks if steps[STEPS // 2] < at < steps[-1])
+    written = [json.loads(file.read_text()) for file in files]
+    joining = max(size for peaks in written for at, size in peaks if at < steps[0])
+    stepping = max(size for peaks in written for at, size in peaks if steps[STEPS // 2] < at < steps[-1])
     return Peaks(joining, stepping)
 
 

@@ -44,13 +44,13 @@ def alternated(candidates: Mapping[str, Callable[[], float]], turns: int) -> dic
 
     Before each, garbage is collected: until then arrays of a run that has ended stay on the devices.
     """
-    told: dict[str, list[float]] = {name: [] for name in candidates}
+    values: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(turns):
         for name in list(candidates)[:: 1 if turn % 2 == 0 else -1]:
             gc.collect()
-            told[name].append(candidates[name]())
-            print(f"turn {turn + 1} of {turns}, {name}: {told[name][-1]:.4g}", file=sys.stderr, flush=True)
-    return told
+            values[name].append(candidates[name]())
+            print(f"turn {turn + 1} of {turns}, {name}: {values[name][-1]:.4g}", file=sys.stderr, flush=True)
+    return values
 
 
 def medians(

@@ -21,7 +21,7 @@ from experiments.bench.measuring import row
 
 WAYS = ("restart", "restart_forked", "restart_spare")
 LEARNERS, VICTIM = 3, 1
-PATIENCE = 300.0
+TIMEOUT = 300.0
 ROOT, ENVIRONMENT = pathlib.Path(__file__).parents[2], {**os.environ, "CI": "true"}
 SETTINGS = (
     "--config.driver=remote",
@@ -169,10 +169,10 @@ class _Job:
         return next((r["time"] for r in rounds if VICTIM in r["learners"]), None)
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        pause, deadline = threading.Event(), time.monotonic() + PATIENCE
+        pause, deadline = threading.Event(), time.monotonic() + TIMEOUT
         while not condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"nothing came of it in {PATIENCE:g} s; see {self._folder}")
+                raise RuntimeError(f"nothing came of it in {TIMEOUT:g} s; see {self._folder}")
             pause.wait(0.2)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.another_process import another_process, heard
+from experiments.bench.another_process import another_process, receive_from
 from experiments.bench.durability import write
 from experiments.bench.measuring import medians, row
 from experiments.bench.syncer_processes import Played, PlayedTraffic, play
@@ -116,10 +116,10 @@ def _limits(core: int, size: int, repetitions: int) -> dict[str, float]:
     """GB/s on this core of a copy in memory, bytes written and synced, and bytes from a raw socket."""
     sent = np.ones(size, np.uint8)
     with another_process(_limits_on, core, size, repetitions) as pipe:
-        with socket.create_connection(heard(pipe)) as raw:
-            while heard(pipe) == "send":
+        with socket.create_connection(receive_from(pipe)) as raw:
+            while receive_from(pipe) == "send":
                 raw.sendall(sent)
-        return heard(pipe)
+        return receive_from(pipe)
 
 
 def _limits_on(pipe: Connection, core: int, size: int, repetitions: int) -> None:

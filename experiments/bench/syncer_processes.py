@@ -34,7 +34,7 @@ from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.exchange import EventDelivery, Leave, Pieces
 from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
 from ddiloco.workers.transfer import Offer
-from experiments.bench.another_process import PATIENCE, another_process, heard
+from experiments.bench.another_process import TIMEOUT, another_process, receive_from
 from experiments.bench.measuring import Seconds, processor_seconds, resident_bytes
 from experiments.cli import program
 
@@ -117,7 +117,7 @@ def play(traffic: PlayedTraffic, folder: pathlib.Path) -> Played:
     """Starts all processes, the syncer's durable state in the folder, and lets them run to the end."""
     with contextlib.ExitStack() as stack:
         main = stack.enter_context(another_process(_main, traffic, folder))
-        address = heard(main)
+        address = receive_from(main)
         several = range(traffic.parts if traffic.parts > 1 else 0)
         parts = [stack.enter_context(another_process(_part, traffic, folder, address, p)) for p in several]
         learners = stack.enter_context(another_process(_learners, traffic, address))
@@ -131,13 +131,13 @@ def play(traffic: PlayedTraffic, folder: pathlib.Path) -> Played:
             return {name: _sum(_asked(pipe)[1] for pipe in pipes) for name, pipes in named.items()}
 
         pids = [_asked(pipe)[0] for pipe in named["syncer"]]
-        assert heard(learners) == "warm"
+        assert receive_from(learners) == "warm"
         with _in_turns(pids, traffic.turns):
             since, begun = time.time(), spent()
-            assert heard(learners) == "over"
+            assert receive_from(learners) == "over"
             ended = spent()
-        sent, received = heard(learners)
-        ledger = heard(main)
+        sent, received = receive_from(learners)
+        ledger = receive_from(main)
     rounds = [values for values in ledger["rounds"] if values["time"] > since]
     between = {n: {k: s - begun[n].get(k, 0.0) for k, s in ended[n].items()} for n in named}
     planned = traffic.planned(assembly_of(traffic))
@@ -152,7 +152,7 @@ def _sum(found: Iterable[Seconds]) -> Seconds:
 def _asked(pipe: Connection) -> tuple[int, Seconds]:
     """A process's id, and what it has spent."""
     pipe.send("spent?")
-    return heard(pipe)
+    return receive_from(pipe)
 
 
 @contextlib.contextmanager
@@ -223,7 +223,7 @@ def _experiment(traffic: PlayedTraffic) -> Experiment:
     config.outer.update(codec=traffic.up, update_codec=traffic.down, optimizer="nesterov")
     config.train.steps = traffic.steps
     config.virtual.num_chips = traffic.learners
-    config.remote.update(parts=traffic.parts, gather=PATIENCE)
+    config.remote.update(parts=traffic.parts, gather=TIMEOUT)
     config.recovery.keep_versions = 1
     return parse(config)
 

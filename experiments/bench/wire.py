@@ -30,10 +30,10 @@ from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
 from ddiloco.workers.exchange import EventDelivery
 from ddiloco.workers.transfer import Offer
-from experiments.bench.another_process import PATIENCE, another_process, heard
+from experiments.bench.another_process import TIMEOUT, another_process, receive_from
 from experiments.bench.measuring import medians, row
 
-CONFIG = RemoteConfig(gather=PATIENCE)
+CONFIG = RemoteConfig(gather=TIMEOUT)
 
 
 def run(quick: bool = False) -> list[dict]:
@@ -43,7 +43,7 @@ def run(quick: bool = False) -> list[dict]:
     """
     size, repetitions = (1 << 20, 3) if quick else (64 << 20, 21)
     with another_process(_syncer, size) as pipe:
-        wire_address, raw_address = heard(pipe)
+        wire_address, raw_address = receive_from(pipe)
         end = _LearnerEnd(wire_address, _terms(size))
         rng = np.random.default_rng(0)
         arrays = tuple(rng.standard_normal(part.shape, np.float32) for part in _formats(size))
@@ -73,22 +73,22 @@ class _LearnerEnd:
         self._client.attach(self._inbox)
         self._client.start()
         self._client.outbox.send(events.LearnerJoined(0, 1))
-        self._hear(events.Welcomed)
+        self._receive(events.Welcomed)
 
     def round_trip(self, step: int, arrays: tuple[np.ndarray, ...]) -> None:
         """Reports a step of ten tokens, offers it as it is asked, and has the update of it."""
         report = Report(0, 1, step, (FragmentCounters(0, 1, 10),))
         self._client.outbox.send(events.StepReported(report))
-        asked = self._hear(events.OfferAsked)
+        asked = self._receive(events.OfferAsked)
         self._client.send(asked.round, Contribution(0, 1, 0, 0, step, 1, 10), Offer(arrays))
-        assert self._hear(events.UpdateArrived).version == step
+        assert self._receive(events.UpdateArrived).version == step
 
     def close(self) -> None:
         """Leaves."""
         self._client.finish(1.0)
 
-    def _hear(self, kind: type) -> Any:
-        event = self._inbox.get(timeout=PATIENCE).event
+    def _receive(self, kind: type) -> Any:
+        event = self._inbox.get(timeout=TIMEOUT).event
         assert isinstance(event, kind), event
         return event
 
@@ -101,7 +101,7 @@ def _formats(size: int) -> tuple[ArrayFormat, ...]:
 
 
 def _terms(size: int) -> Terms:
-    return Terms("bench", "bench", 1, 1, *[[_formats(size)]] * 3, PATIENCE)
+    return Terms("bench", "bench", 1, 1, *[[_formats(size)]] * 3, TIMEOUT)
 
 
 def receive(connection: socket.socket, size: int) -> memoryview:
@@ -134,13 +134,13 @@ def _syncer(pipe: Connection, size: int) -> None:
     server.open()
     beside = socket.create_server(("127.0.0.1", 0))
     pipe.send((f"127.0.0.1:{port}", beside.getsockname()))
-    assert isinstance(inbox.get(timeout=PATIENCE), events.LearnerJoined)
+    assert isinstance(inbox.get(timeout=TIMEOUT), events.LearnerJoined)
     zeros = [np.zeros(part.shape, part.dtype) for part in _formats(size)]
     links[0].deliver(EventDelivery(events.Welcomed(1, 0, (0,), (0,)), [zeros]))
     raw, _ = beside.accept()
-    while isinstance(event := inbox.get(timeout=PATIENCE), events.StepReported):
+    while isinstance(event := inbox.get(timeout=TIMEOUT), events.StepReported):
         step = event.report.step
         links[0].deliver(EventDelivery(events.OfferAsked(RoundId(step, 0), 0, step)))
-        arrays = inbox.get(timeout=PATIENCE)
+        arrays = inbox.get(timeout=TIMEOUT)
         links[0].deliver(EventDelivery(events.UpdateArrived(0, step, step), [arrays]))
         raw.sendall(receive(raw, size))

@@ -29,11 +29,11 @@ def cause(error: BaseException) -> ConfigError | DeviceError | None:
             jax.devices(platform)
         except Exception as again:
             if any(_same(one, again) for one in _chain(error)):
-                return _told(again, platform)
+                return _explained(again, platform)
     return None
 
 
-def _told(error: Exception, platform: str | None) -> ConfigError | DeviceError:
+def _explained(error: Exception, platform: str | None) -> ConfigError | DeviceError:
     """The line for an error of JAX's as it looks for the devices of a platform; None: of the default."""
     values = jax.config.values
     name = next((name for name in _VARIABLES if values.get(name.lower())), None)
@@ -44,7 +44,7 @@ def _told(error: Exception, platform: str | None) -> ConfigError | DeviceError:
     why = f" ({reason(error).partition(' (set JAX_PLATFORMS')[0]})" if str(error) else ""
     if name is None:
         return DeviceError(f"JAX finds no devices{why}")
-    found = ", ".join(_platforms_here()) or "none"
+    found = ", ".join(_available_platforms()) or "none"
     return ConfigError(f"{name}: is {value!r}, but the platforms that JAX finds here are: {found}{why}")
 
 
@@ -60,7 +60,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _platforms_here() -> list[str]:
+def _available_platforms() -> list[str]:
     """Those that JAX finds where it is told of none."""
     logging.getLogger(backends.__module__).setLevel(logging.ERROR)  # it would recommend packages
     for name in _VARIABLES:

@@ -105,7 +105,7 @@ def take_overrides(group: str = "config") -> list[tuple[str, str]]:
     `--noconfig.path` it is `false`.
     """
     read = list(_read(sys.argv[1:], group))
-    sys.argv[1:] = [word for words, path, _ in read if not path for word in words]
+    sys.argv[1:] = [argument for words, path, _ in read if not path for argument in words]
     return [(path, text) for _, path, text in read if path]
 
 
@@ -413,8 +413,8 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
         if parts[:i] == ["model", "settings"] and part not in value:
             value[part] = parse_literal(text)  # of a loop, whose function alone knows what it takes
         if not isinstance(value, ConfigDict) or part not in value:
-            if gone := removed.refusal(path):
-                raise UsageError(gone)
+            if refused := removed.refusal(path):
+                raise UsageError(refused)
             known = list(value) if isinstance(value, ConfigDict) else []
             close = difflib.get_close_matches(part, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known)) or 'nothing'}"
@@ -437,7 +437,7 @@ def _tuple(text: str) -> tuple[Any, ...]:
     """`(1, 2)`, `1,2`, one value alone, or words with commas between them."""
     value = parse_literal(text)
     if value == text:
-        value = tuple(parse_literal(word.strip()) for word in text.split(","))
+        value = tuple(parse_literal(item.strip()) for item in text.split(","))
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 

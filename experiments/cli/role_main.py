@@ -321,8 +321,8 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
         return f"the run in {workdir} is over"
     with contextlib.suppress(RunMarkError):  # who goes on with the run is told
         if (over := operator_orders.load(workdir / FOLDER).over) is not None:
-            told = f"--resume goes on with it, or --resume=auto without {FOLDER}/{operator_orders.NAME}"
-            return f"the run in {workdir} {over}: {told}"
+            remedy = f"--resume goes on with it, or --resume=auto without {FOLDER}/{operator_orders.NAME}"
+            return f"the run in {workdir} {over}: {remedy}"
     return None
 
 

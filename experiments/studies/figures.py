@@ -91,7 +91,7 @@ def comparison_panels(rows: Rows) -> list[list[Panel]]:
         curves: list[Panel] = [
             functools.partial(_draw_curves, rows, y, x, title)
             for x, title in across.items()
-            if any(_can_be_drawn(curve) for row in rows for curve in curves_of(row, x, y))
+            if any(_is_drawable(curve) for row in rows for curve in curves_of(row, x, y))
         ]
         lines.append(
             curves or [functools.partial(_draw_ends, rows, y)] * any(ends_of(row, y) for row in rows)
@@ -138,7 +138,7 @@ def _labels(rows: Rows) -> list[str]:
     return [textwrap.fill(label_of(row), 30) for row in rows]
 
 
-def _can_be_drawn(curve: Curve) -> bool:
+def _is_drawable(curve: Curve) -> bool:
     """Whether there is more than a beginning and an end."""
     return len(curve) > 2 and curve[0][0] < curve[-1][0]
 
@@ -148,7 +148,7 @@ def _draw_curves(rows: Rows, y: str, x: str, title: str, axes: Axes) -> None:
 
     tops = []
     for place, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
-        curves = [curve for curve in curves_of(row, x, y) if _can_be_drawn(curve)]
+        curves = [curve for curve in curves_of(row, x, y) if _is_drawable(curve)]
         for curve in curves if len(curves) > 1 else ():
             axes.plot(*zip(*curve, strict=True), color=colour, lw=0.7, alpha=0.45)
         mean = mean_curve(curves) if curves else []
@@ -441,11 +441,11 @@ def draw_goodput(stem: pathlib.Path, cells: Sequence[Cell]) -> list[pathlib.Path
     for name, panels in pictures.items():
         paths.append(stem.with_name(f"{stem.name}_{name}.png"))
         with figure_at(paths[-1], 9, 5.2) as figure:
-            drawn = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
-            for axes, panel in zip(drawn, panels, strict=False):
+            all_axes = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
+            for axes, panel in zip(all_axes, panels, strict=False):
                 panel(axes)
             if name == "attribution" and causes:
-                handles = drawn[0].get_legend_handles_labels()
+                handles = all_axes[0].get_legend_handles_labels()
                 figure.legend(*handles, loc="outside upper center", ncols=len(causes), **_SMALL)
     return paths
 

@@ -86,10 +86,10 @@ def _check_life(books: OuterSteps, p: int, first: int, last: int, made: Sequence
     if again:
         books.twice += len(again)
         books.problems.append(f"fragment {p}: versions {again} were made twice")
-    gone = max([first, *made]) - last
-    if gone > 0:
-        books.lost += gone
-        books.problems.append(f"fragment {p}: was at version {last + gone}, and after a death at {last}")
+    missing = max([first, *made]) - last
+    if missing > 0:
+        books.lost += missing
+        books.problems.append(f"fragment {p}: was at version {last + missing}, and after a death at {last}")
     new = [v for v in made if v > first]
     if any(b != a + 1 for a, b in itertools.pairwise([first, *new])):
         books.problems.append(f"fragment {p}: versions {new} do not go up by one from {first}")

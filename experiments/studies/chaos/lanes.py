@@ -132,12 +132,12 @@ def survivor_gaps(trace: Trace) -> list[SurvivorGap]:
     lanes = {learner: lane(trace, learner) for learner in trace.learners}
     gaps = {learner: gaps_of(trace, learner) for learner in trace.learners}
     usual = {learner: median_step(trace, learner) for learner in trace.learners}
-    back = [(r, r.started + r.first_step) for r in recoveries(trace) if r.first_step is not None]
+    recovered = [(r, r.started + r.first_step) for r in recoveries(trace) if r.first_step is not None]
     found = []
     for blow in trace.blows:
         over = blow.until
         if over is None:
-            returns = [t for r, t in back if r.target == blow.target and r.started >= blow.time]
+            returns = [t for r, t in recovered if r.target == blow.target and r.started >= blow.time]
             over = min(returns, default=blow.time)
         for learner in trace.learners:
             if learner == blow.target:

@@ -73,10 +73,10 @@ def run(
         struck.wait()
         watch.close()
     trace = read_trace(workdir, faults, honest)
-    told = read_json(workdir / "summary.json")
-    figures = checks_after.report(trace, told.get("eval_loss"), experiment.sync.num_fragments)
+    summary = read_json(workdir / "summary.json")
+    figures = checks_after.report(trace, summary.get("eval_loss"), experiment.sync.num_fragments)
     if played:
-        figures["hostile"] = checks_after.hostility(told, read_json(workdir.parent / DEEDS), played)
+        figures["hostile"] = checks_after.hostility(summary, read_json(workdir.parent / DEEDS), played)
     return StormOutcome(figures, trace, code)
 
 

@@ -96,12 +96,12 @@ class Compilation:
         self._state = abstract_state(experiment.model, experiment.inner, self.mesh)
         self._step: tuple[jax.stages.Lowered, jax.stages.Compiled] | None = None
 
-    def programs(self, tell: Callable[[str], None]) -> Iterator[CompiledProgram]:
-        """Compiles step, evaluation, and each fragment's copy and update; `tell` is called with progress."""
+    def programs(self, print_line: Callable[[str], None]) -> Iterator[CompiledProgram]:
+        """Compiles step, evaluation, and each fragment's copy and update; `print_line` takes progress."""
         for name, trace in self._traced():
             with _afresh():
                 program = self._compiled(name, trace)
-            tell(f"{name}: {program.seconds:.1f} s")
+            print_line(f"{name}: {program.seconds:.1f} s")
             yield program
 
     def save(self, path: pathlib.Path) -> None:

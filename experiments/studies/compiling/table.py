@@ -36,7 +36,7 @@ GRID: dict[str, Sequence[str]] = {
 }
 
 
-def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def compile_all(folder: pathlib.Path, print_line: Callable[[str], None]) -> list[dict[str, Any]]:
     """The figures of the whole grid, in its order, each from a process of its own.
 
     What lies in the folder with the preset's settings is not compiled again; what cannot be compiled is told
@@ -49,13 +49,13 @@ def compile_all(folder: pathlib.Path, tell: Callable[[str], None]) -> list[dict[
         config = f"configs/{model}.py:{size}"
         settings = json.loads(json.dumps(to_json(parse(program.load_config(config)))))
         if read_json(output).get("settings") != settings:
-            tell(f"{preset} on {topology}")
+            print_line(f"{preset} on {topology}")
             asked = [f"--config={config}", f"--topology={topology}", f"--output={output}"]
             done = subprocess.run(
                 [sys.executable, "-m", "experiments.compile", *asked], capture_output=True, text=True
             )
             if done.returncode:
-                tell(_problem(done))
+                print_line(_problem(done))
                 continue
         found.append({**json.loads(output.read_text()), "preset": preset})
     return found

@@ -84,7 +84,7 @@ def simulate(simulation: Simulation, progress: Callable[[float], None] = lambda 
     lanes = _Lanes.of(kinds, fleets, simulation.seeds)
     draws = Draws(lanes.entropy)
     ledger = _Ledger(lanes, horizon, depths=(1, simulation.quorum or 1))
-    source = _DrawnInterruptions(model, lanes.slices, draws)
+    source = _SampledInterruptions(model, lanes.slices, draws)
     jobs = Jobs(model, lanes.slices, lanes.elastic, source, draws, ledger.add, horizon)
     busiest = lanes.slices.max() * model.chips_per_slice * horizon / model.mtbi_seconds
     stretches = max(1, math.ceil(busiest / _STRETCH))
@@ -125,7 +125,7 @@ def _cell(
     )
 
 
-class _DrawnInterruptions:
+class _SampledInterruptions:
     """Interruptions of the slices that are in a job, at the rate of the failure model."""
 
     def __init__(self, model: FailureModel, slices: np.ndarray, draws: Draws) -> None:

@@ -51,8 +51,8 @@ def read_outages(path: pathlib.Path, servers: int | None = None) -> Outages:
     try:
         trace = _read(path.suffix, path.read_text())
     except (ValueError, LookupError, TypeError, csv.Error) as error:
-        told = error if isinstance(error, ValueError) else repr(error)  # of others the kind says something
-        raise ValueError(f"{path}: cannot be used: {told}") from None
+        problem = error if isinstance(error, ValueError) else repr(error)  # of others the kind says something
+        raise ValueError(f"{path}: cannot be used: {problem}") from None
     if servers is None:
         return trace
     if servers < trace.servers:

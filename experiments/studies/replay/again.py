@@ -12,7 +12,7 @@ from ddiloco.storage import checkpoints
 from ddiloco.telemetry.files import read_json
 from ddiloco.training import platform
 from experiments.cli import program
-from experiments.studies.replay import run as replay
+from experiments.studies.replay import execution as replay
 from experiments.studies.replay.recorded import RecordedRun
 from experiments.studies.replay.works import ReplayPlan
 

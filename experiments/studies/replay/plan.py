@@ -34,7 +34,6 @@ from experiments.studies.replay.works import (
     Adopt,
     Apply,
     Begin,
-    DrawFrom,
     Ended,
     Give,
     Handled,
@@ -46,6 +45,7 @@ from experiments.studies.replay.works import (
     ReplayPlan,
     ReplayWork,
     Return,
+    SetPosition,
     Step,
     VersionId,
 )
@@ -234,7 +234,7 @@ class _NamedArrays(LearnerArrays):
         return self.offer(fragment, steps) if known is None else known  # it was in the state of before
 
     def draw_from(self, position: Any) -> None:
-        self.works.append(DrawFrom(self._process.entry, position))
+        self.works.append(SetPosition(self._process.entry, position))
 
     def apply(
         self,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from ddiloco.settings.experiment import Experiment
 from ddiloco.storage.tape.file import TapeError
 from experiments.cli import program
+from experiments.studies.replay.execution import make_plan, recorded_experiment
 from experiments.studies.replay.reading import read_run
-from experiments.studies.replay.run import make_plan, recorded_experiment
 from experiments.studies.replay.works import ReplayPlan
 
 

@@ -83,8 +83,8 @@ class _Learner(LearnerDriver):
         """
         last, self._last = self._last, recorded
         if not self.core.recovered:  # it rejoins with work from a snapshot, of which this report tells
-            told = zip(recorded.counters, watermarks_of(state, self.core.learner), strict=True)
-            work = tuple(FragmentWork(c.version, 0, c.steps, c.tokens, watermark=mark) for c, mark in told)
+            held = zip(recorded.counters, watermarks_of(state, self.core.learner), strict=True)
+            work = tuple(FragmentWork(c.version, 0, c.steps, c.tokens, watermark=mark) for c, mark in held)
             reached = state.furthest(self.core.learner)
             resumed = LearnerWork(recorded.step, reached.life, reached.steps, work)
             self._actor.perform(self._actor.resume(resumed))
@@ -256,9 +256,9 @@ class WhatIf(SyncerDriver):
     def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:
         match delivery.event:
             case events.OfferAsked():
-                self._calendar.after(0.0, self._tell, receiver, delivery.event)
+                self._calendar.after(0.0, self._deliver, receiver, delivery.event)
             case events.UpdateArrived():
-                self._calendar.after(self._delays.update, self._tell, receiver, delivery.event)
+                self._calendar.after(self._delays.update, self._deliver, receiver, delivery.event)
 
     def merge(self, merge: actions.Merge, given: list[tuple[Contribution, None]]) -> None:
         self._calendar.after(self._delays.merge, self._merged, merge)
@@ -273,7 +273,7 @@ class WhatIf(SyncerDriver):
         self._actor.perform(self._actor.merged(finished, merge.version, made, {}, self._calendar.now))
         self._alarm.set(self._core.next_deadline())
 
-    def _tell(self, receiver: tuple[int, int], event: events.FromSyncer) -> None:
+    def _deliver(self, receiver: tuple[int, int], event: events.FromSyncer) -> None:
         known = self._member(*receiver)
         if known is None:
             return

@@ -102,7 +102,7 @@ class Adopt(ReplayWork):
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawFrom(ReplayWork):
+class SetPosition(ReplayWork):
     """A learner's data go on from a position, JSON values; None: from their start."""
 
     position: Any

@@ -181,9 +181,9 @@ def intervals(
     return percentiles([fit(law, one, middle.theta).parameters for one in redrawn(losses, rng, draws)])
 
 
-def percentiles(drawn: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+def percentiles(samples: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     """The 95% interval of each figure over these draws of all."""
-    return {name: tuple(np.percentile([one[name] for one in drawn], (2.5, 97.5))) for name in drawn[0]}
+    return {name: tuple(np.percentile([one[name] for one in samples], (2.5, 97.5))) for name in samples[0]}
 
 
 def hold_out_largest(law: Law, losses: pd.DataFrame) -> dict[str, float]:

@@ -107,8 +107,8 @@ def redrawn(losses: pd.DataFrame, rng: np.random.Generator, draws: int) -> Itera
         raise ScalingError("seeds: every place has one, so that nothing can be said about spread")
     whole = means(losses)
     for _ in range(draws):
-        drawn = rng.integers(len(seeds), size=len(seeds))
-        counts, sums = known[:, drawn].sum(axis=1), np.nansum(table[:, drawn], axis=1)
+        sampled = rng.integers(len(seeds), size=len(seeds))
+        counts, sums = known[:, sampled].sum(axis=1), np.nansum(table[:, sampled], axis=1)
         yield whole.assign(loss=np.where(counts > 0, sums / np.maximum(counts, 1), whole.loss))
 
 

@@ -12,8 +12,8 @@ from ddiloco.run.recipes import assembly_of
 from ddiloco.run.rollback import going_on
 from ddiloco.storage.tape.file import TapeError
 from ddiloco.telemetry.files import read_json
+from experiments.studies.replay import execution as replay
 from experiments.studies.replay import plan as plans
-from experiments.studies.replay import run as replay
 from experiments.studies.replay import timeline, what_if
 from experiments.studies.replay.reading import read_run
 from tests.local.stopped_runs import completed, newest, settings, state_of

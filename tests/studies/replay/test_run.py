@@ -23,9 +23,9 @@ from ddiloco.telemetry.files import read_json
 from ddiloco.training import platform
 from ddiloco.virtual.availability import Change, write_trace
 from experiments.studies.replay import again as command
+from experiments.studies.replay import execution as replay
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import recorded as reading
-from experiments.studies.replay import run as replay
 from experiments.studies.replay import works
 from experiments.studies.replay.reading import read_run, read_tape
 from tests import workbench

@@ -164,7 +164,7 @@ class Replay:
                 if work.inner in self._whole:
                     inner = numbered("inner", inner[0])
                 arrays.adopt(fragments, inner)
-            case works.DrawFrom(position=position):
+            case works.SetPosition(position=position):
                 with contextlib.suppress(*UNUSABLE_POSITION):  # the run went on where it was, too
                     arrays.draw_from(position)
             case works.Step():

@@ -50,6 +50,6 @@ def check_room(experiment: Experiment, assembly: Assembly, workdir: pathlib.Path
     if needed > available:
         each = ", ".join(f"{formatting.size(size)} of {name}" for name, size in saved.items())
         raise ConfigError(
-            f"workdir: {workdir}: has {formatting.size(available)} ({available:,} bytes) free, but the run saves "
-            f"{formatting.size(needed)} ({needed:,} bytes) there: {each}"
+            f"workdir: {workdir}: has {formatting.size(available)} ({available:,} bytes) free, but the "
+            f"run saves {formatting.size(needed)} ({needed:,} bytes) there: {each}"
         )

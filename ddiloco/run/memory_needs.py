@@ -111,7 +111,7 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
     kept = whole if outer.update_codec != "f32" else 0
     kept += (e.sync.overlap + 1) * offer_bytes(layout, outer)
     anchors = 0 if outer.codec == "f32" else 2 if outer.error_feedback else 1
-    copies = bool(e.recovery.checkpoint_every) + bool(e.snapshot.every)
+    copies = int(bool(e.recovery.checkpoint_every or e.snapshot.every))
     kept += copies * ((1 + anchors) * whole + inner)
     return Needs(whole // hosts, max(joining, kept + donor_bytes(e)) // hosts)
 

@@ -21,6 +21,7 @@ REMOVED = {
     "remote.copies": "it is recovery.checkpoint_folder",
     "remote.handshake": "it is 20 s",
     "remote.keep_versions": "it is recovery.keep_versions",
+    "resume": "it is --resume, or --resume=NUMBER for a snapshot",
     "tape.max_gib": "it is 4 GiB",
     "virtual.lives": "it is virtual.availability",
 }

@@ -14,7 +14,7 @@ import pathlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from ddiloco.outer.global_model import FragmentState, GlobalModel
 from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.protocol.state import NO_DELAYS, NO_WATERMARKS, SyncerState, Watermarks
-from ddiloco.storage import array_file, checksummed_json, fragment_history, run_mark
+from ddiloco.storage import array_file, checksummed_json, fragment_history
 from ddiloco.storage.run_mark import FRAGMENT, RunMark
 from ddiloco.telemetry import records
 from ddiloco.telemetry.folder_identity import Owner
@@ -73,18 +73,6 @@ class _Made(NamedTuple):
         return state.with_version(self.round, self.version, self.lineage, self.watermarks, self.delays)
 
 
-class Start(NamedTuple):
-    """The state that an earlier syncer of the run made durable, from which the next one continues."""
-
-    state: SyncerState
-    fragments: Mapping[int, FragmentState]  # by number
-
-    def restore(self, model: GlobalModel) -> None:
-        """Loads these fragments into the model; raises ValueError if they are of another one."""
-        for p, fragment in self.fragments.items():
-            model.restore(p, fragment)
-
-
 class DurableState:
     """The folder of one run. A thread for each fragment calls `commit`, the syncer's thread `remember`."""
 
@@ -129,21 +117,6 @@ class DurableState:
         for name in ["[!f]"] if fragments is None else [self._path(p).name for p in fragments]:
             array_file.sweep(self.folder, name)
 
-    def replace(self, start: Start) -> None:
-        """Writes all fragments and incarnations; raises OSError if the disk refuses.
-
-        Until it is complete they stand for no run: who is killed meanwhile begins again.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._found = self._which()
-        run_mark.begin(self.folder)
-        for p, fragment in start.fragments.items():
-            state = start.state
-            which = RoundId(state.merged_steps[p], p)
-            marks, delays = state.watermarks[p], state.delays
-            self._save(fragment, _Made(which, state.versions[p], state.lineages[p], marks, delays))
-        self._save_incarnations(start.state.incarnations)
-
     def commit(
         self,
         merged: RoundId,
@@ -182,6 +155,24 @@ class DurableState:
             self._alarm(error, "who joined is not durable")
             return False
         return True
+
+    def pin(self, fragments: Iterable[int], folder: pathlib.Path, versions: Sequence[int] = ()) -> int:
+        """Puts a version of each of these fragments, and who has joined, into another folder, by links.
+
+        It is the one in `versions`, by fragment, where that is kept still, else the newest that is durable,
+        whatever is merged meanwhile. Gives the newest global step of which one is. Raises OSError.
+        """
+        self._owner.check()
+        folder.mkdir(parents=True, exist_ok=True)
+        kept, newest = fragment_history.versions(self.folder), 0
+        for p in fragments:
+            path = self._path(p)
+            found = [one.path for one in kept.get(path.name, ()) if versions and one.version == versions[p]]
+            fragment_history.linked_or_copied(*found[:1] or [path], folder / path.name)
+            newest = max(newest, int(array_file.load_header(folder / path.name, FRAGMENT)["merged_step"]))
+        fragment_history.linked_or_copied(self.folder / _INCARNATIONS, folder / _INCARNATIONS)
+        RunMark(self.run, secrets.token_hex(8)).save(folder)
+        return newest
 
     def restore(self, model: GlobalModel) -> SyncerState:
         """Loads a model's fragments, one after the other; of some of them the state is without learners.

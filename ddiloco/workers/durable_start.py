@@ -1,4 +1,4 @@
-"""What a syncer begins with: durable rounds of an earlier process, a snapshot, or initial parameters."""
+"""What a syncer begins with: durable rounds of an earlier process, or initial parameters."""
 
 from __future__ import annotations
 
@@ -11,39 +11,30 @@ from ddiloco.outer.fragments import zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.state import SyncerState
 from ddiloco.storage.durable import DurableState
-from ddiloco.storage.snapshots.store import Snapshot
 from ddiloco.telemetry import records
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.positions import dealt_or_told
-from ddiloco.workers.resumed_from import begin_from
 
 
 def durable_start(
     assembly: Assembly,
     durable: DurableState,
     resumed: bool,
-    snapshot: Snapshot | None,
     record: Callable[[Any], None],
 ) -> tuple[GlobalModel, SyncerState | None]:
     """The global model with all fragments, and the state to begin from; None: the run begins.
 
     What the run begins with is durable then. `resumed`: a run has begun in the folder, and goes on.
-    With a snapshot the durable state is made from that.
 
     Raises:
       ConfigError: the disk refuses.
-      DataError: the snapshot is of other data.
       DurableStateError: the run cannot continue from what an earlier syncer left.
-      SnapshotError: the snapshot has been damaged since it was opened.
     """
     try:
         durable.folder.mkdir(parents=True, exist_ok=True)
         durable.sweep(range(assembly.layout.num_fragments))
         durable.sweep()
-        if snapshot is not None:
-            begin_from(snapshot, assembly, durable)
-            durable.complete()
-        elif not resumed:
+        if not resumed:
             model = assembly.global_model(assembly.initial_parameters())
             durable.begin(model)
             durable.complete()

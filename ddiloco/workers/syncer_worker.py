@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol import actions, events, news
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 from ddiloco.protocol.parts import AuthorityCore, FromPart, Part, PartConnected, ToPart
@@ -21,21 +21,10 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.tape.recorder import SyncerTape
 from ddiloco.telemetry import records
-from ddiloco.workers.exchange import EventDelivery, Pieces, SnapshotBegun
-from ddiloco.workers.links import WHICHEVER, LearnerLink, Links
-from ddiloco.workers.merging import Arrived, Gathered, Merged, Merging
-from ddiloco.workers.snapshots.fragments import FragmentsRecording
-from ddiloco.workers.snapshots.messages import (
-    Completed,
-    CutBegun,
-    CutOver,
-    FragmentsWritten,
-    PartWritten,
-    SnapshotMessage,
-    StateRecorded,
-    sender_of,
-)
-from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, EventDelivery, Pieces
+from ddiloco.workers.links import LearnerLink, Links
+from ddiloco.workers.merging import Arrived, Merged, Merging
+from ddiloco.workers.snapshots import Completed, SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
@@ -44,7 +33,7 @@ _ANSWER_SECONDS = 10.0  # for the thread to say what is merged of a learner
 _NOTED_SECONDS = 10.0  # for the authority to note a part's last merges
 
 Decided = Sequence[actions.SyncerAction | news.Word | ToPart]
-FromOthers = FromPart | PartConnected | news.News | CutBegun | CutOver | FragmentsWritten
+FromOthers = FromPart | PartConnected | news.News
 """What the authority and the parts of a syncer tell each other."""
 
 
@@ -56,17 +45,10 @@ class FurthestAsked:
     answer: concurrent.futures.Future[Watermark]  # cancelled when it is no longer wanted
 
 
+OfSnapshot = SnapshotAsked | CheckpointWritten | Completed
+
 Message = (
-    events.SyncerEvent
-    | FromOthers
-    | Arrived
-    | Merged
-    | Exception
-    | Gathered
-    | SnapshotMessage
-    | Completed
-    | FurthestAsked
-    | records.Stop
+    events.SyncerEvent | FromOthers | Arrived | Merged | Exception | OfSnapshot | FurthestAsked | records.Stop
 )
 
 
@@ -88,7 +70,7 @@ class SyncerWorker:
         on_commit: Callable[[int, list[Pieces]], None] = lambda step, fragments: None,
         durable: DurableState | None = None,
         tape: SyncerTape | None = None,
-        pass_on: Callable[[ToPart | PartConnected | CutBegun | news.Word], None] = lambda one: None,
+        pass_on: Callable[[ToPart | PartConnected | news.Word], None] = lambda one: None,
     ) -> None:
         """`on_commit` gets step and fragments. `durable` is None if no state needs to outlive the process.
 
@@ -96,7 +78,6 @@ class SyncerWorker:
         the syncer, without waiting; a PartConnected says that the part is told all from now on.
         """
         self._snapshots: SnapshotTaker | None = None
-        self._recording: FragmentsRecording | None = None
         self.ended = threading.Event()  # finished, stopped or failed
         self.failure: str | None = None
         self._record, self._on_commit, self._pass_on = record, on_commit, pass_on
@@ -105,7 +86,6 @@ class SyncerWorker:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._held: Message | None = None  # taken out of the inbox, and next
         self._links = Links()
-        self._early: dict[tuple[int, int], Arrived] = {}  # by learner and fragment
         self._merging: Merging | None = None
         fragments = () if model is None else model.fragments
         self._actor = SyncerActor(core, self, {p: FragmentVersion(*model.fragment(p)) for p in fragments})
@@ -127,25 +107,18 @@ class SyncerWorker:
         """Has snapshots taken; call it before `start`."""
         self._snapshots = taker
 
-    def take_part_in_snapshots(self, recording: FragmentsRecording) -> None:
-        """Has a part's fragments recorded when the authority takes a snapshot; call it before `start`."""
-        self._recording = recording
-
     def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
         """Sets how to reach a learner; call it before the learner's first event."""
         self._links.set(learner, incarnation, link)
 
-    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed | FromOthers) -> None:
+    def send(self, event: events.SyncerEvent | OfSnapshot | FromOthers) -> None:
         """Puts an event, or a message about a snapshot, into the inbox; never waits."""
         self._inbox.put(event)
 
-    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int = 0) -> None:
-        """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread.
-
-        `epoch`: of the last snapshot that the learner had recorded its state for when it made it.
-        """
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+        """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread."""
         version = self._actor.version(event.round.fragment, event.contribution.version)
-        self._merging.take_offer(event, arrays, version.pieces, epoch)
+        self._merging.take_offer(event, arrays, version.pieces)
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest of a learner's work that is merged, or may be yet; for other threads.
@@ -212,21 +185,20 @@ class SyncerWorker:
             self._snapshots.timeout(time.monotonic())
         match message:
             case Arrived():
-                if not self._awaits_snapshot(message):
-                    self._watch(message.event)
-                    self._actor.take_offer(message.event, message.pieces, time.monotonic())
+                self._actor.take_offer(message.event, message.pieces, time.monotonic())
             case Merged():
                 self._take_merged(message)
                 if not message.made.empty:
                     self._on_commit(self.core.step, self._actor.newest())
-                if self._snapshot_is_due():
-                    self._merging.gather()
+                if self._snapshots is not None and self._snapshots.due(self.core.step):
+                    self._take_snapshot()
             case Exception():  # a merge failed, and the syncer fails with it
                 raise message
-            case Gathered(fragments):
-                self._record_state(fragments)
-            case StateRecorded() | PartWritten() | Completed():
-                self._take_of_snapshot(message)
+            case SnapshotAsked():
+                self._take_snapshot()
+            case CheckpointWritten() | Completed():
+                if self._snapshots is not None:
+                    self._snapshots.take(message)
             case FurthestAsked(learner, answer):
                 if answer.set_running_or_notify_cancel():
                     answer.set_result(self.core.furthest(learner))
@@ -234,14 +206,13 @@ class SyncerWorker:
                 pass
             case events.LearnerJoined():
                 self._take_joins(message)
-            case CutBegun() | CutOver() | FragmentsWritten() | PartConnected() | FromPart():
-                self._take_of_another(message)
+            case PartConnected():
+                self._pass_on(message)
+                self._handle(message)
             case event:
                 self._handle(event)
                 if isinstance(event, events.LearnerLost):
                     self._links.lost(event.learner, event.incarnation)
-                if self._recording is not None:
-                    self._take_early(sender_of(event)[0])
 
     def _take_joins(self, first: events.LearnerJoined) -> None:
         """Answers this join and those that wait right behind it, after one write to the disk."""
@@ -256,56 +227,6 @@ class SyncerWorker:
         for join in joins:
             self._links.joined(join)
 
-    def _awaits_snapshot(self, arrived: Arrived) -> bool:
-        """Whether an offer overtook a snapshot; it waits, or the next one does."""
-        learner, recording = arrived.event.contribution.learner, self._recording
-        key = learner, arrived.event.round.fragment
-        self._early.pop(key, None)
-        if recording is not None and recording.awaits(learner, arrived.epoch, time.monotonic()):
-            self._early[key] = arrived
-        return key in self._early
-
-    def _take_early(self, learner: int | None = None) -> None:
-        """Takes the offers of the learner that waited, None: of all, but for those that wait on."""
-        for key in [key for key in self._early if learner in (None, key[0])]:
-            self._take(self._early.pop(key))
-
-    def _take_of_another(self, message: FromOthers) -> None:
-        """Takes what another process of the syncer says; it is trusted."""
-        match message:
-            case CutOver(number):
-                self._recording.missed(number)
-                self._take_early()
-            case CutBegun(number, learners):
-                begun = SnapshotBegun(number, self.core.versions)
-                for learner in learners:
-                    self._links.deliver((learner, WHICHEVER), begun)
-                self._recording.begun(number)
-                self._merging.gather()
-            case FragmentsWritten():
-                if self._snapshots is not None:
-                    self._snapshots.take_fragments(message)
-            case PartConnected(part):
-                if self._snapshots is not None:
-                    self._snapshots.part_lost(part)
-                self._pass_on(message)
-                self._handle(message)
-            case FromPart():
-                self._handle(message)
-                if self._snapshot_is_due():
-                    self._record_state([])
-
-    def _take_of_snapshot(self, message: SnapshotMessage | Completed) -> None:
-        try:
-            if self._snapshots is not None:
-                self._snapshots.take(message)
-            elif not isinstance(message, Completed):
-                self._actor.perform([actions.Drop(message.learner, "about a snapshot, but none are taken")])
-        except Exception as error:
-            if isinstance(message, Completed):
-                raise
-            self._actor.perform([self._refused(message.learner, error)])
-
     def _refused(self, learner: int, error: Exception, round_id: RoundId | None = None) -> actions.Drop:
         """Counts something from a learner that nothing here handles; that is no reason to end."""
         sentence = f"learner {learner}: what it sent made the syncer fail: {type(error).__name__}: {error}"
@@ -313,14 +234,10 @@ class SyncerWorker:
         return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)
 
     def _handle(self, *taken: events.SyncerEvent | FromOthers) -> None:
-        for event in taken:
-            self._watch(event)
-        self._actor.handle(*taken, now=time.monotonic())
-
-    def _watch(self, event: events.SyncerEvent | FromOthers) -> None:
-        """A snapshot under way sees an event before the core."""
         if self._snapshots is not None:
-            self._snapshots.heard(event)
+            for event in taken:
+                self._snapshots.heard(event)
+        self._actor.handle(*taken, now=time.monotonic())
 
     def _take_merged(self, merged: Merged) -> None:
         measured = {**self._merging.done(merged), "inbox": self.waiting}
@@ -330,24 +247,13 @@ class SyncerWorker:
             self._tape.committed(merged.event.round.fragment, merged.version, merged.sha256)
         self._actor.perform(decided)
 
-    def _snapshot_is_due(self) -> bool:
-        may_take = self._snapshots is not None and not self.core.finished
-        return may_take and self._snapshots.wanted(self.core.step)
-
-    def _record_state(self, fragments: list[FragmentState]) -> None:
-        """Records this process's state for a snapshot, and has the others record theirs."""
-        if self._recording is not None:
-            self._recording.record(self.core.durable, fragments)
-            self._take_early()
+    def _take_snapshot(self) -> None:
+        """Begins a snapshot, unless the run is over or one is under way."""
+        if self._snapshots is None or self.core.finished:
             return
-        cut = self._snapshots.begin(self.core, fragments, time.monotonic())
-        if cut is None:
-            return
-        newest = dict(self.core.state().incarnations)
-        for learner in cut.learners:
-            self._links.deliver((learner, newest[learner]), SnapshotBegun(cut.number, self.core.versions))
-        if self._merging is None:
-            self._pass_on(cut)
+        number, learners = self._snapshots.begin(self.core, time.monotonic())
+        for receiver in learners:
+            self._links.deliver(receiver, CheckpointAsked(number))
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""
@@ -366,25 +272,27 @@ class SyncerWorker:
                 self._take_merged(message)
             elif isinstance(message, news.News):
                 self._handle(message)
-            elif isinstance(message, StateRecorded | PartWritten | Completed):
-                self._take_of_snapshot(message)
+            elif isinstance(message, CheckpointWritten | Completed) and self._snapshots is not None:
+                self._snapshots.take(message)
 
     def _waits_for_note(self, deadline: float) -> bool:
         return isinstance(self.core, Part) and self.core.unnoted and time.monotonic() < deadline
 
     def _finish_snapshot(self) -> None:
-        """Lets a snapshot that only has to be written become complete, though the run is over."""
+        """Lets the snapshot under way become complete, though the run is over."""
         if self._snapshots is None:
             return
         deadline = time.monotonic() + (self.last_snapshot_seconds() or _SNAPSHOT_SECONDS)
-        while self._snapshots.nearly_complete and (left := deadline - time.monotonic()) > 0:
+        while self._snapshots.under_way and (left := deadline - time.monotonic()) > 0:
             try:
                 message = self._inbox.get(timeout=left)
             except queue.Empty:
                 break
-            if isinstance(message, StateRecorded | PartWritten | Completed):
+            if isinstance(message, CheckpointWritten | Completed):
                 self._snapshots.take(message)
-        self._snapshots.close(_SNAPSHOT_SECONDS)
+            elif not isinstance(message, Arrived | Merged | Exception):
+                self._snapshots.heard(message)
+        self._snapshots.close()
 
     # As the driver of its actor.
 
@@ -392,7 +300,8 @@ class SyncerWorker:
         self._tape.heard(event, decided, now)
 
     def refuse(self, event: events.SyncerEvent | FromOthers, error: Exception) -> actions.Drop:
-        learner = sender_of(event)[0] if isinstance(event, events.SyncerEvent) else None
+        made = getattr(event, "report", None) or getattr(event, "contribution", event)
+        learner = getattr(made, "learner", None) if isinstance(event, events.SyncerEvent) else None
         if learner is None:
             raise error
         return self._refused(learner, error, getattr(event, "round", None))

@@ -19,7 +19,7 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256
 from ddiloco.protocol.state import SyncerState
 from ddiloco.settings.experiment import Experiment, all_settings
-from ddiloco.storage.tape.header import Header, Machine, ResumedWith, SnapshotName
+from ddiloco.storage.tape.header import Header, Machine, ResumedWith
 from ddiloco.storage.tape.recorder import (
     FOLDER,
     LearnerTape,
@@ -79,7 +79,6 @@ class Tapes:
         self,
         state: SyncerState,
         model: GlobalModel | None,
-        resumed_from: SnapshotName | None = None,
         lineage: int = 0,
         part: int | None = None,
     ) -> SyncerTape:
@@ -88,7 +87,6 @@ class Tapes:
         Args:
           state: what its core begins from.
           model: holds the fragments that it begins from; None: an authority's.
-          resumed_from: the snapshot that the run resumes from, if it does.
           lineage: of the versions that the process makes.
           part: which one the process is; None: the authority, or the only process.
         """
@@ -98,7 +96,7 @@ class Tapes:
         if model is not None:
             sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in model.fragments)
         process = next_syncer(self.folder)
-        begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from, "lineage": lineage}
+        begun = {"state": state, "sha256": sha256, "lineage": lineage}
         role, path = "syncer", syncer_tape(self.folder, process)
         if self._experiment.has_parts:
             role, begun["parts"] = "authority", self._experiment.remote.parts

@@ -22,7 +22,6 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Security
 from ddiloco.storage.run_mark import RunMark
 from ddiloco.workers.exchange import InnerState
-from ddiloco.workers.snapshots.messages import FragmentsWritten
 from tests.remote.ends import TERMS, LearnerEnd, SyncerEnd, arrays, asked, greeting, joined, report, until
 
 SECONDS = 20.0  # within which every call ends by itself
@@ -86,7 +85,7 @@ class AuthorityEnd:
     def __init__(self):
         self.records, self._heard, self._now = [], queue.SimpleQueue(), 0.0
         mark = RunMark("run", "start")
-        links = PartLinks(2, TERMS, Security(), mark, self._heard.put, self.records.append, lambda: 0)
+        links = PartLinks(2, TERMS, Security(), mark, self._heard.put, self.records.append)
         self.end = SyncerEnd(parts=links)
         policy = SyncPolicy(num_learners=2, num_fragments=TERMS.num_fragments, interval=4)
         self._core = AuthorityCore(policy, 12, None, 2)
@@ -95,9 +94,8 @@ class AuthorityEnd:
         """Has the core hear what came."""
         while not self._heard.empty():
             told = self._heard.get()
-            if not isinstance(told, FragmentsWritten):
-                self._now += 0.1
-                self._core.handle(told, self._now)
+            self._now += 0.1
+            self._core.handle(told, self._now)
 
 
 class Rpcs:

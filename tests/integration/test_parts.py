@@ -2,12 +2,9 @@
 
 import signal
 
-import pytest
-
 from ddiloco.remote.wire.management import Command, ask
-from ddiloco.storage.snapshots.store import FOLDER, SnapshotStore
 from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
-from tests.integration.remote_runs import lines, summary_of
+from tests.integration.remote_runs import summary_of
 
 CHANGES = ("--config.remote.parts=2",)
 TWO = ("--config.driver=remote", "--config.remote.parts=2")
@@ -107,36 +104,3 @@ def test_a_run_that_its_operator_stopped_is_over_for_whoever_an_engine_starts_th
     assert [code for code, *_ in again] == [0] * 5, again
     assert f"the run in {job.workdir} was stopped by its operator: --resume goes on with it" in again[0][2]
     assert job.rounds() == before
-
-
-@pytest.mark.slow
-def test_a_snapshot_of_two_parts_is_one_cut_and_a_run_of_one_process_resumes_from_it(programs, tmp_path):
-    workdir = tmp_path / "run"
-    more = ("--config.train.steps=48", "--config.snapshot.every=8", "--config.snapshot.keep=1000")
-    done = programs.train(workdir, *TWO, *more)
-    assert done.returncode == 0, done.stderr
-    summary = summary_of(workdir)
-    store = SnapshotStore(workdir / FOLDER, 1000)
-    newest = store.newest(lambda line: None)
-    assert summary["snapshots"] and newest is not None
-    rounds = lines(workdir / "rounds.jsonl")
-    learners = [f"learner_{m:03d}" for m in newest.header["learners"]]
-    assert learners and set(newest.parts) == {"syncer", "fragments_000", "fragments_001", *learners}
-    for number in range(1, newest.number + 1):
-        try:
-            snapshot = store.open(number)
-        except Exception:  # given up
-            continue
-        versions = snapshot.header["versions"]
-        assert snapshot.state("syncer")["versions"] == versions
-        for m in snapshot.header["learners"]:
-            state = snapshot.state(f"learner_{m:03d}")
-            for p, (version, *_) in enumerate(state["fragments"]):
-                assert version <= versions[p]
-            given = [c for r in rounds if r["version"] <= versions[r["fragment"]] for c in r["contributions"]]
-            assert all(step <= state["clock"] for learner, _, _, step, *_ in given if learner == m)
-    more = ("--config.driver=remote", "--config.train.steps=60", "--config.resume=true")
-    done = programs.train(workdir, *more)
-    assert done.returncode == 0, done.stderr
-    assert summary_of(workdir)["finished"]
-    assert summary_of(workdir)["step"] > newest.header["step"]

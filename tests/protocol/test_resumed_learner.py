@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import (
@@ -164,7 +163,7 @@ def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_
     marks = ({0: MARKS[0]}, {0: MARKS[1]})
     syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9), marks))
     told = [told for said in out for told in syncer.handle(said.event, 0.0)]
-    assert syncer.vector_clock == VectorClock({0: (7, 14)}, {0: 3, 1: 2})
+    assert (syncer.clocks, syncer.versions) == ({0: (7, 14)}, (3, 2))
     asked = [a.event for a in told if isinstance(a, actions.Tell) and a.event.round == RoundId(14, 1)]
     made, sent = learner.handle(asked[0], 0.0)
     merges = syncer.handle(events.FragmentArrived(sent.round, sent.contribution), 0.0)

@@ -24,7 +24,6 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.schema import codec
 from ddiloco.storage.run_mark import RunMark
 from ddiloco.telemetry import records
-from ddiloco.workers.snapshots.messages import CutBegun
 from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, until
 
 TOKENS = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
@@ -37,7 +36,7 @@ class AuthorityEnd:
 
     def __init__(self, security, mark=MARK, address="127.0.0.1:0"):
         self.heard, self.records = queue.SimpleQueue(), []
-        self.links = PartLinks(2, TERMS, security, mark, self.heard.put, self.records.append, lambda: 3)
+        self.links = PartLinks(2, TERMS, security, mark, self.heard.put, self.records.append)
         self.end = SyncerEnd(security=security, address=address, parts=self.links)
 
     def next(self):
@@ -72,7 +71,7 @@ def connected(stack, security=TOKENS):
     part = PartEnd(authority.end.address, security)
     stack.callback(part.uplink.finish, 1.0)
     begin = part.next("begin")
-    assert (begin.run, begin.start, begin.epoch) == ("run", "start", 3)
+    assert (begin.run, begin.start) == ("run", "start")
     assert authority.next() == PartConnected(0)
     return authority, part
 
@@ -85,10 +84,8 @@ def test_news_come_in_order_after_the_roll_call_and_words_and_records_once(stack
     for told in (*said[:2], said[2]):
         authority.links.pass_on(ToPart(0, told))
     authority.links.pass_on(ToPart(1, news.AllPresent()))  # which is not there
-    authority.links.pass_on(CutBegun(4, (0, 1)))
-    assert part.next("cut_over") == 3  # it may have begun while the part was away
+    assert part.next("roll_ends")
     assert [codec.told_by(part.next("news")) for _ in said] == said
-    assert list(part.next("cut_begun").learners) == [0, 1]
     part.uplink.say(COMMITTED)
     assert authority.next() == FromPart(0, COMMITTED)
     noted = records.Noted("round", {"fragment": 1, "learners": [0]}, 5.0)
@@ -117,7 +114,7 @@ def test_a_part_outlives_its_authority_and_keeps_records_for_the_next_one(stack)
 def test_a_part_that_reads_nothing_any_more_is_cut_off_and_may_come_again(stack, monkeypatch):
     authority, part = connected(stack)
     authority.links.pass_on(PartConnected(0))
-    assert part.next("cut_over") == 3
+    assert part.next("roll_ends")
     hangs, goes_on = threading.Event(), threading.Event()
     stack.callback(goes_on.set)
 
@@ -259,10 +256,8 @@ def test_all_hosts_of_a_learner_may_be_ahead_of_the_authority_s_word_of_it(stack
         pb.FromPart(word=codec.message_of(news.Committed(RoundId(4, 1), 2, 7))),
         pb.FromPart(word=pb.FromPart().word),
         pb.FromPart(records=pb.Records(records=[{"noted": {"name": "x", "json": "{"}}])),
-        pb.FromPart(fragments_written=pb.FragmentsWritten(snapshot=1, files="7")),
-        pb.FromPart(fragments_written={"snapshot": 1, "versions": [{"round": {"step": 4, "fragment": 1}}]}),
     ],
-    ids=["another's fragment", "no word", "no record", "no files", "another's version"],
+    ids=["another's fragment", "no word", "no record"],
 )
 def test_what_cannot_be_is_told_in_an_alarm_and_ends_only_the_connection(stack, message):
     authority, part = connected(stack)
@@ -270,24 +265,3 @@ def test_what_cannot_be_is_told_in_an_alarm_and_ends_only_the_connection(stack, 
     assert authority.next() == PartConnected(0)  # again
     [alarm] = [record for record in authority.records if isinstance(record, records.Alarm)]
     assert alarm.sentence.startswith("part 0 of the syncer: what it sent cannot be read: ")
-
-
-def test_a_look_at_the_disk_that_takes_long_keeps_no_learner_from_coming(stack):
-    looks, free = threading.Event(), threading.Event()
-
-    def epoch():
-        looks.set()
-        assert free.wait(PATIENCE)
-        return 3
-
-    links = PartLinks(2, TERMS, TOKENS, MARK, lambda one: None, lambda record: None, epoch)
-    told = threading.Thread(target=links.pass_on, args=(PartConnected(0),), daemon=True)
-    told.start()
-    assert looks.wait(PATIENCE)
-    session = types.SimpleNamespace(name="x", learner=0, process=1, hosts=1)
-    coming = threading.Thread(target=links.opened, args=(session,), daemon=True)
-    coming.start()
-    coming.join(PATIENCE / 2)
-    assert not coming.is_alive()
-    free.set()
-    told.join(PATIENCE)

@@ -15,8 +15,6 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery
-from ddiloco.workers.snapshots.fragments import FragmentsRecording
-from ddiloco.workers.snapshots.messages import CutOver, PartWritten, StateRecorded
 from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.remote.ends import until
 from tests.workers.syncer_desk import DIRECT, PATIENCE, THETA, Desk, Peer, full
@@ -43,14 +41,12 @@ class PartDesk:
         core = Part(SyncPolicy(2, num_fragments=1, interval=2), 2, SyncerState((0,), (0,)), [0])
         self.taken = []
         self.worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 2), self.taken.append)
-        recording = FragmentsRecording(0, [0], 0, None, lambda written: None, PATIENCE)
-        self.worker.take_part_in_snapshots(recording)
         self.worker.start()
 
-    def offer(self, learner, epoch=0):
+    def offer(self, learner):
         contribution = Contribution(learner, 1, fragment=0, version=0, step=2, steps=2, tokens=10)
         event = events.FragmentArrived(RoundId(2, 0), contribution)
-        self.worker.take_offer(event, (full(1.0),), epoch)
+        self.worker.take_offer(event, (full(1.0),))
 
     def dropped(self):
         return [r.values["learner"] for r in self.taken if getattr(r, "name", "") == "drop"]
@@ -70,17 +66,6 @@ def test_a_restarted_syncer_ends_without_learners_that_cannot_join():
     assert worker.ended.wait(PATIENCE)
     assert worker.core.finished
     assert worker.stop(PATIENCE)
-
-
-def test_a_part_takes_an_offer_that_overtook_a_snapshot_once_that_is_over():
-    part = PartDesk()
-    part.offer(0, epoch=1)
-    part.offer(1)
-    until(part.dropped, "the word of the offer that does not wait")
-    assert part.dropped() == [1]  # no round waits for it
-    part.worker.send(CutOver(1))
-    until(lambda: part.dropped() == [1, 0], "the word of the other")
-    assert part.worker.stop(PATIENCE) and part.worker.failure is None
 
 
 @pytest.mark.parametrize("told", [news.Left(0, 1, gone=True), news.RollCall()], ids=["lost", "reconnected"])
@@ -328,8 +313,6 @@ def test_who_joined_while_the_disk_was_full_is_noted_with_the_next_join(desk):
 @pytest.mark.parametrize(
     "message",
     [
-        StateRecorded(0, 1, 5, None),
-        PartWritten(0, 5, None, "no reason"),
         events.LearnerReady(0, 1, -5, ()),
         events.LearnerReady(0, 1, None, None),
         events.StepReported(Report(0, 1, 5, None)),

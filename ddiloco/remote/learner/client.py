@@ -18,16 +18,14 @@ from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
-from ddiloco.remote.wire.event_messages import syncer_event
+from ddiloco.remote.wire.event_messages import LONGEST_REASON, syncer_event
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
 from ddiloco.telemetry.throughput import Pace
-from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
+from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, Delivery, EventDelivery, Leave
 from ddiloco.workers.inbox import Inbox
-from ddiloco.workers.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.workers.transfer import Offer
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
@@ -70,12 +68,10 @@ class SyncerClient:
         self.newest_incarnation = 0  # of this learner, as far as the syncer knew
         self.furthest: Watermark | None = None  # of its work as it joined; None: that is not known
         self.versions: tuple[int, ...] = ()  # by fragment, the newest then
-        self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
         self.run = ""  # the run that has let it in, hex
         self.peers_token = ""  # that learners show to each other
         self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.connections = self.malformed = 0
-        self.epoch = 0  # the last snapshot that the learner has recorded its state for
         self.pace = Pace()  # of welcomes
         self._address, self._learner, self._process = address, learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
@@ -111,20 +107,16 @@ class SyncerClient:
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask again."""
         if self._followers is not None:
-            self._followers.send(round_id, contribution, self.epoch)
+            self._followers.send(round_id, contribution)
         connection = self._connection
         if connection is not None:
             connection.send(round_id, contribution, offer)
 
-    def tell_of_snapshot(self, message: SnapshotMessage) -> None:
-        """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
-        if isinstance(message, StateRecorded):
-            self.epoch = message.number
-        sent = snapshot_message(message)
-        if isinstance(message, PartWritten):
-            self.outbox.say_after_records(sent)
-        else:
-            self.outbox.say(sent)
+    def tell_of_checkpoint(self, written: CheckpointWritten) -> None:
+        """Says what became of a snapshot's checkpoint, after the records of its steps; never waits."""
+        problem = written.problem[:LONGEST_REASON]
+        message = pb.CheckpointWritten(snapshot=written.number, versions=written.versions, problem=problem)
+        self.outbox.say_after_records(pb.FromLearner(checkpoint_written=message))
 
     def peers(self, timeout: float) -> pb.Peers:
         """Learners that may have an inner state to give; none while there is no connection."""
@@ -271,7 +263,6 @@ class _Connection:
         client.peers_token = accepted.peers_token
         client._accepted(accepted)
         if client.connections == 1:
-            client.resume_from = accepted.resume_from
             client.furthest = None if accepted.parts else codec.read(accepted.furthest)
             client.versions = tuple(accepted.versions)
         if self._parts is None:
@@ -314,7 +305,7 @@ class _Connection:
         if self._streams is not None:
             self._streams.send(round_id, contribution, offer)
         elif self._parts is not None:
-            self._parts.send(round_id, contribution, offer, self._client.epoch)
+            self._parts.send(round_id, contribution, offer)
 
     def serve(self) -> None:
         """Runs until the connection ends."""
@@ -354,7 +345,7 @@ class _Connection:
                 client._leave()
             case "parts_at" if self._parts is not None:
                 self._parts.at(message.parts_at.addresses)
-            case "snapshot_begun":
-                client.put(SnapshotBegun(message.snapshot_begun, ()))
+            case "checkpoint_asked":
+                client.put(CheckpointAsked(message.checkpoint_asked))
             case _:
                 client.put(EventDelivery(syncer_event(message)))

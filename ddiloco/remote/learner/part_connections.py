@@ -143,13 +143,13 @@ class PartConnections:
             all_streams = [part.streams for part in self._parts if part is not None]
         return sum(streams.waiting for streams in all_streams if streams is not None)
 
-    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int) -> None:
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer to the part that has the fragment; dropped while that is not there."""
         with self._lock:
             part = self._parts[round_id.fragment % len(self._parts)] if self._parts else None
         streams = None if part is None else part.streams
         if streams is not None:
-            streams.send(round_id, contribution, offer, epoch)
+            streams.send(round_id, contribution, offer)
 
     def close(self) -> None:
         """Ends all of them, and their threads."""

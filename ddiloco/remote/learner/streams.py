@@ -55,7 +55,6 @@ class _Offer(NamedTuple):
     round: RoundId
     contribution: Contribution
     offer: Offer
-    epoch: int
 
 
 class _Offers:
@@ -162,7 +161,7 @@ class Collector:
         A part that comes back sends its share again. Once the welcome is delivered, what is newer in that is
         an update: the part takes it for sent.
         """
-        told = EventDelivery(update, (pieces,), header.epoch)
+        told = EventDelivery(update, (pieces,))
         with self._lock:
             if not header.welcome:
                 if update.fragment not in self._collected:
@@ -254,9 +253,9 @@ class Streams:
         """How many offers no stream has taken yet."""
         return len(self._offers)
 
-    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int = 0) -> None:
-        """Sends an offer; never waits. `epoch`: the last snapshot that the learner is recorded for."""
-        self._offers.put(_Offer(round_id, contribution, offer, epoch))
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer; never waits."""
+        self._offers.put(_Offer(round_id, contribution, offer))
 
     def close(self) -> None:
         """Ends the threads."""
@@ -335,7 +334,7 @@ class Streams:
             parts = offer.offer.own_blocks()
             arrays = tuple(block for part in parts for block in part.blocks.values())
             cuts = [cut_message(part.cut) for part in parts]
-        header = up_header(offer.round, offer.contribution, payload_bytes(arrays), offer.epoch)
+        header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
         header.arrays.extend(cuts)
 
         def messages() -> Iterator[bytes]:

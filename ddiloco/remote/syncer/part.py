@@ -27,16 +27,11 @@ from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.storage import run_mark
 from ddiloco.storage.durable import DurableState, DurableStateError
 from ddiloco.storage.ownership import owned_fragments
-from ddiloco.storage.snapshots.parts import SYNCER_COPIES, PartWriter, parts_folder
-from ddiloco.storage.snapshots.store import FOLDER as SNAPSHOTS
 from ddiloco.telemetry import records
-from ddiloco.telemetry.throughput import Pace
 from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.links import WHICHEVER
 from ddiloco.workers.positions import dealt_or_told
-from ddiloco.workers.snapshots.fragments import FragmentsRecording
-from ddiloco.workers.snapshots.messages import CutBegun, CutOver
 from ddiloco.workers.syncer_worker import SyncerWorker
 from ddiloco.workers.tapes import Tapes
 
@@ -175,8 +170,6 @@ class PartRun:
         self._uplink = Uplink(authority, place, self._terms, security, e.remote, self._take)
         self._worker: SyncerWorker | None = None
         self._server: PartServer | None = None
-        self._writer: PartWriter | None = None
-        self._pace = Pace()  # of what is made durable
         self._over = threading.Event()  # the authority has said so
         self._problem: str | None = None
 
@@ -193,16 +186,9 @@ class PartRun:
                 pass
             if self._worker is not None:
                 self._worker.stop(_LEAVE_SECONDS)
-            if self._writer is not None:
-                self._writer.close(self._writing_seconds() if self._over.is_set() else _RECORDS_SECONDS)
             self._uplink.finish(_RECORDS_SECONDS)
             self._listening.stop(grace=1.0)
         return self._failure()
-
-    def _writing_seconds(self) -> float:
-        """For its part of the last snapshot, by how fast the disk has taken fragments."""
-        size = SYNCER_COPIES * sum(self._assembly.layout.bytes[p] for p in self._own)
-        return self._pace.patience(self._assembly.experiment.snapshot.timeout, size)
 
     def _ended(self) -> bool:
         failed = self._worker is not None and self._worker.ended.is_set()
@@ -232,12 +218,8 @@ class PartRun:
                 server.close(message.session.name)
             case "session":
                 server.open(message.session)
-            case "cut_begun":
-                cut = message.cut_begun
-                worker.send(CutBegun(cut.snapshot, tuple(cut.learners)))
-            case "cut_over":  # the first word of a roll call
+            case "roll_ends":  # the first word of a roll call
                 server.roll_ends()
-                worker.send(CutOver(message.cut_over))
             case "offer_failed":
                 worker.send(codec.told_by(message.offer_failed))
 
@@ -247,11 +229,11 @@ class PartRun:
             self._server.roll_begins()
             return
         try:
-            self._load(mark, begin.epoch)
+            self._load(mark)
         except (DurableStateError, run_mark.RunMarkError, ConfigError, OSError, ValueError) as error:
             self._problem = str(error)
 
-    def _load(self, mark: run_mark.RunMark, epoch: int) -> None:
+    def _load(self, mark: run_mark.RunMark) -> None:
         """Begins with what is durable of its fragments."""
         e, place = self._assembly.experiment, self._place
         if run_mark.begun(self._folder) != mark:
@@ -260,7 +242,6 @@ class PartRun:
         uplink, keep = self._uplink, e.recovery.keep_versions
         durable = DurableState(self._folder, self._assembly.layout, uplink.record, self._stop, mark.run, keep)
         durable.sweep(self._own)
-        self._pace = durable.pace
         state = dealt_or_told(durable.restore(self._model), e, uplink.record)
         memory.return_freed()
         core = Part(e.sync, e.train.steps, state, self._own, durable.lineage)
@@ -270,10 +251,6 @@ class PartRun:
         worker = SyncerWorker(
             core, self._model, uplink.record, durable=durable, tape=tape, pass_on=uplink.say
         )
-        self._writer = PartWriter(parts_folder(workdir / SNAPSHOTS))
-        tell, patience = uplink.tell_of_fragments, e.sync.offer_timeout
-        recording = FragmentsRecording(place.part, self._own, epoch, self._writer, tell, patience)
-        worker.take_part_in_snapshots(recording)
         server = PartServer(self._terms, self._security, self._listening, worker, uplink, HANDSHAKE)
         uplink.mark = mark
         self._worker, self._server = worker, server

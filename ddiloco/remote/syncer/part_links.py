@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import threading
 import time
@@ -23,9 +22,7 @@ from ddiloco.remote.wire.security import PART, Security, host_of
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
 from ddiloco.storage.run_mark import RunMark
-from ddiloco.storage.snapshots.parts import PartFiles
 from ddiloco.telemetry import records
-from ddiloco.workers.snapshots.messages import CutBegun, FragmentsWritten
 
 MOST_WAITING = 100_000  # messages to a part that does not read; then its connection is ended
 
@@ -67,17 +64,13 @@ class PartLinks:
         terms: Terms,
         security: Security,
         mark: RunMark,
-        send: Callable[[FromPart | PartConnected | FragmentsWritten], None],
+        send: Callable[[FromPart | PartConnected], None],
         record: Callable[[records.Record], None],
-        epoch: Callable[[], int],
     ) -> None:
-        """`mark`: of what is on the disk. `send`: puts something into the worker's inbox.
-
-        `epoch`: the number of the newest snapshot that was begun.
-        """
+        """`mark`: of what is on the disk. `send`: puts something into the worker's inbox."""
         self.count = count
         self._terms, self._security, self._mark = terms, security, mark
-        self._send, self._record, self._epoch = send, record, epoch
+        self._send, self._record = send, record
         self._change = threading.Condition()
         self._links: dict[int, _Link] = {}
         self._addresses = [""] * count
@@ -87,19 +80,16 @@ class PartLinks:
 
     # What the worker and the server call.
 
-    def pass_on(self, one: ToPart | PartConnected | CutBegun) -> None:
+    def pass_on(self, one: ToPart | PartConnected) -> None:
         """Tells one part or all of them; a part is told nothing before its roll call."""
-        epoch = self._epoch() if isinstance(one, PartConnected) else 0  # a look at the disk
         with self._change:
             match one:
                 case PartConnected(part):
                     if part in self._links:
                         self._links[part].listens = True
-                        self._links[part].say(pb.ToPart(cut_over=epoch))
+                        self._links[part].say(pb.ToPart(roll_ends=True))
                 case ToPart(part, message):
                     self._say(pb.ToPart(news=codec.message_of(message)), part)
-                case CutBegun(number, learners):
-                    self._say(pb.ToPart(cut_begun=pb.ToPart.CutBegun(snapshot=number, learners=learners)))
 
     def forward(self, event: events.OfferFailed) -> None:
         """Tells the part that asked."""
@@ -184,7 +174,7 @@ class PartLinks:
 
     def _connected(self, hello: pb.FromPart.Hello, context: grpc.ServicerContext) -> _Link:
         link = _Link(hello.part, hello.process, context.cancel)
-        begin = pb.ToPart.Begin(run=self._mark.run, start=self._mark.start, epoch=self._epoch())
+        begin = pb.ToPart.Begin(run=self._mark.run, start=self._mark.start)
         with self._change:
             present = self._links.get(hello.part)
             if present is not None and present.process != hello.process:
@@ -227,8 +217,6 @@ class PartLinks:
                 self._send(FromPart(link.part, self._checked(link.part, codec.told_by(message.word))))
             case "records":
                 self._take_records(link, message.records)
-            case "fragments_written":
-                self._send(self._written(link.part, message.fragments_written))
             case "goodbye":
                 return False
         return True
@@ -239,12 +227,6 @@ class PartLinks:
             if p >= self._terms.num_fragments or p % self.count != part:
                 raise WireError("malformed message", f"fragment {p} is not of part {part}")
         return word
-
-    def _written(self, part: int, message: pb.FragmentsWritten) -> FragmentsWritten:
-        """Raises WireError or ValueError: its files are none, or its versions not the part's."""
-        files = PartFiles.from_json(json.loads(message.files)) if message.files else None
-        versions = tuple(self._checked(part, codec.read(one)) for one in message.versions)
-        return FragmentsWritten(part, message.snapshot, files, versions, message.problem)
 
     def _take_records(self, link: _Link, batch: pb.Records) -> None:
         received = self._received.setdefault((link.part, link.process), Received(batch.first))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -26,13 +28,10 @@ from ddiloco.remote.syncer.scoring import LastScore, Scoring
 from ddiloco.remote.syncer.server import SyncerServer
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.validation import LARGEST
 from ddiloco.storage import run_mark
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.ownership import owned_fragments
-from ddiloco.storage.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
-from ddiloco.storage.snapshots.resuming import snapshot_header
-from ddiloco.storage.snapshots.store import FOLDER, Snapshot
+from ddiloco.storage.snapshots import FOLDER, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.telemetry.files import read_json
 from ddiloco.training import memory
@@ -40,14 +39,13 @@ from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.positions import dealt_or_told
-from ddiloco.workers.resumed_from import ResumedFrom, begin_from
-from ddiloco.workers.resuming import run_of
 from ddiloco.workers.run_result import Outcome
-from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.snapshots import SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
 from ddiloco.workers.tapes import Tapes
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+LEARNER_COPIES = 5  # of the parameters in a checkpoint, at most: with what optimizers and codecs keep
 _MOST_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
 _SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
@@ -66,16 +64,13 @@ class SyncerRun:
         durable: DurableState,
         resumed: bool,
         alone: bool = False,
-        snapshot: Snapshot | None = None,
         comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Listens from now on; `run` begins to answer. The last three are as in `run_syncer`.
+        """Listens from now on; `run` begins to answer. The last two are as in `run_syncer`.
 
         Raises:
           ConfigError: the port is not available, or the disk refuses.
-          DataError: the snapshot is of other data.
           DurableStateError: the run cannot continue from what an earlier syncer left.
-          SnapshotError: the snapshot has been damaged since it was opened.
         """
         e = assembly.experiment
         self._assembly, self._record, self._durable = assembly, record, durable
@@ -83,12 +78,9 @@ class SyncerRun:
         self.locks = contextlib.ExitStack()
         workdir = durable.folder.parent
         try:
-            state = self._durable_state(resumed, snapshot)
+            state = self._durable_state(resumed)
         except OSError as error:
             raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
-        goes_on = resumed or snapshot is not None
-        resumed_from = ResumedFrom.load(durable.folder) if goes_on else None
-        snapshot_name = None if resumed_from is None else resumed_from.name
         links: PartLinks | None = None
         core: SyncerCore | AuthorityCore
         # Others read what was committed from the disk.
@@ -97,38 +89,26 @@ class SyncerRun:
         else:
             core = AuthorityCore(e.sync, e.train.steps, state, e.remote.parts)
         tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
-        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage)
+        tape = tapes.syncer(core.state(), self._model, durable.lineage)
         passed = lambda one: links.pass_on(one)  # noqa: E731
         self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape, pass_on=passed)
-        taker = None
         parts = 0 if self._model is not None else e.remote.parts
-        if e.snapshot.every:
-            header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
-            keep_also = snapshot_name if e.tape.enabled else None
-            taker = SnapshotTaker(
-                workdir / FOLDER,
-                e.snapshot,
-                header,
-                core.step,
-                send,
-                record,
-                keep_also,
-                parts,
-                self._patience_for_a_snapshot,
-                e.train.steps_in_flight,
-            )
-            self._syncer.take_snapshots(taker)
+        self._takes_snapshots = not parts
+        if not parts:
+            store = SnapshotStore(workdir / FOLDER, e.snapshot.keep)
+            pin = functools.partial(durable.pin, range(e.sync.num_fragments))
+            known = e, durable.run, pin, core.step, self._syncer.send, record
+            self._syncer.take_snapshots(SnapshotTaker(store, *known, self._seconds_for_checkpoints))
         if parts:
             mark = run_mark.begun(durable.folder)
             assert mark is not None, "it was completed above"
-            epoch = (lambda: LARGEST) if taker is None else lambda: taker.epoch
             terms = terms_of(e, assembly.layout)
-            links = PartLinks(parts, terms, security, mark, self._syncer.send, record, epoch)
+            links = PartLinks(parts, terms, security, mark, self._syncer.send, record)
         management = Management(
             security,
             e.most_learners,
             lambda: self._syncer.core.step,
-            (lambda: False) if taker is None else taker.take_one_soon,
+            self._take_snapshot,
             stop.set,
             lambda line: record(records.Alarm(line, time.time())),
             durable.folder,
@@ -141,7 +121,6 @@ class SyncerRun:
             self._syncer.send,
             self._syncer.take_offer,
             record,
-            resumed_from,
             durable.run,
             management,
             links,
@@ -191,7 +170,7 @@ class SyncerRun:
         step = read_json(self._durable.folder.parent / "summary.json").get("step", 0)
         return max(step, self._syncer.core.step) >= self._assembly.experiment.train.steps
 
-    def _durable_state(self, resumed: bool, snapshot: Snapshot | None) -> SyncerState | None:
+    def _durable_state(self, resumed: bool) -> SyncerState | None:
         """Makes durable what the run begins with, and the model unless others merge; what is known."""
         assembly, durable, e = self._assembly, self._durable, self._assembly.experiment
         layout, parts = assembly.layout, e.remote.parts
@@ -201,30 +180,33 @@ class SyncerRun:
                 durable.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned_fragments(durable.folder, range(layout.num_fragments)))
             if parts == 1:
-                self._model, state = durable_start(assembly, durable, resumed, snapshot, self._record)
+                self._model, state = durable_start(assembly, durable, resumed, self._record)
                 self.locks.push(stack.pop_all())
                 return state
             if not resumed:
                 durable.sweep(range(layout.num_fragments))
             durable.sweep()
-            if snapshot is not None:
-                begin_from(snapshot, assembly, durable)
-                durable.complete()
-            elif not resumed:
+            if not resumed:
                 initial = assembly.initial_parameters()
                 for p in range(layout.num_fragments):  # others merge: one at a time
                     durable.begin(assembly.global_model(initial, [p]))
                 durable.complete()
         state = dealt_or_told(durable.state(), e, self._record)
-        if resumed or snapshot is not None:
+        if resumed:
             self._record(records.Resumed(state.versions, time.time()))
         return state
 
-    def _patience_for_a_snapshot(self, learners: int) -> float:
-        """Seconds, by how fast the syncer's disk has taken fragments: all parts may go to that one disk."""
-        copies = SYNCER_COPIES + learners * LEARNER_COPIES
-        size = copies * sum(self._assembly.layout.bytes)
-        return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
+    def _seconds_for_checkpoints(self) -> float:
+        """For learners to write them, by how fast the syncer's disk is: it may be theirs, too."""
+        e = self._assembly.experiment
+        size = e.most_learners * LEARNER_COPIES * sum(self._assembly.layout.bytes)
+        return self._durable.pace.patience(e.snapshot.timeout, size)
+
+    def _take_snapshot(self) -> bool:
+        """Has a snapshot taken soon; False: none is ever."""
+        if self._takes_snapshots:
+            self._syncer.send(SnapshotAsked())
+        return self._takes_snapshots
 
     def _parameters(self) -> dict[str, np.ndarray]:
         if self._model is not None:
@@ -270,7 +252,6 @@ def run_syncer(
     assembly: Assembly,
     record: Callable[[Any], None],
     stop: threading.Event,
-    snapshot: Snapshot | None,
     *,
     listening: Listening,
     security: Security,
@@ -280,20 +261,18 @@ def run_syncer(
 ) -> Outcome:
     """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
-    With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved.
     `comes_back`: whether the run goes on with another syncer though `stop` is set.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
-    run = earlier.run if earlier is not None else run_of(snapshot)
+    run = earlier.run if earlier is not None else secrets.token_hex(16)
     keep = assembly.experiment.recovery.keep_versions
     durable = DurableState(folder, assembly.layout, record, stop, run, keep)
     if earlier is not None and not earlier.start:
         with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
             durable.complete()
-    more = alone, snapshot, comes_back
-    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, *more)
+    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, comes_back)
     with made.locks:
         return made.run()
 
@@ -313,7 +292,7 @@ def tell_of_the_end(
     terms, ignore = terms_of(e, assembly.layout), lambda *told: None
     parts = None
     if e.has_parts:
-        parts = PartLinks(e.remote.parts, terms, security, mark, ignore, ignore, lambda: 0)
+        parts = PartLinks(e.remote.parts, terms, security, mark, ignore, ignore)
         parts.leave(0.0)  # whoever comes
     server = SyncerServer(
         terms, security, listening, ignore, ignore, ignore, ignore, run=mark.run, parts=parts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig, backoff
 from ddiloco.storage.run_mark import RunMark
 from ddiloco.telemetry import records
-from ddiloco.workers.snapshots.messages import FragmentsWritten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +68,6 @@ class Uplink:
     def say(self, word: news.Word) -> None:
         """Tells the authority; without a connection it is lost: a roll call has all of them said again."""
         self._put(pb.FromPart(word=codec.message_of(word)))
-
-    def tell_of_fragments(self, written: FragmentsWritten) -> None:
-        """Tells what was written for a snapshot."""
-        versions = map(dataclasses.asdict, written.versions)
-        files = "" if written.files is None else json.dumps(written.files.to_json())
-        message = pb.FragmentsWritten(
-            snapshot=written.number, files=files, versions=versions, problem=written.problem
-        )
-        self._put(pb.FromPart(fragments_written=message))
 
     def record(self, record: records.Record) -> None:
         """Passes a record on to the run's monitor, if the authority is away then later."""

@@ -165,6 +165,7 @@ class Authority:
         m.dismissed = self._strangers.pop(learner, None) == incarnation  # by a report that overtook this
         if possible:  # a part that heard of the end first would go on without the learner
             return [*ended[:1], *self._begin(m, event.step or 0, event.versions or (), now)]
+        m.counted_from = dict.fromkeys(self._fragments, self.merged.step)
         if event.versions is not None:
             m.goes_on = True
             never = "return with a step or versions that there never were"

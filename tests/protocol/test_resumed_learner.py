@@ -68,8 +68,9 @@ def test_what_it_is_asked_for_it_offers_with_the_same_counters():
 def test_of_an_update_it_knows_what_is_merged_of_its_checkpoint(mark, merged):
     core, _ = resumed(REBASE)
     out = core.handle(events.UpdateArrived(1, 3, 14, mark), 0.0)
-    assert out == [actions.ApplyUpdate(1, 3, 0.0, merged, merged is not None)]
-    assert core.work.fragments[1].steps == (2 if merged else 0)
+    keeps = merged is not None or mark == MARKS[1]
+    assert out == [actions.ApplyUpdate(1, 3, 0.0, merged, keeps)]
+    assert core.work.fragments[1].steps == (2 if merged else 4 if keeps else 0)
     assert core.work.fragments[1].watermark == mark
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ddiloco.launch.all_roles import run_all
 from ddiloco.run.job import run_job
 from ddiloco.run.recipes import LoopRecipe, load_factory
+from ddiloco.run.rollback import going_on
 from ddiloco.settings import loop
 from ddiloco.settings.experiment import Experiment, parse, to_json
 from ddiloco.storage import checkpoints
@@ -46,7 +47,7 @@ def train(
     driver: str = "local",
     settings: dict[str, Any] | None = None,
     stop: threading.Event | None = None,
-    resume: bool = False,
+    resume: bool | int = False,
     **config: Any,
 ) -> Trained:
     """Trains a loop of your own, and returns when all is over.
@@ -59,7 +60,8 @@ def train(
       driver: "local": threads; "remote": processes of this machine; "virtual": a simulated clock.
       settings: what `make_loop` is given by name; JSON values.
       stop: ends the run early when it is set.
-      resume: go on with the run in `workdir`; else an earlier one there is set aside.
+      resume: go on with the run in `workdir`, or with its snapshot of this number; False: an earlier one
+        there is set aside.
       config: other settings of a run, a dict for each group: `sync={"num_fragments": 2}`, `seed=1`. What is
         in a group goes before `learners` and `steps`.
 
@@ -77,6 +79,7 @@ def train(
     values["train"] = {"steps": steps, **values.get("train", {})}
     experiment = parse(values)
     workdir, stop = pathlib.Path(workdir), stop or threading.Event()
+    resume = bool(going_on(resume, workdir, experiment, print))
     platform.prepare(cache=False)
     if driver == "remote":
         load_factory(name)  # as its processes will

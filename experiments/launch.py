@@ -71,7 +71,7 @@ _RUNTIME = flags.DEFINE_string("runtime", None, "cloud_tpu: version of the machi
 _PROJECT = flags.DEFINE_string("project", "", "cloud_tpu: whose resources they are. Default: gcloud's.")
 _SYNCER = flags.DEFINE_string("syncer", None, "cloud_tpu: HOST:PORT of the syncer, started elsewhere.")
 
-_OWN_DISKS = ("gke", "cloud_tpu")  # each learner's, from which the syncer takes in no part of a snapshot
+_OWN_DISKS = ("gke", "cloud_tpu")  # each learner's, where the syncer finds no checkpoint of a snapshot
 # In place of a flag that an engine has no use for.
 _INSTEAD = {
     ("output", "ray"): "give the run's folder as --workdir",
@@ -104,8 +104,9 @@ def main(_) -> int:
     experiment = _CONFIG.experiment(driver="remote")
     if not re.fullmatch("[a-z][a-z0-9-]*", _NAME.value):
         raise ConfigError(f"name: is {_NAME.value!r}, but must be lower case letters, digits and dashes")
-    if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every):
-        must = f"must be 0 with --launcher={_LAUNCHER.value}: its learners do not share the syncer's workdir"
+    elsewhere = "://" in experiment.recovery.checkpoint_folder
+    if _LAUNCHER.value in _OWN_DISKS and (every := experiment.snapshot.every) and not elsewhere:
+        must = f"must be 0 with --launcher={_LAUNCHER.value} without a bucket in recovery.checkpoint_folder"
         raise ConfigError(f"config.snapshot.every: is {every}, but {must}")
     fleet = LaunchedRun(
         _NAME.value,

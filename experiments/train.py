@@ -19,6 +19,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; 
 
 def main(_) -> int:
     from ddiloco.run.job import Hooks, run_job
+    from ddiloco.run.rollback import going_on
     from ddiloco.settings.experiment import with_steps_of_tokens
     from ddiloco.storage import run_mark
     from ddiloco.storage.durable import FOLDER, DurableStateError
@@ -52,13 +53,14 @@ def main(_) -> int:
         program.print_err(f"the run in {workdir} is over")
         return 0
     stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
+    resume = going_on(resume, workdir, experiment, program.print_err)
     if experiment.driver == "remote":
         from ddiloco.launch.all_roles import run_all
 
         steps = None if profile is None else _PROFILE.value
-        going_on = resume or (resume is None and run_mark.begun(workdir / FOLDER) is not None)
+        resume = resume or (resume is None and run_mark.begun(workdir / FOLDER) is not None)
         settings = program.config_arguments()
-        code = run_all(experiment, settings, workdir, stop, program.print_err, profile=steps, resume=going_on)
+        code = run_all(experiment, settings, workdir, stop, program.print_err, profile=steps, resume=resume)
         return 128 + received[0] if received and code in (0, 128 + signal.SIGTERM) else code
     try:
         result = run_job(experiment, workdir, stop, resume=resume, hooks=Hooks(profile=profile))

@@ -29,8 +29,6 @@ RANKS = (
     "ddiloco/storage",
     "ddiloco/weights",
     "ddiloco/storage/tape",
-    "ddiloco/storage/snapshots",
-    "ddiloco/workers/snapshots",
     "ddiloco/workers",
     "ddiloco/local",
     "ddiloco/remote",

@@ -43,11 +43,11 @@ def run_timed(experiment: Experiment) -> "VirtualRun":
     return VirtualRun(outcome, taken, experiment)
 
 
-def run_job(experiment: Experiment, workdir: pathlib.Path) -> job.Result:
+def run_job(experiment: Experiment, workdir: pathlib.Path, resume: bool = False) -> job.Result:
     """Runs the experiment as a whole job, on one device, that leaves its files in `workdir`."""
     # Without `loss.png`, which takes longer than such a run and is drawn in other tests.
     with workbench.devices(1), mock.patch.object(monitor, "plot_loss"):
-        return job.run_job(experiment, workdir, threading.Event())
+        return job.run_job(experiment, workdir, threading.Event(), resume=resume)
 
 
 class VirtualRun(workbench.Recorded):

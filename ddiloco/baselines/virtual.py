@@ -155,6 +155,7 @@ def run_virtual_baseline(assembly: Assembly, record: Callable[[Any], None], stop
     still for good or `stop` is set.
     """
     e, arrays = assembly.experiment, JobArrays(assembly)
+    arrays.begin()
     clock = JobClock(e, assembly.num_params, record)
     evaluations = Evaluations(arrays.score, e.eval.every, record, clock=lambda: clock.now)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
-import concurrent.futures
-import math
+import errno
+import functools
 import pathlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,20 +15,27 @@ from typing import Any
 import jax
 import numpy as np
 
+from ddiloco.config import ConfigError
 from ddiloco.data.shards import reshard
 from ddiloco.goodput.accounting import State
 from ddiloco.outer.stacks import unstacked
+from ddiloco.protocol.work import LearnerWork
 from ddiloco.settings.experiment import Experiment, to_json
-from ddiloco.storage.snapshots.parts import write_part
-from ddiloco.storage.snapshots.store import FOLDER, Snapshot, SnapshotError, SnapshotPart, SnapshotStore
+from ddiloco.storage import run_mark
+from ddiloco.storage.durable import FOLDER as DURABLE
+from ddiloco.storage.learner_state import LearnerState, LearnerStates, StateHeader, checkpoint_root
+from ddiloco.storage.run_mark import RunMark
+from ddiloco.storage.snapshots import FOLDER as SNAPSHOTS
+from ddiloco.storage.snapshots import SYNCER, SnapshotHeader, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.training.step_meter import StepMeter
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.evaluator import Evaluations
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
 from ddiloco.workers.run_result import Outcome
 
-JOB_PART = "job"
+_NO_CODEC = ("", False, False)  # a job sends nothing
 
 
 class JobArrays(TrainingArrays):
@@ -39,91 +47,101 @@ class JobArrays(TrainingArrays):
         self._num_shards = e.sync.num_learners
         program = assembly.program(mesh, self._shards)
         super().__init__(Equipment(program, None, assembly.batches(self._shards), e.train.steps_in_flight))
-        self._state = program.state_from(assembly.initial_parameters())
+        self._assembly = assembly
         self.tokens = 0  # of the steps that are complete
         self.score = assembly.scorer(mesh)
         flops = assembly.recipe.step_flops(assembly.recipe.kind(self._shards))
         self.meter = StepMeter(mesh.devices.flat, flops, assembly.peak_flops(mesh))
 
-    def part(self) -> SnapshotPart:
-        """A copy of all that the next steps depend on, after the last step handed out, for `resume`.
+    def begin(self) -> None:
+        """Loads the initial parameters."""
+        self._state = self._equipment.program.state_from(self._assembly.initial_parameters())
 
-        What is missing are its `tokens`, which are known once that step is complete.
-        """
-        arrays, values = self.state()
-        return SnapshotPart(arrays, {"position": values["position"]})
-
-    def resume(self, part: SnapshotPart) -> None:
-        """Loads what `part` gave, with its tokens, of any number of shards.
+    def resume(self, state: LearnerState) -> None:
+        """Loads a checkpoint of the job, of any number of shards.
 
         Raises:
           DataError: its stream was another.
         """
-        [position] = reshard([part.state["position"]], self._num_shards, [self._shards])
-        self.restore(part.arrays, {"position": position, "steps": 0})
-        self.tokens = part.state["tokens"]
+        [position] = reshard([state.header.position], self._num_shards, [self._shards])
+        self.restore(state.arrays, {"position": position, "steps": 0})
+        self.tokens = state.header.tokens
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The parameters after the last step handed out, on the host."""
         return unstacked({name: np.asarray(value) for name, value in self.params.items()})
 
 
-class JobSnapshots:
-    """Writes the job's state between two steps as snapshots of one part, one at a time, in its own thread."""
+class JobStates:
+    """The checkpoints and snapshots of a job, which are those of learner 0; there is nothing beside them."""
 
-    def __init__(
-        self, workdir: pathlib.Path | None, experiment: Experiment, record: Callable[[Any], None]
-    ) -> None:
-        """Without a workdir, none are taken."""
-        self._every = experiment.snapshot.every if workdir is not None else 0
-        self._folder = (workdir or pathlib.Path()) / FOLDER
-        self._store = SnapshotStore(self._folder, experiment.snapshot.keep)
-        self._experiment = to_json(experiment)
-        self._record = record
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "snapshot")
-        self._writing: concurrent.futures.Future[None] | None = None
+    def __init__(self, experiment: Experiment, workdir: pathlib.Path, record: Callable[[Any], None]) -> None:
+        """A run that has begun in the workdir goes on under its id. Raises OSError, RunMarkError."""
+        self._experiment, self._record = experiment, record
+        folder, mark = workdir / DURABLE, run_mark.begun(workdir / DURABLE)
+        self._mark = mark or RunMark(secrets.token_hex(16), secrets.token_hex(8))
+        if mark is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._mark.save(folder)
+        root = checkpoint_root(workdir, experiment.recovery.checkpoint_folder)
+        self._states = LearnerStates(root / "learners" / "0")
+        self._store = SnapshotStore(workdir / SNAPSHOTS, experiment.snapshot.keep)
+        every, what = experiment.recovery.checkpoint_every, f"{self._states.folder}"
+        self.keeper = Checkpointing(self._keep, every, what, record, self._written)
+        self._begun: dict[int, tuple[int, float]] = {}  # by number of a snapshot: its step, and when
+
+    def newest(self) -> LearnerState | None:
+        """With which the run goes on; None: it begins. Raises ValueError: what is there cannot be used."""
+        return self._states.newest(self._mark.run)
 
     def due(self, step: int) -> bool:
-        """Whether one is due after this step."""
-        return bool(self._every) and step % self._every == 0
+        """Whether the state after this step is to be kept, for a snapshot or by the interval."""
+        every = self._experiment.snapshot.every
+        if every and step % every == 0:
+            try:
+                number = self._store.begin()
+                self._begun[number] = step, time.monotonic()
+                self.keeper.ask(number)
+            except OSError as error:
+                self._given_up(0, step, records.reason(error))
+        return self.keeper.due
 
-    def take(self, part: SnapshotPart, header: Mapping[str, Any]) -> None:
-        """Begins to write a snapshot, unless the one before is under way; `header`: its `step` and `time`."""
-        number = self._store.next_number()
-        if self._writing is not None and not self._writing.done():
-            self._given_up(number, header, "the previous one is still being written")
-            return
-        self._writing = self._pool.submit(self._write, number, part, header)
+    def state(self, step: int, tokens: int, arrays: Mapping[str, Any], position: Any) -> LearnerState:
+        """The job's state after a step, with none under way."""
+        shards = self._experiment.num_data_shards
+        work = LearnerWork(step, 0, step, ())
+        counted = {"trained": step, "tokens": tokens, "steps": step, "time": time.time()}
+        header = StateHeader(self._mark.run, "", _NO_CODEC, work, position, shards, **counted)
+        return LearnerState(header, arrays)
 
-    def close(self, timeout: float) -> None:
-        """Waits up to `timeout` seconds for the one that is being written."""
-        self._pool.shutdown(wait=False)
-        if self._writing is not None:
-            concurrent.futures.wait([self._writing], timeout)
+    def _keep(self, state: LearnerState, snapshot: int) -> None:
+        (self._states.of_snapshot(snapshot) if snapshot else self._states).keep(state)
 
-    def _write(self, number: int, part: SnapshotPart, header: Mapping[str, Any]) -> None:
-        begun = time.monotonic()
+    def _written(self, number: int, result: LearnerState | str) -> None:
+        """Completes a snapshot, on the thread that has written its checkpoint."""
+        step, begun = self._begun.pop(number)
+        records.write_out(self._record)  # what led to the snapshot must be on disk if the snapshot is
         try:
-            files = write_part(self._folder / f"{number:06d}", JOB_PART, part)
-            records.write_out(self._record)  # what led to the snapshot must be on disk if the snapshot is
-            self._store.complete(number, {**header, "experiment": self._experiment}, {JOB_PART: files})
-        except SnapshotError as error:
+            if isinstance(result, str):
+                raise OSError(errno.EIO, result)
+            step = result.header.work.clock
+            folder = self._store.at(number) / SYNCER
+            folder.mkdir()
+            self._mark.save(folder)
+            header = SnapshotHeader(self._mark.run, step, time.time(), (0,), to_json(self._experiment))
+            size = sum(self._store.complete(number, header).header.files.values())
+        except OSError as error:
             self._store.discard(number)
-            self._given_up(number, header, str(error))
-            problem = f"{error}: a snapshot is given up; training goes on"
-            self._record(records.Alarm(problem, header["time"]))
+            self._given_up(number, step, records.reason(error))
             return
-        values = {
-            "number": number,
-            "step": header["step"],
-            "bytes": sum(size for size, _ in files.files.values()),
-            "seconds": time.monotonic() - begun,
-        }
-        self._record(records.Noted("snapshot", values, header["time"]))
+        values = {"number": number, "step": step, "bytes": size, "seconds": time.monotonic() - begun}
+        self._record(records.Noted("snapshot", values, time.time()))
 
-    def _given_up(self, number: int, header: Mapping[str, Any], reason: str) -> None:
-        values = {"number": number, "step": header["step"], "reason": reason}
-        self._record(records.Noted("snapshot_given_up", values, header["time"]))
+    def _given_up(self, number: int, step: int, problem: str) -> None:
+        values = {"number": number, "step": step, "reason": problem}
+        self._record(records.Noted("snapshot_given_up", values, time.time()))
+        alarm = f"{self._store.folder}: {problem}: a snapshot is given up; training goes on"
+        self._record(records.Alarm(alarm, time.time()))
 
 
 class BaselineRun:
@@ -138,22 +156,32 @@ class BaselineRun:
         record: Callable[[Any], None],
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
-        snapshot: Snapshot | None = None,
     ) -> None:
+        """A run that has begun in the workdir goes on; None: nothing is kept.
+
+        Raises:
+          ConfigError: the disk refuses, or what it has cannot be gone on with.
+          RunMarkError: the run in the workdir cannot be told.
+        """
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop
         self._arrays = JobArrays(assembly)
-        self._snapshots = JobSnapshots(workdir, e, record)
-        self._begin = 0 if snapshot is None else snapshot.header["step"]
+        try:
+            self._states = None if workdir is None else JobStates(e, workdir, record)
+            state = None if self._states is None else self._states.newest()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"workdir: {workdir}: {records.reason(error)}") from None
+        self._begin = 0 if state is None else state.header.work.clock
         self._evaluations = Evaluations(self._arrays.score, e.eval.every, record, since=self._begin)
-        if snapshot is None:
+        if state is None:
+            self._arrays.begin()
             self._evaluate(0)
         else:
-            self._arrays.resume(snapshot.part(JOB_PART))
+            self._arrays.resume(state)
 
     def run(self) -> Outcome:
         """Trains to the last step, or until `stop` is set."""
-        e = self._experiment
+        e, states = self._experiment, self._states
         in_flight: collections.deque = collections.deque()
         together = 1 if e.algorithm == "lone_learner" else e.sync.num_learners
         slowest = max(e.min_step_seconds(m) for m in range(together))  # for whom the others would wait
@@ -165,39 +193,35 @@ class BaselineRun:
             self._stop.wait(max(0.0, begun + slowest - time.monotonic()))
             step += 1
             due = step < e.train.steps and self._evaluations.due(step)  # the last one comes at the end
-            while len(in_flight) > (0 if due or slowest else e.train.steps_in_flight - 1):
+            keep = states is not None and states.due(step)
+            while len(in_flight) > (0 if due or keep or slowest else e.train.steps_in_flight - 1):
                 self._finish_step(*in_flight.popleft())
+            if keep:
+                states.keeper.take(functools.partial(self._state, step))
             if due:
                 self._evaluate(step)
         while in_flight:
             self._finish_step(*in_flight.popleft())
+        if states is not None:
+            states.keeper.last(functools.partial(self._state, step))
         self._enter(State.FINISHED)
         loss = self._evaluate(step)
-        self._snapshots.close(e.snapshot.timeout)
         return Outcome(self._arrays.parameters(), step, loss, step == e.train.steps, failure=None)
 
-    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float, SnapshotPart | None]:
+    def _start_step(self, step: int) -> tuple[int, int, dict[str, jax.Array], float]:
         tokens, metrics = self._arrays.step(step)
-        part = self._arrays.part() if self._snapshots.due(step + 1) else None
-        return step + 1, tokens, metrics, self._arrays.data_wait, part
+        return step + 1, tokens, metrics, self._arrays.data_wait
 
-    def _finish_step(
-        self,
-        step: int,
-        tokens: int,
-        metrics: dict[str, jax.Array],
-        data_wait: float,
-        part: SnapshotPart | None,
-    ) -> None:
+    def _finish_step(self, step: int, tokens: int, metrics: dict[str, jax.Array], data_wait: float) -> None:
         jax.block_until_ready(metrics)
-        now = time.time()
         measured = self._arrays.meter.finished(data_wait)
-        done = records.StepDone(0, step, now, tokens, {**metrics, **measured})
+        done = records.StepDone(0, step, time.time(), tokens, {**metrics, **measured})
         self._arrays.tokens += done.tokens
         self._record(done)
-        if part is not None:  # its time is just after this step's, so that a resumed run keeps this record
-            whole = SnapshotPart(part.arrays, {**part.state, "tokens": self._arrays.tokens})
-            self._snapshots.take(whole, {"step": step, "time": math.nextafter(now, math.inf)})
+
+    def _state(self, step: int) -> LearnerState:
+        arrays, values = self._arrays.state()
+        return self._states.state(step, self._arrays.tokens, arrays, values["position"])
 
     def _evaluate(self, step: int) -> float:
         self._arrays.meter.interrupted()

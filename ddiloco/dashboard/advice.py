@@ -346,7 +346,7 @@ _REMEDIES = (
     (r"are never merged", "Raise config.train.steps, or lower config.sync.interval."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),
     (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is too long."),
-    (r"snapshot\.timeout", "Raise config.snapshot.timeout: parts take longer, or that learner hangs."),
+    (r"snapshot\.timeout", "Raise config.snapshot.timeout: checkpoints take longer, or that learner hangs."),
     (r"join token|what it sent was refused", "A stranger calls, or a learner of another version."),
     (r"silent data corruption", "Take that device out of service, and restart the learner elsewhere."),
     (r"No space left|has grown to|records were given up", "Make room on the disk of the workdir."),

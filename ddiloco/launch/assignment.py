@@ -41,8 +41,8 @@ class Assignment:
     syncer: str = "127.0.0.1:7070"
     # The run's folder for syncer and evaluator, a learner's for what it keeps; None: it keeps none
     workdir: pathlib.Path | None = None
-    # Whether a syncer goes on with the run in the workdir; None: if one has begun there
-    resume: bool | None = False
+    # Whether a syncer goes on with the run in the workdir, or the snapshot from which; None: if one has begun
+    resume: bool | int | None = False
     health: str = ""  # HOST:PORT at which probes are answered; empty: nowhere
     grace: float = 0.0  # seconds from the word to stop to the end of the process; 0: as many as it takes
     shard: int = 0  # which process of the syncer this is, from 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import operator
 import pathlib
+import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from etils import epath
@@ -23,8 +25,7 @@ from ddiloco.storage import run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
-from ddiloco.storage.snapshots.resuming import snapshot_header
-from ddiloco.storage.snapshots.store import FOLDER, Snapshot
+from ddiloco.storage.snapshots import FOLDER, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.telemetry.files import read_json
 from ddiloco.telemetry.trimming import SUMMARY
@@ -32,13 +33,12 @@ from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.evaluator import Evaluations, Evaluator
-from ddiloco.workers.exchange import Delivery, EventDelivery, InnerState, Leave, Pieces
+from ddiloco.workers.exchange import CheckpointWritten, Delivery, EventDelivery, InnerState, Leave, Pieces
 from ddiloco.workers.learner_arrays import Equipment
 from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
-from ddiloco.workers.resuming import Origin, about_states, from_checkpoint, inner_of, run_of
+from ddiloco.workers.resuming import about_states, from_checkpoint, inner_of
 from ddiloco.workers.run_result import Outcome
-from ddiloco.workers.snapshots.recording import LearnerRecording
-from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.snapshots import SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
 from ddiloco.workers.tapes import Tapes
 from ddiloco.workers.transfer import Offer
@@ -104,27 +104,23 @@ class LocalRun:
         record: Callable[[Any], None],
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
-        snapshot: Snapshot | None = None,
     ) -> None:
         """`workdir`: for merged fragments, tapes and snapshots; None: nothing is kept.
 
-        A run that has begun in the workdir goes on. `snapshot`: what it resumes from instead.
+        A run that has begun in the workdir goes on.
 
         Raises:
           ConfigError: the disk refuses.
-          DataError: the snapshot is of other data.
           DurableStateError, RunMarkError: the run in the workdir cannot go on.
-          SnapshotError: the snapshot is damaged.
         """
         e = assembly.experiment
         self._assembly, self._record, self._stop, self._workdir = assembly, record, stop, workdir
         compiler = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="compile")
         equipment = compiler.submit(assembly.equipment)  # beside the syncer's part
         compiler.shutdown(wait=False)
-        origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
         earlier = None if workdir is None else run_mark.begun(workdir / DURABLE)
-        self._resumes = origin is not None or earlier is not None
-        self._run = run_of(snapshot) if earlier is None else earlier.run
+        self._resumes = earlier is not None
+        self._run = secrets.token_hex(16) if earlier is None else earlier.run
         self._tapes = Tapes(workdir, e, assembly.layout, record, run=self._run)
         durable, state = None, None
         if workdir is None:
@@ -132,7 +128,7 @@ class LocalRun:
         else:
             kept = e.recovery.keep_versions
             durable = DurableState(workdir / DURABLE, assembly.layout, record, stop, self._run, kept)
-            self._model, state = durable_start(assembly, durable, earlier is not None, snapshot, record)
+            self._model, state = durable_start(assembly, durable, earlier is not None, record)
         lineage = 0 if durable is None else durable.lineage
         core = SyncerCore(e.sync, e.train.steps, state, lineage)
         self._learners: list[LearnerWorker] = []
@@ -145,20 +141,18 @@ class LocalRun:
         if not self._resumes:
             with waiting("the first evaluation"):  # also compiles it, before the learners need the CPU
                 self._evaluator.evaluate(0, self._model.parameters())
-        self._resumed_from = None if snapshot is None else snapshot.name
-        tape = self._tapes.syncer(core.state(), self._model, self._resumed_from, lineage)
+        tape = self._tapes.syncer(core.state(), self._model, lineage)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, durable, tape)
-        self._taker = self._snapshots(workdir, core.step)
+        if durable is not None:
+            self._take_snapshots(durable, core.step)
         with waiting("learners and merge to compile"):
             self._model.compile()
             compiled = equipment.result()
         self._senders = concurrent.futures.ThreadPoolExecutor(len(compiled), thread_name_prefix="offers")
-        self._learners = self._make_learners(compiled, origin)
+        self._learners = [self._add_learner(m, parts) for m, parts in enumerate(compiled)]
         for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of before
             self._syncer.send(event)
-        if origin is not None:
-            self._tokens_before = sum(origin.tokens.values()) - sum(lr.tokens for lr in self._learners)
-        elif self._resumes:
+        if self._resumes:
             before = read_json(workdir / SUMMARY).get("tokens", {})
             self._tokens_before = sum(before.values())
 
@@ -197,46 +191,17 @@ class LocalRun:
         with waiting("an evaluation"):
             self._evaluator.stop(_LEAVE_SECONDS)
 
-    def _snapshots(self, workdir: pathlib.Path | None, step: int) -> SnapshotTaker | None:
-        """Makes what takes the run's snapshots, if they are wanted."""
+    def _take_snapshots(self, durable: DurableState, step: int) -> None:
         e = self._assembly.experiment
-        if workdir is None or not e.snapshot.every:
-            return None
-        header = snapshot_header(e, self._assembly.layout, self._run)
-        folder = workdir / FOLDER
-        keep_also = self._resumed_from if e.tape.enabled else None
-        taker = SnapshotTaker(
-            folder,
-            e.snapshot,
-            header,
-            step,
-            lambda m: self._syncer.send(m),
-            self._record,
-            keep_also,
-            steps_in_flight=e.train.steps_in_flight,
-        )
-        self._syncer.take_snapshots(taker)
-        return taker
+        store = SnapshotStore(durable.folder.parent / FOLDER, e.snapshot.keep)
+        pin = functools.partial(durable.pin, range(e.sync.num_fragments))
+        send = lambda message: self._syncer.send(message)  # noqa: E731
+        self._syncer.take_snapshots(SnapshotTaker(store, e, self._run, pin, step, send, self._record))
 
-    def _make_learners(self, equipment: Sequence[Equipment], origin: Origin | None) -> list[LearnerWorker]:
-        e = self._assembly.experiment
-        positions = [None] * len(equipment) if origin is None else origin.positions(e)
-        begun = enumerate(zip(equipment, positions, strict=True))
-        return [self._add_learner(m, parts, position, origin) for m, (parts, position) in begun]
-
-    def _add_learner(
-        self,
-        learner: int,
-        equipment: Equipment,
-        position: dict[str, Any] | None,
-        origin: Origin | None,
-    ) -> LearnerWorker:
-        """`position`: where its batches begin, if the run resumes, from `origin`."""
+    def _add_learner(self, learner: int, equipment: Equipment) -> LearnerWorker:
         e = self._assembly.experiment
         incarnation = 1
-        if origin is not None:
-            incarnation = origin.incarnation(learner)
-        elif self._resumes:  # above all before: one that was killed as it began is on no disk, but has a tape
+        if self._resumes:  # above all before: one that was killed as it began is on no disk, but has a tape
             known = dict(self._syncer.core.state().incarnations)
             incarnation = max(1 + known.get(learner, 0), time.time_ns() // 1000)
         core = LearnerCore(learner, incarnation, e.sync, e.train.steps)
@@ -247,13 +212,9 @@ class LocalRun:
                 self._syncer.connect(learner, event.incarnation, link)
             self._syncer.send(event)
 
-        taker = self._taker
-        if position is not None:
-            equipment.batches.set_state(position)
-        resumed = None if origin is None else origin.learner(learner, position, equipment.transfer)
         folder = None if self._workdir is None else epath.Path(self._workdir) / "learners" / str(learner)
         states, about = LearnerStates(folder), about_states(e, self._assembly.layout, self._run)
-        state = self._newest(states) if origin is None and self._resumes else None
+        state, resumed = self._newest(states) if self._resumes else None, None
         if state is not None:
             merged = [self._syncer.furthest(learner)]
             resumed = from_checkpoint(state, about, merged, self._syncer.core.versions)
@@ -262,20 +223,21 @@ class LocalRun:
         tape = self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with)
 
         def inner_state(versions: tuple[int, ...]) -> InnerState | None:
-            if origin is not None:  # only who needs the snapshot keeps it
-                return None if resumed else origin.donated()
             newest = self._newest(states)
             inner = None if newest is None else inner_of(newest)
             undone = inner is not None and any(map(operator.gt, inner.versions, versions))
             return None if undone else inner
 
-        def keep(made: LearnerState) -> None:
+        def keep(made: LearnerState, snapshot: int) -> None:
             tape.sync()  # else it would name an entry that is nowhere
-            states.keep(made)
+            (states.of_snapshot(snapshot) if snapshot else states).keep(made)
 
-        every, checkpoints = e.recovery.checkpoint_every, None
-        if folder is not None and every:
-            checkpoints = Checkpoints(Checkpointing(keep, every, f"{folder}", self._record), about)
+        def written(snapshot: int, result: LearnerState | str) -> None:
+            self._syncer.send(CheckpointWritten.of(learner, snapshot, result))
+
+        every = e.recovery.checkpoint_every
+        kept = None if folder is None else keep
+        checkpoints = Checkpoints(Checkpointing(kept, every, f"{folder}", self._record, written), about)
         worker = LearnerWorker(
             core,
             equipment,
@@ -284,7 +246,6 @@ class LocalRun:
             self._record,
             inner_state=inner_state,
             tape=tape,
-            recording=None if taker is None else LearnerRecording(learner, taker.writer, self._syncer.send),
             checkpoints=checkpoints,
             resumed=resumed,
         )

@@ -150,14 +150,16 @@ class SendOffer:
 class ApplyUpdate:
     """theta_p <- (1 - mixing) Theta_p + mixing theta_p, before the next step starts.
 
-    With `rebase` the learner keeps what it did since its offer: theta_p <- Theta_p + theta_p - offer.
+    With `rebase` the learner keeps its work that the update does not contain: theta_p <- Theta_p + theta_p -
+    then, where `then` is theta_p as it was when it made the offer, or without one as it adopted the version
+    before.
     """
 
     fragment: int
     version: int
     mixing: float
     merged: int | None = None  # steps (`Watermark.steps`) of the learner's offer that is in the update
-    rebase: bool = False  # only with `merged`
+    rebase: bool = False
 
 
 LearnerAction = TellSyncer | EndProcess | AdoptAll | DrawFrom | MakeOffer | SendOffer | ApplyUpdate | Drop

@@ -126,6 +126,7 @@ class Authority:
         m.dismissed = self.members.was_dismissed(learner, incarnation)  # by a report that overtook this
         if possible:
             return [*ended, *self._begin(m, event.step or 0, event.versions or (), now)]
+        m.counted_from = dict.fromkeys(self.members.fragments, self._validator.merged.step)
         if event.versions is not None:
             m.goes_on = True
             never = "return with a step or versions that there never were"

@@ -522,15 +522,18 @@ class LearnerCore:
         old = self._fragments[event.fragment]
         if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
-        merged = self._merged_offer(old, event.watermark)
-        rebase = self.policy.rebase and merged is not None
-        base = old.offered[merged] if rebase else self._done  # type: ignore[index]
+        merged, base = self._merged_offer(old, event.watermark), self._done
+        if self.policy.rebase and merged is not None:
+            base = old.offered[merged]
+        elif self.policy.rebase and event.watermark == old.watermark:  # nothing more of its work is merged
+            base = old.base
         self._fragments[event.fragment] = HeldFragment(
             event.version, event.step, base, event.lineage, event.watermark
         )
         self._started = collections.deque(_without(event.fragment, step) for step in self._started)
         if event.step - self.clock > self.policy.band:
             self.clock = event.step
+        rebase = base is not self._done
         apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, merged, rebase)
         return [apply, *self._say_last(), *self._end_with_others()]
 

@@ -84,6 +84,8 @@ class Member:
     lead: float = SHORTEST_LEAD  # steps of the front before a due step at which it is asked
     counters: dict[int, FragmentCounters] = dataclasses.field(default_factory=dict)  # as last reported
     began_with: tuple[int, ...] = ()  # versions that it held when it began
+    counted_from: dict[int, int] = dataclasses.field(default_factory=dict)
+    """By fragment the clock from which its work counts at the earliest; none: not known."""
     shards: tuple[int, ...] = ()  # of which it knows that it is a member
     sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
 
@@ -201,6 +203,7 @@ class Membership:
         if old is not None:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
             member.lag, member.delivery, member.punctual = old.lag, old.delivery, old.punctual
+            member.counted_from = dict(old.counted_from)
             if old.state is State.LIVE:
                 self.move(old, State.GONE)
         self._members[member.learner] = member

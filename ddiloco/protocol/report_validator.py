@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from ddiloco.protocol import events
-from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.messages import Report, RoundId
+from ddiloco.protocol.membership import Member, Membership
+from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -61,9 +61,9 @@ class ReportValidator:
         self._fragments = fragments
         self._policy, self._total_steps, self._members = policy, total_steps, members
         self.merged = state
-        self._work_from = [0] * len(state.versions) if policy.rebase else list(state.merged_steps)
-        """By fragment, the step from which work on the newest version may count: with rebase that goes on
-        from an offer on the version before. Not known of versions that were there at the start."""
+        self._work_from = list(state.merged_steps)
+        """By fragment, the step from which work on the newest version may count. With rebase work goes on
+        from the learner's own last offer that was merged."""
         self._was_away = bool(state.step or state.incarnations)
         self._began: float | None = None
         self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
@@ -78,7 +78,7 @@ class ReportValidator:
     def committed(self, which: RoundId, version: int, lineage: int) -> None:
         """A version that was made, which learners may hold and have work on."""
         p, known = which.fragment, self.merged
-        self._work_from[p] = known.merged_steps[p] if self._policy.rebase else which.step
+        self._work_from[p] = which.step
         self.merged = known.with_version(which, version, lineage)
 
     def reached(self, step: int, now: float) -> float | None:
@@ -112,11 +112,18 @@ class ReportValidator:
             return False
         if not self.is_possible(report.learner, report.step, versions, now):
             return False
+        m = self._members.newest(report.learner)
         # An interval more, since the clock may be behind the update with which the work begins.
-        known = ((c, self.merged.versions[p], self._work_from[p]) for p, c in self._own(counters))
-        since = (step if c.version == version else 0 for c, version, step in known)
         most = report.step + self._policy.interval
-        return all(c.steps <= most - first for c, first in zip(counters, since, strict=True))
+        return all(c.steps <= most - self._counted_from(m, p, c) for p, c in self._own(counters))
+
+    def _counted_from(self, m: Member | None, p: int, c: FragmentCounters) -> int:
+        """The clock from which a learner's work on a fragment may count at the earliest."""
+        if c.version != self.merged.versions[p]:
+            return 0
+        if not self._policy.rebase:
+            return self._work_from[p]
+        return 0 if m is None else m.counted_from.get(p, 0)
 
     def can_rejoin(self, event: events.LearnerJoined, now: float) -> bool:
         """Whether a learner joins with a step and versions that are possible, of this run's history."""

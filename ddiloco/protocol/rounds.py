@@ -332,6 +332,8 @@ class Rounds:
         del self._open[r.id.fragment]
         self._moved = True
         self._updates.add(r.id, r.given)
+        for c in r.given:
+            self._member(c.learner).counted_from[c.fragment] = c.step
         self._sync_time.add(now - r.merging_since)
         receivers = [m for m in self.members.present() if m.state is not State.JOINING]
         return [*self._updates.send(r.id.fragment, receivers, now), r.published(self.members.count, now)]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.authority import Authority
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.membership import Membership
 from ddiloco.protocol.messages import Watermark
 from ddiloco.protocol.policy import SyncPolicy
@@ -117,10 +116,9 @@ class SyncerCore:
         return self._rounds.merged.merged_steps
 
     @property
-    def vector_clock(self) -> VectorClock:
-        """What the state follows from: what was merged, and what learners have reported."""
-        versions = {p: version for p, version in enumerate(self.versions) if version}
-        return VectorClock(self._members.steps(), versions)
+    def clocks(self) -> dict[int, tuple[int, int]]:
+        """By learner, if a step of it is known: its newest incarnation, and the step."""
+        return self._members.steps()
 
     @property
     def live(self) -> tuple[int, ...]:

@@ -27,13 +27,18 @@ from ddiloco.protocol.schedule import Schedule
 from ddiloco.run import memory_needs, places
 from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import BASELINES, Experiment, parse, to_json, with_steps_of_tokens
+from ddiloco.settings.experiment import (
+    BASELINES,
+    Experiment,
+    check_resumable,
+    parse,
+    to_json,
+    with_steps_of_tokens,
+)
 from ddiloco.storage import array_file, checkpoints, run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.ownership import owned
 from ddiloco.storage.score_files import FOLDER as SCORES
-from ddiloco.storage.snapshots.resuming import check_resumable, newest_snapshot, trim_records
-from ddiloco.storage.snapshots.store import Snapshot
 from ddiloco.telemetry.files import read_json, replacing
 from ddiloco.telemetry.folder_identity import Owner
 from ddiloco.telemetry.monitor import Monitor, RunInfo
@@ -50,7 +55,7 @@ from ddiloco.workers.run_result import Outcome
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-Runner = Callable[[Assembly, Callable[[Any], None], threading.Event, Snapshot | None], Outcome]
+Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,21 +100,18 @@ def run_job(
 
     Args:
       runner: what runs it; None: what `experiment.driver` names. The remote driver has no default.
-      resume: whether this process is restarted in a run that is still going on; None: if one has begun in the
-        workdir. If not, the run resumes from its newest snapshot with `experiment.resume`; without, an
-        earlier run in the workdir is set aside.
+      resume: whether the run in the workdir goes on, from the newest of all that it has there; None: if one
+        has begun. Else an earlier run in the workdir is set aside.
       make_loop: makes the user's own loop, if one is trained; None: what the settings name.
       visitors: who may look at its page from other machines.
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
       RunMarkError: the run in the workdir cannot be told, or none has begun there that `resume` is of.
-      SnapshotError: the snapshot that the run resumes from was damaged after it was checked.
     """
     virtual = experiment.driver == "virtual"
-    if resume is not False and (virtual or experiment.algorithm in BASELINES):
-        which = "a virtual run" if virtual else experiment.algorithm
-        raise ConfigError(f"resume: is of no use to {which}, which merges nothing that outlives its process")
+    if resume is not False and virtual:
+        raise ConfigError("resume: is of no use to a virtual run, which starts again from its seed")
     check_page(experiment.log.page, visitors)
     check_writers(experiment.log.writers)
     if virtual:
@@ -131,7 +133,7 @@ def run_job(
             memory_needs.check(memory_needs.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
         with waiting("data to be prepared"):
-            assembly.check()
+            assembly.check(begins=resume is False or not _has_begun(workdir, resume))
     with owned(workdir):
         hooks.claim()
         going_on = resume is not False and _has_begun(workdir, resume)
@@ -204,12 +206,9 @@ def _run_owned(
     hooks: Hooks,
 ) -> Result:
     """Runs an experiment that was checked, in a workdir that nobody else has."""
-    snapshot = newest_snapshot(experiment, workdir) if experiment.resume and not resume else None
-    if snapshot is not None:
-        trim_records(snapshot, workdir)
     if resume:
         _check_settings(workdir, experiment)
-    _write_settings(workdir, experiment, resume or snapshot is not None)
+    _write_settings(workdir, experiment, resume)
     info = _run_info(experiment, assembly)
     monitor = Monitor(
         workdir,
@@ -217,7 +216,7 @@ def _run_owned(
         log_every=experiment.log.every,
         writers=experiment.log.writers,
         clock=None if experiment.driver == "virtual" else time.time,
-        resume=resume or snapshot is not None,
+        resume=resume,
     )
     monitor.start()
     warnings = () if assembly is None or resume else assembly.recipe.warnings()
@@ -239,9 +238,9 @@ def _run_owned(
     record = skips.watching(record)
     try:
         if runner is not None:
-            outcome = runner(assembly, record, stop, snapshot)
+            outcome = runner(assembly, record, stop)
         else:
-            outcome = _run(experiment, assembly, record, stop, workdir, snapshot)
+            outcome = _run(experiment, assembly, record, stop, workdir)
         extra |= {
             "interrupted": stop.is_set() and not outcome.finished and skips.failure is None,
             "driver": experiment.driver,
@@ -297,14 +296,13 @@ def _run(
     record: Callable[[Any], None],
     stop: threading.Event,
     workdir: pathlib.Path | None = None,
-    snapshot: Snapshot | None = None,
 ) -> Outcome:
     if experiment.driver == "local":
         if experiment.algorithm in BASELINES:
             from ddiloco.baselines.wall import BaselineRun as Run
         else:
             from ddiloco.local.run import LocalRun as Run
-        return Run(assembly, record, stop, workdir, snapshot).run()
+        return Run(assembly, record, stop, workdir).run()
     import ddiloco.baselines.virtual as baselines
     import ddiloco.virtual.run as virtual
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import pathlib
 
 from ddiloco.config import ConfigError
@@ -10,7 +9,7 @@ from ddiloco.run import memory_needs
 from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.folders import check_inside, free_bytes
-from ddiloco.storage.snapshots.store import FOLDER as SNAPSHOTS
+from ddiloco.storage.snapshots import FOLDER as SNAPSHOTS
 from ddiloco.telemetry import formatting
 from ddiloco.telemetry.trimming import FOLDERS, OF_RUNS
 from ddiloco.workers.assembly import Assembly
@@ -45,21 +44,12 @@ def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
 
 
 def check_room(experiment: Experiment, assembly: Assembly, workdir: pathlib.Path) -> None:
-    """Raises ConfigError if a disk has less room than what the run saves on it.
-
-    Only the snapshots that a run resumes from may be on another disk than the workdir: all else begins anew.
-    """
-    kept = SNAPSHOTS if experiment.resume else None
-    saved, free = saved_bytes(experiment, assembly), dict[str, int]()
-    names = collections.defaultdict[int, list[str]](list)  # by device
-    for name in saved:
-        device, free[name] = free_bytes(workdir / name if kept == name else workdir)
-        names[device].append(name)
-    for together in names.values():
-        needed, available = sum(saved[name] for name in together), free[together[0]]
-        if needed > available:
-            each = ", ".join(f"{formatting.size(saved[name])} of {name}" for name in together)
-            raise ConfigError(
-                f"workdir: {workdir}: has {formatting.size(available)} ({available:,} bytes) free, but "
-                f"the run saves {formatting.size(needed)} ({needed:,} bytes) there: {each}"
-            )
+    """Raises ConfigError if the disk has less room than what the run saves on it."""
+    saved, (_, available) = saved_bytes(experiment, assembly), free_bytes(workdir)
+    needed = sum(saved.values())
+    if needed > available:
+        each = ", ".join(f"{formatting.size(size)} of {name}" for name, size in saved.items())
+        raise ConfigError(
+            f"workdir: {workdir}: has {formatting.size(available)} ({available:,} bytes) free, but the "
+            f"run saves {formatting.size(needed)} ({needed:,} bytes) there: {each}"
+        )

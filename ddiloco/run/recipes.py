@@ -69,10 +69,7 @@ class ModelRecipe(Recipe):
         return parameter_shapes(self._experiment.model)
 
     def initial_parameters(self) -> Mapping[str, np.ndarray]:
-        """The parameters at step 0, on the host: of the model and the seed alone, or as `init_from` has them.
-
-        A run that resumes reads no weights, since it takes its parameters from the snapshot.
-        """
+        """The parameters at step 0, on the host: of model and seed alone, or as `init_from` has them."""
         e = self._experiment
         if (weights := self._initial_weights()) is not None:
             return weights
@@ -81,7 +78,7 @@ class ModelRecipe(Recipe):
 
     def _initial_weights(self) -> InitialWeights | None:
         e = self._experiment
-        if e.init_from is None or e.resume:
+        if e.init_from is None:
             return None
         from ddiloco.weights.initial import InitialWeights
 

@@ -164,9 +164,6 @@ class Experiment:
     tape: TapeConfig = section(TapeConfig, may_change="process")
     recovery: RecoveryConfig = section(RecoveryConfig, may_change="process")
     snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
-    resume: bool = setting(
-        False, "resume from the newest complete snapshot in the workdir", may_change="process"
-    )
     sdc_check_every: int = setting(
         0,
         "steps between two that a learner takes twice, to find devices that err; 0: none",
@@ -209,8 +206,6 @@ class Experiment:
             again = "where driver is virtual: a virtual run starts again from its seed"
             if self.snapshot.every:
                 yield f"snapshot.every: is {self.snapshot.every}, but must be 0 {again}"
-            if self.resume:
-                yield f"resume: is True, but must be False {again}"
             if self.virtual_seconds is not None and self.train.tokens is not None:
                 where = "where train.tokens is set"
                 yield f"virtual.seconds: is {self.virtual.seconds:g}, but must be None {where}"
@@ -407,3 +402,29 @@ def _model_name(experiment: Experiment) -> str:
     if isinstance(experiment.model, LoopConfig):
         return loop.NAME
     return name_of(experiment.model)
+
+
+def check_resumable(then: Experiment, now: Experiment, step: int = 0) -> None:
+    """Raises ConfigError if a run that was `then`, at this global step, may not go on as it is `now`."""
+    before = {leaf.path: leaf for leaf in all_settings(then)}
+    after = {leaf.path: leaf for leaf in all_settings(now)}
+    for path, leaf in (before | after).items():
+        was, is_now = (found[path].value if path in found else None for found in (before, after))
+        reason = _why_fixed(leaf, then, now)
+        if reason is not None and was != is_now:
+            raise ConfigError(f"config.{path}: is {is_now!r}, but must be {was!r} to resume: {reason}")
+    if now.train.steps < step:
+        raise ConfigError(
+            f"config.train.steps: is {now.train.steps}, but must be at least {step}, the step of the snapshot"
+        )
+
+
+def _why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
+    """Why this setting must not change; None: it may."""
+    if leaf.path == "algorithm" and {then.algorithm, now.algorithm} <= set(DECOUPLED_FAMILY):
+        return None
+    if leaf.path == "sync.num_learners" and then.algorithm == "lone_learner":
+        return "it is the share of the data that the lone learner reads"
+    if leaf.path == "sync.num_learners" and isinstance(then.model, LoopConfig):
+        return "a loop's batches, which it alone knows, are not shared out again"
+    return leaf.metadata["because"] if leaf.metadata["may_change"] == "never" else None

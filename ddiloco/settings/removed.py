@@ -22,6 +22,7 @@ REMOVED = {
     "remote.handshake": "it is 20 s",
     "remote.keep_versions": "it is recovery.keep_versions",
     "remote.parts": "it is remote.syncer_shards, which counts all processes of the syncer",
+    "resume": "it is --resume, or --resume=NUMBER for a snapshot",
     "tape.max_gib": "it is 4 GiB",
     "virtual.lives": "it is virtual.availability",
 }

@@ -24,7 +24,7 @@ class RecoveryConfig:
         at_least=0.0,
     )
     checkpoint_folder: str = setting(
-        "", "folder for these, also in a bucket (gs://...); empty: learners/ in each one's workdir"
+        "", "folder for these, also in a bucket (gs://...); empty: the workdir of each. In learners/ there"
     )
     keep_versions: int = setting(
         3,

@@ -70,12 +70,6 @@ def load(path: epath.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarra
         raise ValueError(f"{path}: {error}") from None
 
 
-def mapped(path: pathlib.Path, magic: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """As `load`, of a file that was checked: its arrays are in memory only while they are read."""
-    data = memoryview(np.memmap(path, np.uint8, "r"))
-    return _parse(data[:-_CRC_BYTES], len(magic + _CRC))
-
-
 def load_header(path: pathlib.Path, magic: bytes) -> dict[str, Any]:
     """The header alone, of a file that is not checked; raises OSError, or ValueError if there is none."""
     begin = magic + _CRC

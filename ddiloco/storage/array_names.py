@@ -1,4 +1,4 @@
-"""The names of the arrays in a learner's state and in a part of a snapshot: `params/<name>`, `inner/0`."""
+"""The names of the arrays in a learner's state: `params/<name>`, `inner/0`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pathlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,7 +31,7 @@ from ddiloco.protocol.state import (
     Watermarks,
     newest_incarnations,
 )
-from ddiloco.storage import array_file, checksummed_json, fragment_history, run_mark
+from ddiloco.storage import array_file, checksummed_json, fragment_history
 from ddiloco.storage.run_mark import FRAGMENT, RunMark
 from ddiloco.telemetry import records
 from ddiloco.telemetry.folder_identity import Owner
@@ -77,18 +77,6 @@ class _Made(NamedTuple):
     def after(self, state: SyncerState) -> SyncerState:
         """The state with this version."""
         return state.with_version(self.round, self.version, self.lineage, self.watermarks, self.delays)
-
-
-class Start(NamedTuple):
-    """The state that an earlier syncer of the run made durable, from which the next one continues."""
-
-    state: SyncerState
-    fragments: Mapping[int, FragmentState]  # by number
-
-    def restore(self, model: GlobalModel) -> None:
-        """Loads these fragments into the model; raises ValueError if they are of another one."""
-        for p, fragment in self.fragments.items():
-            model.restore(p, fragment)
 
 
 class DurableState:
@@ -139,21 +127,6 @@ class DurableState:
         for path in own:
             array_file.sweep(self.folder, path.name)
 
-    def replace(self, start: Start) -> None:
-        """Writes all fragments and incarnations; raises OSError if the disk refuses.
-
-        Until it is complete they stand for no run: who is killed meanwhile begins again.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._found = self._which()
-        run_mark.begin(self.folder)
-        for p, fragment in start.fragments.items():
-            state = start.state
-            which = RoundId(state.merged_steps[p], p)
-            marks, delays = state.watermarks[p], state.delays
-            self._save(fragment, _Made(which, state.versions[p], state.lineages[p], marks, delays))
-        self._save_incarnations(start.state.incarnations)
-
     def commit(
         self,
         merged: RoundId,
@@ -192,6 +165,25 @@ class DurableState:
             self._alarm(error, "who joined is not durable")
             return False
         return True
+
+    def pin(self, fragments: Iterable[int], folder: pathlib.Path, versions: Sequence[int] = ()) -> int:
+        """Puts a version of each of these fragments, and who has joined, into another folder, by links.
+
+        It is the one in `versions`, by fragment, where that is kept still, else the newest that is durable,
+        whatever is merged meanwhile. Gives the newest global step of which one is. Raises OSError.
+        """
+        self._owner.check()
+        folder.mkdir(parents=True, exist_ok=True)
+        kept, newest = fragment_history.versions(self.folder), 0
+        for p in fragments:
+            path = self._path(p)
+            found = [one.path for one in kept.get(path.name, ()) if versions and one.version == versions[p]]
+            fragment_history.linked_or_copied(*found[:1] or [path], folder / path.name)
+            newest = max(newest, int(array_file.load_header(folder / path.name, FRAGMENT)["merged_step"]))
+        for path in self._all_incarnations():
+            fragment_history.linked_or_copied(path, folder / path.name)
+        RunMark(self.run, secrets.token_hex(8)).save(folder)
+        return newest
 
     def restore(self, model: GlobalModel) -> SyncerState:
         """Loads a model's fragments, one after the other; the state is of these, with whom any shard knew.
@@ -314,8 +306,11 @@ class DurableState:
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
         """By learner, the newest of those that the shards know, of which there may have been more."""
-        others = self.folder.glob(f"{_INCARNATIONS}-[0-9]*.json")
-        return newest_incarnations(*map(self._known_to, [self._incarnations(0), *sorted(others)]))
+        return newest_incarnations(*map(self._known_to, self._all_incarnations()))
+
+    def _all_incarnations(self) -> list[pathlib.Path]:
+        """Of the first shard, and of each other that has written who it knows."""
+        return [self._incarnations(0), *sorted(self.folder.glob(f"{_INCARNATIONS}-[0-9]*.json"))]
 
     def _known_to(self, path: pathlib.Path) -> list[tuple[int, int]]:
         try:

@@ -27,7 +27,10 @@ from ddiloco.storage.array_names import is_kind, numbered
 from ddiloco.telemetry.records import reason
 
 KEPT = 2  # by each of several hosts
-_MAGIC = b"ddiloco learner state of a host 1\n"
+SNAPSHOTS = "snapshots"
+"""The folder of a run's snapshots, beside that in which each learner has its folder of checkpoints."""
+
+MAGIC = b"ddiloco learner state of a host 1\n"
 _PREFIX = "state"
 
 Needs = Callable[[str, tuple[int, ...]], Cut]
@@ -68,6 +71,7 @@ class StateHeader:
       tokens: that the learner has trained on.
       steps: that its arrays have counted.
       origin: learner, process and number by which its tape names this state; None: no tape does.
+      time: when it was taken, unix seconds.
     """
 
     run: str
@@ -80,6 +84,7 @@ class StateHeader:
     tokens: int
     steps: int
     origin: tuple[int, int, int] | None = None
+    time: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +102,14 @@ class LearnerState:
         return OfAllHosts(inner, arrays.number) if isinstance(arrays, StateOfAllHosts) else inner
 
 
+def checkpoint_root(workdir: pathlib.Path, elsewhere: str) -> epath.Path:
+    """The folder in which learners/<m> has the checkpoints of a learner with this workdir.
+
+    `elsewhere`: config.recovery.checkpoint_folder.
+    """
+    return epath.Path(elsewhere).expanduser() if elsewhere else epath.Path(workdir)
+
+
 def new_number() -> int:
     """A number for a checkpoint that no other has; later ones are larger, unless the clock was set back."""
     return time.time_ns() // 1000 * 4 + secrets.randbelow(4)
@@ -112,6 +125,13 @@ class LearnerStates:
         self._last: int | None = None  # of those saved
         self._at_hand: dict[int, tuple[dict[str, Any], dict[str, Blocks]]] = {}  # what `load` need not read
         self._swept = folder is None or array_file.in_bucket(folder)
+
+    def of_snapshot(self, number: int) -> LearnerStates:
+        """The checkpoints for the snapshot with this number."""
+        assert self.folder is not None
+        learners, learner = self.folder.parent, self.folder.name
+        place = learners.parent / SNAPSHOTS / f"{number:06d}" / learners.name / learner
+        return LearnerStates(place, self._needs, self._host)
 
     def numbers(self) -> list[int]:
         """The checkpoints that can be read, newest first; the first one stays at hand until `forget`."""
@@ -173,7 +193,7 @@ class LearnerStates:
         listed = [(name, one.shape, box) for name, one in own.items() for box in one.blocks]
         blocks = [block for one in own.values() for block in one.blocks.values()]
         header = {**(about or {}), "number": number, "blocks": listed}
-        array_file.save(self._path(number), _MAGIC, header, blocks)
+        array_file.save(self._path(number), MAGIC, header, blocks)
         others = [path for path in self._paths() if path.suffix != f".{number}"]
         others.sort(key=lambda path: path.suffix != f".{self._last}")  # else the newest of another process
         for old in others[0 if self._needs is None else KEPT - 1 :]:
@@ -187,23 +207,7 @@ class LearnerStates:
         """
         if number in self._at_hand:
             return self._at_hand[number]
-        path = self._path(number)
-        header, parts = array_file.load(path, _MAGIC)
-        gathered: dict[str, Gathered] = {}
-        try:
-            for (name, shape, bounds), part in zip(header.pop("blocks"), parts, strict=True):
-                box = tuple((int(start), int(stop)) for start, stop in bounds)
-                cut = Cut.whole(shape) if self._needs is None else self._needs(name, tuple(shape))
-                gathered.setdefault(name, Gathered(cut, part.dtype)).add(Blocks(shape, {box: part}))
-                check = check_state if is_kind("inner", name) else check_finite
-                check([(name, part)])
-            blocks = {name: one.blocks() for name, one in gathered.items()}
-        except NotFiniteError as error:
-            raise ValueError(f"{path}: {error}") from None
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise ValueError(f"{path}: is of another mesh, model or codec") from None
-        del header["number"]
-        return header, blocks
+        return _gathered([self._path(number)], self._needs)
 
     def _read(
         self, among: Collection[int] | None = None
@@ -247,3 +251,45 @@ def _own_blocks(array: Array) -> Blocks:
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return held(array)
     return array if isinstance(array, Blocks) else Blocks.whole(np.asarray(array))
+
+
+def of_all_hosts(folder: pathlib.Path) -> LearnerState:
+    """The one checkpoint in a folder, put together of what its hosts have written.
+
+    Raises ValueError where it cannot be used, or FileNotFoundError.
+    """
+    paths = sorted(folder.glob(f"{_PREFIX}.*.*"), key=lambda path: int(path.name.split(".")[1]))
+    if not paths:
+        raise FileNotFoundError(folder)
+    header, blocks = _gathered(paths, None)
+    return LearnerState(build(StateHeader, header, "state"), {name: one.all for name, one in blocks.items()})
+
+
+def _gathered(paths: Sequence[epath.Path], needs: Needs | None) -> tuple[dict[str, Any], dict[str, Blocks]]:
+    """The first file's header, and what is needed of each array; raises as `LearnerStates.load`."""
+    gathered: dict[str, Gathered] = {}
+    about: dict[str, Any] = {}
+    taken = set()  # names and boxes of blocks, of which several hosts may have one
+    for path in paths:
+        header, parts = array_file.load(path, MAGIC)
+        try:
+            for (name, shape, bounds), part in zip(header.pop("blocks"), parts, strict=True):
+                box = tuple((int(start), int(stop)) for start, stop in bounds)
+                if name not in gathered:
+                    cut = Cut.whole(shape) if needs is None else needs(name, tuple(shape))
+                    gathered[name] = Gathered(cut, part.dtype)
+                if (name, box) not in taken:
+                    gathered[name].add(Blocks(shape, {box: part}))
+                    taken.add((name, box))
+                check = check_state if is_kind("inner", name) else check_finite
+                check([(name, part)])
+            del header["number"]
+        except NotFiniteError as error:
+            raise ValueError(f"{path}: {error}") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{path}: is of another mesh, model or codec") from None
+        about = about or header
+    try:
+        return about, {name: one.blocks() for name, one in gathered.items()}
+    except (ValueError, LookupError):
+        raise ValueError(f"{paths[0]}: is of another mesh, model or codec") from None

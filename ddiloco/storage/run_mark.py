@@ -16,7 +16,6 @@ FRAGMENT = b"ddiloco fragment 1\n"
 """What a durable fragment's file begins with."""
 
 _NAME = "run.json"
-_BEGINNING = "beginning"
 
 
 class RunMarkError(Exception):
@@ -32,21 +31,10 @@ class RunMark(NamedTuple):
     def save(self, folder: pathlib.Path) -> None:
         """Marks what is in the folder as complete; raises OSError."""
         array_file.replace(folder / _NAME, [json.dumps(self._asdict()).encode()])
-        (folder / _BEGINNING).unlink(missing_ok=True)
-
-
-def begin(folder: pathlib.Path) -> None:
-    """Notes that a start writes merged fragments: before it is marked they are no run. Raises OSError."""
-    array_file.replace(folder / _BEGINNING, [])
 
 
 def _of_fragments(folder: pathlib.Path) -> RunMark | None:
-    """The run whose merged fragments are there, though its mark is gone; None: nothing was merged.
-
-    Nor is there one where a start from a snapshot was killed amid its fragments.
-    """
-    if (folder / _BEGINNING).exists():
-        return None
+    """The run whose merged fragments are there, though its mark is gone; None: nothing was merged."""
     for path in sorted(folder.glob("fragment-[0-9]*")):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if array_file.load_header(path, FRAGMENT)["version"]:  # of a first start all have 0

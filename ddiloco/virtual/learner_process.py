@@ -87,6 +87,7 @@ class VirtualLearner:
         self._beating = False
         self._said_at = calendar.now
         self._shown: tuple[State, int] | None = None
+        self._asked: Callable[[VirtualCheckpoint], None] | None = None  # has the next one, for a snapshot
 
     @property
     def number(self) -> int:
@@ -130,6 +131,11 @@ class VirtualLearner:
         if waits is not None and waits[0].contribution.version < version:
             del self._offers.messages[fragment]
             self._show()
+
+    def ask(self, keep: Callable[[VirtualCheckpoint], None]) -> None:
+        """Asks for a checkpoint for a snapshot: `keep` gets that of its next step boundary."""
+        self._asked = keep
+        self._go_on()
 
     # What happens to it.
 
@@ -198,6 +204,9 @@ class VirtualLearner:
         """Starts the next step if it may."""
         if not self.alive or self._stands_still:
             return
+        if self._asked is not None and self._step is None and self.core.recovered:
+            keep, self._asked = self._asked, None
+            keep(self._checkpoint())
         if self._step is None and self.core.recovered and not self.core.done and not self.core.blocked:
             self._start_step()
         self._show()
@@ -232,10 +241,13 @@ class VirtualLearner:
         self._handle(events.StepFinished(skipped))
         every = self.place.checkpoint_every
         if every is not None and self.core.recovered and self.core.clock % every == 0:
-            made = VirtualCheckpoint(self.core.work, self.arrays.state())
-            self.place.checkpoints = [*self.place.checkpoints[-1:], made]
-            self._observer.checkpointed(self, made, self._calendar.now)
+            self.place.checkpoints = [*self.place.checkpoints[-1:], self._checkpoint()]
         self._go_on()
+
+    def _checkpoint(self) -> VirtualCheckpoint:
+        made = VirtualCheckpoint(self.core.work, self.arrays.state())
+        self._observer.checkpointed(self, made, self._calendar.now)
+        return made
 
     def _beat(self) -> None:
         self._beating = False

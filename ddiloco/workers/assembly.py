@@ -161,8 +161,10 @@ class Assembly:
         shards = (0,) if self.experiment.algorithm == "lone_learner" else tuple(learners)
         return [(self.own_mesh(), shards)]
 
-    def check(self) -> None:
+    def check(self, begins: bool = True) -> None:
         """Checks that the settings can work, before anything is compiled.
+
+        `begins`: whether the run does; one that goes on needs no parameters to begin from.
 
         Raises:
           ConfigError: fragments, mesh and rows do not fit each other or the devices here.
@@ -172,7 +174,8 @@ class Assembly:
             _ = self.layout
         for mesh, shards in self.jobs():
             self.recipe.check(mesh, shards)
-        self.recipe.check_beginning()
+        if begins:
+            self.recipe.check_beginning()
         self.check_evaluator()
 
     def check_learner(self, learner: int) -> None:

@@ -1,4 +1,4 @@
-"""Keeps a learner's whole state on disk: at an interval, and as it leaves."""
+"""Keeps a learner's whole state on disk: at an interval, for a snapshot, and as it leaves."""
 
 from __future__ import annotations
 
@@ -18,50 +18,80 @@ class Checkpointing:
 
     def __init__(
         self,
-        keep: Callable[[LearnerState], None],
+        keep: Callable[[LearnerState, int], None] | None,
         every: float,
         what: str,
         record: Callable[[Any], None],
+        written: Callable[[int, LearnerState | str], None] = lambda number, result: None,
     ) -> None:
-        """`keep` makes a state durable. `every`: seconds between two. `what`: whose, for alarms."""
+        """`keep` makes a state durable, for the snapshot with this number or, with 0, in the newest's place.
+
+        It is None for a learner that has nowhere to keep one. `every`: seconds between two; 0: none but for
+        snapshots. `what`: whose, for alarms. `written` hears of each for a snapshot: the state, or
+        why it is not kept.
+        """
         self._keep, self._every, self._what, self._record = keep, every, what, record
+        self._written = written
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: concurrent.futures.Future[None] | None = None
         self._due = time.monotonic() + every
+        self._asked = 0  # number of the snapshot for which one is to be taken; 0: none
+
+    def ask(self, number: int) -> None:
+        """Asks for a checkpoint for the snapshot with this number."""
+        if self._keep is None:
+            self._written(number, "it has no folder for checkpoints")
+        else:
+            self._asked = number
 
     @property
     def due(self) -> bool:
         """Whether it is time for a checkpoint, and none is being written."""
-        return time.monotonic() >= self._due and (self._writing is None or self._writing.done())
+        wanted = self._asked or (self._keep and self._every and time.monotonic() >= self._due)
+        return bool(wanted) and (self._writing is None or self._writing.done())
 
     def take(self, state: Callable[[], LearnerState]) -> None:
         """Begins to write the state now, whose copies later steps do not change; does not wait."""
-        self._due = time.monotonic() + self._every
-        made = self._made(state)
+        number, self._asked = self._asked, 0
+        if not number:
+            self._due = time.monotonic() + self._every
+        made = self._made(state, number)
         if made is not None:
-            self._writing = self._writer.submit(self._write, made)
+            self._writing = self._writer.submit(self._write, made, number)
 
     def last(self, state: Callable[[], LearnerState] | None) -> None:
         """Writes the state with which the learner leaves, if there is one; returns once that is durable."""
-        made = None if state is None else self._made(state)
+        wanted = [
+            number for number in dict.fromkeys((self._asked, 0)) if number or (self._keep and self._every)
+        ]
+        made = self._made(state, self._asked) if state is not None and wanted else None
         if self._writing is not None:
             concurrent.futures.wait([self._writing], _LAST_SECONDS)
         self._writer.shutdown(wait=False, cancel_futures=True)
-        if made is not None:
-            self._write(made)
+        for number in wanted if made is not None else ():
+            self._write(made, number)
 
-    def _made(self, state: Callable[[], LearnerState]) -> LearnerState | None:
+    def _made(self, state: Callable[[], LearnerState], number: int) -> LearnerState | None:
         try:
             return state()
         except Exception as error:  # such as no memory for the copy: that costs the checkpoint alone
-            self._alarm(error)
+            self._lost(error, number)
             return None
 
-    def _write(self, state: LearnerState) -> None:
+    def _write(self, state: LearnerState, number: int) -> None:
+        assert self._keep is not None
         try:
-            self._keep(state)
+            self._keep(state, number)
         except Exception as error:  # of the disk, of a bucket's library, or no memory for the bytes
-            self._alarm(error)
+            self._lost(error, number)
+            return
+        if number:
+            self._written(number, state)
+
+    def _lost(self, error: Exception, number: int) -> None:
+        self._alarm(error)
+        if number:
+            self._written(number, records.reason(error))
 
     def _alarm(self, error: Exception) -> None:
         problem = f"{self._what}: {records.reason(error)}: a checkpoint is not kept"

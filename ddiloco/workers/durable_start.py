@@ -1,4 +1,4 @@
-"""What a syncer begins with: durable rounds of an earlier process, a snapshot, or initial parameters."""
+"""What a syncer begins with: durable rounds of an earlier process, or initial parameters."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from ddiloco.outer.fragments import zeros
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.state import SyncerState
 from ddiloco.storage.durable import DurableState
-from ddiloco.storage.snapshots.store import Snapshot
 from ddiloco.telemetry import records
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.positions import dealt_or_told
-from ddiloco.workers.resumed_from import begin_from
 
 
 def durable_start(
     assembly: Assembly,
     durable: DurableState,
     resumed: bool,
-    snapshot: Snapshot | None,
     record: Callable[[Any], None],
     fragments: Sequence[int] | None = None,
     ready: Callable[[], None] = lambda: None,
@@ -30,14 +27,11 @@ def durable_start(
     """The global model with these fragments, None: all; and the state to begin from; None: the run begins.
 
     What the run begins with is durable then, of all fragments. `resumed`: a run has begun in the folder, and
-    goes on. With a snapshot the durable state is made from that. `ready` is called before a run that begins
-    is complete.
+    goes on. `ready` is called before a run that begins is complete.
 
     Raises:
       ConfigError: the disk refuses.
-      DataError: the snapshot is of other data.
       DurableStateError: the run cannot continue from what an earlier syncer left.
-      SnapshotError: the snapshot has been damaged since it was opened.
     """
     try:
         durable.folder.mkdir(parents=True, exist_ok=True)
@@ -45,11 +39,7 @@ def durable_start(
         own = every if fragments is None else fragments
         durable.sweep(own if resumed else every)
         durable.sweep()
-        if snapshot is not None:
-            begin_from(snapshot, assembly, durable)
-            ready()
-            durable.complete()
-        elif not resumed:
+        if not resumed:
             initial = assembly.initial_parameters()
             model = assembly.global_model(initial, own)
             for part in (model, *(assembly.global_model(initial, [p]) for p in every if p not in own)):

@@ -12,6 +12,7 @@ import numpy as np
 
 from ddiloco.protocol import events
 from ddiloco.protocol.state import Watermarks
+from ddiloco.storage.learner_state import LearnerState
 from ddiloco.storage.tape.entries import InnerOrigin
 
 Pieces = Sequence[np.ndarray]
@@ -23,7 +24,6 @@ class EventDelivery:
 
     event: events.FromSyncer
     fragments: Sequence[Pieces] = ()
-    epoch: int = 0  # the snapshot after whose cut it was sent; 0: none, or the channel keeps the order
     # By fragment that goes with it and by learner: how far its work is in the version
     watermarks: Mapping[int, Watermarks] = dataclasses.field(default_factory=dict)
     # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
@@ -78,12 +78,27 @@ class BetweenSteps:
 
 
 @dataclasses.dataclass(frozen=True)
-class SnapshotBegun:
-    """The syncer has recorded its state for this snapshot; the learner should now record its own."""
+class CheckpointAsked:
+    """The syncer takes a snapshot: the learner should write a checkpoint under its number."""
 
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointWritten:
+    """A learner's answer: its checkpoint is durable, or why there is none."""
+
+    learner: int
     number: int  # of the snapshot
-    # By fragment, those in the syncer's state; later versions were sent after the cut
-    versions: tuple[int, ...]
+    versions: tuple[int, ...] = ()  # by fragment, those in it
+    problem: str = ""
+
+    @classmethod
+    def of(cls, learner: int, number: int, result: LearnerState | str) -> CheckpointWritten:
+        """Of what was written, or why it was not."""
+        if isinstance(result, str):
+            return cls(learner, number, problem=result)
+        return cls(learner, number, tuple(fragment.version for fragment in result.header.work.fragments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,4 +106,4 @@ class Leave:
     """The run is over."""
 
 
-Delivery = EventDelivery | InnerStateWanted | BetweenSteps | SnapshotBegun | Leave
+Delivery = EventDelivery | InnerStateWanted | BetweenSteps | CheckpointAsked | Leave

@@ -89,7 +89,8 @@ class TrainingArrays:
     """Owned by the thread that steps. Every call takes effect after the steps handed out before it.
 
     If the codec sends outer gradients, the devices also keep the adopted version of each fragment, 4 bytes a
-    parameter; error feedback takes as much again, for what encodings left out.
+    parameter; else the host does, where updates are applied beside work that they do not contain. Error
+    feedback takes as much again on the devices, for what encodings left out.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class TrainingArrays:
         self._steps = 0
         self.data_wait = 0.0  # seconds that the last step waited for its batch
         self._state: TrainState | None = None
-        self._anchors: dict[int, tuple[jax.Array, ...]] = {}
+        self._anchors: dict[int, Pieces | tuple[jax.Array, ...]] = {}  # by fragment, the version adopted
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # the next offers send it along
         self._offers: dict[int, dict[int, Offer]] = {}  # by fragment and step, since the last update
 
@@ -115,10 +116,18 @@ class TrainingArrays:
         transfer = self._equipment.transfer
         self.lose()  # the devices may not hold two
         self._state = self._settled(self._begun(fragments, inner))
-        if transfer.keeps_anchors:
-            self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
+        for p, pieces in enumerate(fragments):
+            self._anchor(p, pieces)
         if transfer.error_feedback:
             self._residuals = {p: jax.tree.map(jnp.zeros_like, a) for p, a in self._anchors.items()}
+
+    def _anchor(self, fragment: int, pieces: Pieces, placed: tuple[jax.Array, ...] | None = None) -> None:
+        """Keeps the version that is adopted, if anything will be counted from it."""
+        transfer = self._equipment.transfer
+        if transfer.keeps_anchors:
+            self._anchors[fragment] = transfer.place(fragment, pieces) if placed is None else placed
+        elif transfer.rebase:
+            self._anchors[fragment] = pieces
 
     def _begun(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None) -> TrainState:
         """A state of these fragments and this inner state."""
@@ -176,19 +185,25 @@ class TrainingArrays:
     def apply(
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
     ) -> None:
-        """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with `rebase` Theta_p + theta_p - offer.
+        """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with `rebase` Theta_p + theta_p - then.
 
-        The next offers hold the difference to Theta_p. If the update contains the offer made after `merged`
-        steps, they also send what that one left out, without the share `mixing`, which stays in theta_p;
-        otherwise still what earlier ones left out.
+        `then` is theta_p as it was offered after `merged` steps, which the update contains, or, with None, as
+        the version before was adopted: then nothing more of the learner's work is merged.
+
+        The next offers hold the difference to Theta_p. If the update contains an offer, they also send what
+        that one left out, without the share `mixing`, which stays in theta_p; otherwise still what earlier
+        ones left out.
         """
-        offer = self._offers.pop(fragment, {}).get(merged)
-        placed = self._equipment.transfer.place(fragment, pieces)
-        own = offer.own if rebase and offer is not None else ()
-        params = self._equipment.transfer.apply(fragment, self._state.params, placed, mixing, own)
+        transfer, offer = self._equipment.transfer, self._offers.pop(fragment, {}).get(merged)
+        placed = transfer.place(fragment, pieces)
+        then: Sequence[Any] = ()
+        if rebase and merged is None:
+            then = transfer.place(fragment, self._anchors[fragment])
+        elif rebase and offer is not None:
+            then = offer.own
+        params = transfer.apply(fragment, self._state.params, placed, mixing, then)
         self._state = dataclasses.replace(self._state, params=self._settled(params))
-        if self._equipment.transfer.keeps_anchors:
-            self._anchors[fragment] = placed
+        self._anchor(fragment, pieces, placed)
         if offer is not None and offer.residual:
             left = offer.residual
             self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
@@ -201,17 +216,17 @@ class TrainingArrays:
         """Where the batches stand after the last step handed out; JSON values."""
         return self._equipment.batches.get_state()
 
-    def state(self) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """All that the next steps depend on, after the last step handed out, for `restore`.
 
         Returns:
           Arrays on their way to the host, which later steps do not change: `params/<name>`, `inner/<i>` in
-          the order of `Program.inner_leaves`, `anchor/<p>/<i>` and `residual/<p>/<i>` if the codec keeps
-          them, and of offers on the present versions, by their steps, what an update that has them needs:
+          the order of `Program.inner_leaves`, `anchor/<p>/<i>` and `residual/<p>/<i>` where they are kept,
+          and of offers on the present versions, by their steps, what an update that has them needs:
           `own/<p>/<steps>/<i>` and `left/<p>/<steps>/<i>`; none of these before the first welcome. And JSON
           values: `position` of the batches, and `steps` of this process.
         """
-        arrays: dict[str, jax.Array] = {}
+        arrays: dict[str, Any] = {}
         if self._state is not None:
             copy = self._equipment.program.copy(self._state)
             arrays |= named("params", copy.params) | named("inner", jax.tree.leaves(copy.opt_state))
@@ -222,7 +237,8 @@ class TrainingArrays:
             for steps, offer in kept.items():
                 arrays |= named(f"own/{p}/{steps}", offer.own) | named(f"left/{p}/{steps}", offer.residual)
         for array in arrays.values():
-            array.copy_to_host_async()
+            if isinstance(array, jax.Array):
+                array.copy_to_host_async()
         return self._settled(arrays), {"position": self.position(), "steps": self._steps}
 
     def restore(self, arrays: Mapping[str, np.ndarray | Blocks], values: Mapping[str, Any]) -> None:
@@ -240,7 +256,9 @@ class TrainingArrays:
         for kind, held in self._held.items():
             found = of_kind(kind, arrays)
             for p in sorted({int(name.partition("/")[0]) for name in found}):
-                held[p] = transfer.place(p, numbered(str(p), found))
+                pieces = numbered(str(p), found)
+                on_host = kind == "anchor" and not transfer.keeps_anchors
+                held[p] = pieces if on_host else transfer.place(p, pieces)
         own, left = of_kind("own", arrays), of_kind("left", arrays)
         for key in dict.fromkeys(name.rpartition("/")[0] for name in [*own, *left]):
             p, steps = map(int, key.split("/"))
@@ -254,7 +272,7 @@ class TrainingArrays:
             self._equipment.batches.set_state(position)
 
     @property
-    def _held(self) -> dict[str, dict[int, tuple[jax.Array, ...]]]:
+    def _held(self) -> dict[str, dict[int, Any]]:
         return {"anchor": self._anchors, "residual": self._residuals}
 
     def lose(self) -> None:

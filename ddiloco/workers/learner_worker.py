@@ -26,18 +26,17 @@ from ddiloco.training.step_meter import StepMeter
 from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.exchange import (
     BetweenSteps,
+    CheckpointAsked,
     EventDelivery,
     InnerState,
     InnerStateWanted,
     Leave,
     Pieces,
-    SnapshotBegun,
 )
 from ddiloco.workers.inbox import Inbox
 from ddiloco.workers.learner_actor import LearnerActor
 from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
 from ddiloco.workers.resuming import ResumedLearner
-from ddiloco.workers.snapshots.recording import LearnerRecording
 from ddiloco.workers.transfer import Offer
 
 HANGS = 10.0  # a step this many times as long as the longest before it sends no more heartbeats
@@ -94,7 +93,6 @@ class LearnerWorker:
         inner_state: Callable[[tuple[int, ...]], InnerState | None] = lambda versions: None,
         stepped: Callable[[], None] = lambda: None,
         tape: LearnerTape | None = None,
-        recording: LearnerRecording | None = None,
         checkpoints: Checkpoints | None = None,
         resumed: ResumedLearner | None = None,
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
@@ -102,8 +100,8 @@ class LearnerWorker:
         """`to_syncer`: sends an event to a shard of the syncer.
         `inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
         `stepped` is called after each finished step.
-        `tape`, `recording` and `checkpoints` are None if no tape is kept, no snapshots are taken and its
-        state is not kept. `resumed`: the state of before with which the learner goes on; None: it joins.
+        `tape` and `checkpoints` are None if no tape and no state of it is kept. `resumed`: the state of
+        before with which the learner goes on; None: it joins.
         """
         self.inbox = Inbox()
         self.tokens = 0  # trained on so far, steps under way too; written by this thread alone
@@ -119,7 +117,7 @@ class LearnerWorker:
         self._in_flight: collections.deque[_Step] = collections.deque()
         self._inner_state, self._stepped = inner_state, stepped
         self._tape = tape or LearnerTape(core.learner, core.incarnation)
-        self._recording, self._checkpoints = recording, checkpoints
+        self._checkpoints = checkpoints
         self._resumed = resumed
         if resumed is not None:
             self.tokens = resumed.tokens
@@ -194,7 +192,7 @@ class LearnerWorker:
             self._actor.join()
         else:
             began = resumed.begins_with
-            resumed.load(self._actor.arrays, self.core.policy.mixing)
+            resumed.load(self._actor.arrays)
             self._actor.perform(self._actor.resume(began.work, began.began))
         self.joining.set()
 
@@ -290,10 +288,10 @@ class LearnerWorker:
                 return arrived
             arrived = True
             match delivery:
-                case SnapshotBegun():
-                    self._record_state(delivery.number)
+                case CheckpointAsked():
+                    if self._checkpoints is not None:
+                        self._checkpoints.keeper.ask(delivery.number)
                 case EventDelivery():
-                    self._record_state(delivery.epoch)
                     self._handle(delivery.event, delivery.fragments)
                 case InnerStateWanted():
                     self._wanted.append(delivery)
@@ -301,16 +299,6 @@ class LearnerWorker:
                     self._patiently(delivery.make)
                 case Leave():
                     self._leaving = True
-
-    def _record_state(self, number: int) -> None:
-        """Records the state for this snapshot, if that is not done; does not wait for steps.
-
-        Counters and arrays are both those after the last step handed out.
-        """
-        if self._recording is None or not self._recording.sees(number):
-            return
-        state = {"time": time.time(), "tokens": self.tokens}
-        self._recording.record(self.core, self._actor.arrays.state, state)
 
     def _state(self) -> LearnerState:
         """The whole state, with no step under way."""
@@ -324,6 +312,7 @@ class LearnerWorker:
             tokens=self.tokens,
             steps=values["steps"],
             origin=None if origin is None else dataclasses.astuple(origin),
+            time=time.time(),
         )
         return LearnerState(about, arrays)
 

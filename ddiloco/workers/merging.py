@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
+from ddiloco.outer.global_model import GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -24,11 +24,10 @@ from ddiloco.workers.exchange import Pieces
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """A learner's fragment is here, decoded and validated; `epoch`: of the last snapshot that it is after."""
+    """A learner's fragment is here, decoded and validated."""
 
     event: events.FragmentArrived
     pieces: Pieces
-    epoch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +39,6 @@ class Merged:
     made: NextVersion
     metrics: Mapping[str, Any]  # for the record of the round
     sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
-
-
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """Copies of all fragments for a snapshot, after the merges so far; empty if they could not be copied."""
-
-    fragments: list[FragmentState]
 
 
 class Merging:
@@ -63,7 +55,7 @@ class Merging:
         self,
         model: GlobalModel,
         policy: SyncPolicy,
-        send: Callable[[Arrived | Merged | Gathered | Exception | events.OfferFailed], None],
+        send: Callable[[Arrived | Merged | Exception | events.OfferFailed], None],
         record: Callable[[Any], None],
         durable: DurableState | None,
         tape: SyncerTape,
@@ -74,11 +66,8 @@ class Merging:
         self._durable, self._tape = durable, tape
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
         self._committer = concurrent.futures.ThreadPoolExecutor(max(1, policy.overlap), "syncer-commit")
-        self._commits: dict[int, concurrent.futures.Future[None]] = {}  # by fragment, the merging thread's
 
-    def take_offer(
-        self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], anchor: Pieces, epoch: int = 0
-    ) -> None:
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], anchor: Pieces) -> None:
         """Decodes a learner's fragment on the calling thread, whichever that is.
 
         `anchor`: the committed version; the core drops contributions that were made on another.
@@ -93,7 +82,7 @@ class Merging:
             return
         size = sum(array.nbytes for array in arrays)
         self._record(records.Transferred(c.learner, sent=size, received=0))
-        self._send(Arrived(event, pieces, epoch))
+        self._send(Arrived(event, pieces))
 
     def merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
         """Begins a merge; answered by Merged."""
@@ -105,10 +94,6 @@ class Merging:
         self.under_way -= 1
         return {**merged.metrics, "merging": self.under_way}
 
-    def gather(self) -> None:
-        """Has the fragments copied for a snapshot; answered by Gathered."""
-        self._merger.submit(self._gather)
-
     def end(self) -> list[int]:
         """Waits for the merge under way, and until all that was merged is durable; begins no further one.
 
@@ -118,7 +103,7 @@ class Merging:
         self._committer.shutdown(wait=True)
         return [self._model.fragment(p)[0] for p in self._model.fragments]
 
-    # The methods below run on other threads, and change nothing of this object but the last commits.
+    # The methods below run on other threads, and change nothing of this object.
 
     def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
         begun = time.monotonic()
@@ -131,11 +116,9 @@ class Merging:
             )
             self._note_guarded(made.notices, action.round)
             seconds = time.monotonic() - begun
-            commit = self._committer.submit(self._commit, action, made, seconds)
+            self._committer.submit(self._commit, action, made, seconds)
         except Exception as error:
             self._send(error)
-            return
-        self._commits[action.round.fragment] = commit
 
     def _commit(self, action: actions.Merge, made: NextVersion, merge_seconds: float) -> None:
         """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
@@ -160,15 +143,3 @@ class Merging:
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):
             self._record(record)
-
-    def _gather(self) -> None:
-        """Copies the fragments between two merges, and once all before are committed."""
-        concurrent.futures.wait(self._commits.values())
-        try:
-            states = [self._model.state(p) for p in self._model.fragments]
-        except Exception as error:  # such as no memory for the copies
-            self._record(
-                records.Alarm(f"a snapshot is not begun: {type(error).__name__}: {error}", time.time())
-            )
-            states = []
-        self._send(Gathered(states))

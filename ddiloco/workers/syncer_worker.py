@@ -13,24 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from ddiloco.outer.global_model import FragmentState, GlobalModel
+from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.tape.recorder import SyncerTape
 from ddiloco.telemetry import records
-from ddiloco.workers.exchange import EventDelivery, Pieces, SnapshotBegun
+from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, EventDelivery, Pieces
 from ddiloco.workers.links import LearnerLink, Links
-from ddiloco.workers.merging import Arrived, Gathered, Merged, Merging
-from ddiloco.workers.snapshots.messages import (
-    Completed,
-    PartWritten,
-    SnapshotMessage,
-    StateRecorded,
-    sender_of,
-)
-from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.merging import Arrived, Merged, Merging
+from ddiloco.workers.snapshots import Completed, SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 MOST_JOINS = 1024  # that are answered after one write to the disk
@@ -46,17 +39,9 @@ class FurthestAsked:
     answer: concurrent.futures.Future[Watermark]  # cancelled when it is no longer wanted
 
 
-Message = (
-    events.SyncerEvent
-    | Arrived
-    | Merged
-    | Exception
-    | Gathered
-    | SnapshotMessage
-    | Completed
-    | FurthestAsked
-    | records.Stop
-)
+OfSnapshot = SnapshotAsked | CheckpointWritten | Completed
+
+Message = events.SyncerEvent | Arrived | Merged | Exception | OfSnapshot | FurthestAsked | records.Stop
 
 
 class SyncerWorker:
@@ -112,17 +97,14 @@ class SyncerWorker:
         """Sets how to reach a learner; call it before the learner's first event."""
         self._links.set(learner, incarnation, link)
 
-    def send(self, event: events.SyncerEvent | SnapshotMessage | Completed) -> None:
+    def send(self, event: events.SyncerEvent | OfSnapshot) -> None:
         """Puts an event, or a message about a snapshot, into the inbox; never waits."""
         self._inbox.put(event)
 
-    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int = 0) -> None:
-        """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread.
-
-        `epoch`: of the last snapshot that the learner had recorded its state for when it made it.
-        """
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+        """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread."""
         version = self._actor.version(event.round.fragment, event.contribution.version)
-        self._merging.take_offer(event, arrays, version.pieces, epoch)
+        self._merging.take_offer(event, arrays, version.pieces)
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest of a learner's work that is merged, or may be yet; for other threads.
@@ -189,20 +171,20 @@ class SyncerWorker:
             self._snapshots.timeout(time.monotonic())
         match message:
             case Arrived():
-                self._watch(message.event)
                 self._actor.take_offer(message.event, message.pieces, time.monotonic())
             case Merged():
                 self._take_merged(message)
                 if not message.made.empty:
                     self._on_commit(self.core.step, self._actor.newest())
-                if self._snapshot_is_due():
-                    self._merging.gather()
+                if self._snapshots is not None and self._snapshots.due(self.core.step):
+                    self._take_snapshot()
             case Exception():  # a merge failed, and the syncer fails with it
                 raise message
-            case Gathered(fragments):
-                self._record_state(fragments)
-            case StateRecorded() | PartWritten() | Completed():
-                self._take_of_snapshot(message)
+            case SnapshotAsked():
+                self._take_snapshot()
+            case CheckpointWritten() | Completed():
+                if self._snapshots is not None:
+                    self._snapshots.take(message)
             case FurthestAsked(learner, answer):
                 if answer.set_running_or_notify_cancel():
                     answer.set_result(self.core.furthest(learner))
@@ -228,17 +210,6 @@ class SyncerWorker:
         for join in joins:
             self._links.joined(join)
 
-    def _take_of_snapshot(self, message: SnapshotMessage | Completed) -> None:
-        try:
-            if self._snapshots is not None:
-                self._snapshots.take(message)
-            elif not isinstance(message, Completed):
-                self._actor.perform([actions.Drop(message.learner, "about a snapshot, but none are taken")])
-        except Exception as error:
-            if isinstance(message, Completed):
-                raise
-            self._actor.perform([self._refused(message.learner, error)])
-
     def _refused(self, learner: int, error: Exception, round_id: RoundId | None = None) -> actions.Drop:
         """Counts something from a learner that nothing here handles; that is no reason to end."""
         sentence = f"learner {learner}: what it sent made the syncer fail: {type(error).__name__}: {error}"
@@ -246,14 +217,10 @@ class SyncerWorker:
         return actions.Drop(learner, f"it made the syncer fail: {type(error).__name__}", round_id)
 
     def _handle(self, *taken: events.SyncerEvent) -> None:
-        for event in taken:
-            self._watch(event)
-        self._actor.handle(*taken, now=time.monotonic())
-
-    def _watch(self, event: events.SyncerEvent) -> None:
-        """A snapshot under way sees an event before the core."""
         if self._snapshots is not None:
-            self._snapshots.heard(event)
+            for event in taken:
+                self._snapshots.heard(event)
+        self._actor.handle(*taken, now=time.monotonic())
 
     def _take_merged(self, merged: Merged) -> None:
         measured = {**self._merging.done(merged), "inbox": self.waiting}
@@ -263,18 +230,13 @@ class SyncerWorker:
             self._tape.committed(merged.event.round.fragment, merged.version, merged.sha256)
         self._actor.perform(decided)
 
-    def _snapshot_is_due(self) -> bool:
-        may_take = self._snapshots is not None and not self.core.finished
-        return may_take and self._snapshots.wanted(self.core.step)
-
-    def _record_state(self, fragments: list[FragmentState]) -> None:
-        """Records this process's state for a snapshot, and has learners record theirs."""
-        cut = self._snapshots.begin(self.core, fragments, time.monotonic())
-        if cut is None:
+    def _take_snapshot(self) -> None:
+        """Begins a snapshot, unless the run is over or one is under way."""
+        if self._snapshots is None or self.core.finished:
             return
-        newest = dict(self.core.state().incarnations)
-        for learner in cut.learners:
-            self._links.deliver((learner, newest[learner]), SnapshotBegun(cut.number, self.core.versions))
+        number, learners = self._snapshots.begin(self.core, time.monotonic())
+        for receiver in learners:
+            self._links.deliver(receiver, CheckpointAsked(number))
 
     def _finish_merges(self) -> None:
         """Notes the merges that were under way when the thread was stopped, since they are durable."""
@@ -284,22 +246,24 @@ class SyncerWorker:
             message, self._held = self._held or self._inbox.get(), None
             if isinstance(message, Merged):
                 self._take_merged(message)
-            elif isinstance(message, StateRecorded | PartWritten | Completed):
-                self._take_of_snapshot(message)
+            elif isinstance(message, CheckpointWritten | Completed) and self._snapshots is not None:
+                self._snapshots.take(message)
 
     def _finish_snapshot(self) -> None:
-        """Lets a snapshot that only has to be written become complete, though the run is over."""
+        """Lets the snapshot under way become complete, though the run is over."""
         if self._snapshots is None:
             return
         deadline = time.monotonic() + (self.last_snapshot_seconds() or _SNAPSHOT_SECONDS)
-        while self._snapshots.nearly_complete and (left := deadline - time.monotonic()) > 0:
+        while self._snapshots.under_way and (left := deadline - time.monotonic()) > 0:
             try:
                 message = self._inbox.get(timeout=left)
             except queue.Empty:
                 break
-            if isinstance(message, StateRecorded | PartWritten | Completed):
+            if isinstance(message, CheckpointWritten | Completed):
                 self._snapshots.take(message)
-        self._snapshots.close(_SNAPSHOT_SECONDS)
+            elif not isinstance(message, Arrived | Merged | Exception):
+                self._snapshots.heard(message)
+        self._snapshots.close()
 
     # As the driver of its actor.
 
@@ -307,7 +271,8 @@ class SyncerWorker:
         self._tape.heard(event, decided, now)
 
     def refuse(self, event: events.SyncerEvent, error: Exception) -> actions.Drop:
-        learner, _ = sender_of(event)
+        made = getattr(event, "report", None) or getattr(event, "contribution", event)
+        learner = getattr(made, "learner", None)
         if learner is None:
             raise error
         return self._refused(learner, error, getattr(event, "round", None))

@@ -19,7 +19,7 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256
 from ddiloco.protocol.state import SyncerState
 from ddiloco.settings.experiment import Experiment, all_settings
-from ddiloco.storage.tape.header import Header, Machine, ResumedWith, SnapshotName
+from ddiloco.storage.tape.header import Header, Machine, ResumedWith
 from ddiloco.storage.tape.recorder import (
     FOLDER,
     LearnerTape,
@@ -78,7 +78,6 @@ class Tapes:
         self,
         state: SyncerState,
         model: GlobalModel,
-        resumed_from: SnapshotName | None = None,
         lineage: int = 0,
         shard: int = 0,
     ) -> SyncerTape:
@@ -87,7 +86,6 @@ class Tapes:
         Args:
           state: what its core begins from.
           model: holds the fragments that it begins from.
-          resumed_from: the snapshot that the run resumes from, if it does.
           lineage: of the versions that the process makes.
           shard: which of the syncer's processes it is.
         """
@@ -95,7 +93,7 @@ class Tapes:
             return SyncerTape()
         sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in model.fragments)
         process = next_syncer(self.folder)
-        begun = {"state": state, "sha256": sha256, "resumed_from": resumed_from, "lineage": lineage}
+        begun = {"state": state, "sha256": sha256, "lineage": lineage}
         header = self._header("syncer", None, process, machine_of(None), shard=shard, **begun)
         path = syncer_tape(self.folder, process, shard)
         return SyncerTape(path, header, self._record, MAX_BYTES)

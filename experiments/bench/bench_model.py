@@ -22,8 +22,7 @@ from ddiloco.telemetry.records import StepDone
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.exchange import EventDelivery, Leave
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
-from ddiloco.workers.learner_worker import LearnerWorker
-from ddiloco.workers.snapshots.recording import LearnerRecording
+from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
 from experiments.bench.another_process import TIMEOUT
 from experiments.cli import program
 
@@ -70,14 +69,14 @@ class SteppingLearner:
     """A LearnerWorker that steps without a syncer."""
 
     def __init__(
-        self, equipment: Equipment, fragments: list[Any], recording: LearnerRecording | None = None
+        self, equipment: Equipment, fragments: list[Any], checkpoints: Checkpoints | None = None
     ) -> None:
         self._times: queue.SimpleQueue[float] = queue.SimpleQueue()
         policy = SyncPolicy(num_learners=1, num_fragments=len(fragments), interval=24)
         core = LearnerCore(0, 1, policy, None)
         nowhere = types.SimpleNamespace(waiting=0, send=lambda *offer: None)
         self.worker = LearnerWorker(
-            core, equipment, lambda event, shard: None, nowhere, self._record, recording=recording
+            core, equipment, lambda event, shard: None, nowhere, self._record, checkpoints=checkpoints
         )
         self.worker.start()
         zeros = (0,) * len(fragments)

@@ -261,7 +261,7 @@ def _main(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> Non
     listening.claim()
     pipe.send(listening.address)
     security, stop = Security(), threading.Event()
-    run_syncer(assembly, record, stop, None, listening=listening, security=security, folder=folder)
+    run_syncer(assembly, record, stop, listening=listening, security=security, folder=folder)
     pipe.send({**ledger, "memory": resident_bytes("VmHWM") - before})
 
 

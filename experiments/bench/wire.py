@@ -124,7 +124,7 @@ def _syncer(pipe: Connection, size: int) -> None:
     def connect(learner: int, incarnation: int, link) -> None:
         links.append(link)
 
-    def take_offer(event: events.FragmentArrived, arrays: Sequence[np.ndarray], epoch: int) -> None:
+    def take_offer(event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
         inbox.put(arrays)
 
     terms = _terms(size)

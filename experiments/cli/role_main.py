@@ -110,6 +110,7 @@ class _Process:
         from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run.job import Hooks, run_job
+        from ddiloco.run.rollback import going_on
         from ddiloco.settings.experiment import with_steps_of_tokens
         from ddiloco.storage import operator_orders
         from ddiloco.storage.durable import FOLDER, DurableStateError
@@ -128,6 +129,7 @@ class _Process:
             with contextlib.suppress(ConfigError, RunMarkError):
                 tell_of_the_end(self._assembly(), **run)
             return DONE
+        resume = going_on(resume, workdir, with_steps_of_tokens(experiment), program.print_err)
         runner = functools.partial(
             run_syncer,
             listening=listening,
@@ -278,15 +280,18 @@ class _Process:
         program.print_err(f"{self.assignment.name}: {line}")
 
     def _folder(self) -> epath.Path | None:
-        """Where a learner keeps copies of its inner optimizer state; None: nowhere."""
+        """Where a learner keeps its checkpoints; None: nowhere."""
+        from ddiloco.storage.learner_state import checkpoint_root
+
         a, copies = self.assignment, self.experiment.recovery.checkpoint_folder
         if a.workdir is not None:
-            own = a.workdir / "learners" / str(a.learner)
             with program.os_errors_as_usage("workdir", a.workdir):
-                check_folder(own)
+                check_folder(a.workdir / "learners" / str(a.learner))
+        if not copies and a.workdir is None:
+            return None
+        folder = checkpoint_root(a.workdir, copies) / "learners" / str(a.learner)
         if not copies:
-            return None if a.workdir is None else own
-        folder = epath.Path(copies).expanduser() / str(a.learner)
+            return folder
         try:
             if "://" not in copies:
                 check_folder(pathlib.Path(folder))

@@ -91,23 +91,40 @@ def assignment(role: str, **given: Any) -> Assignment:
     return Assignment(role, **common, **given)
 
 
+class _ResumeParser(flags.ArgumentParser):
+    """true, false, auto, or the number of a snapshot."""
+
+    def parse(self, argument: Any) -> bool | int | None:
+        text = str(argument).lower()
+        if text.isdecimal() and int(text) > 0:
+            return int(text)
+        if text not in _RESUME:
+            raise ValueError("must be true, false, auto or the number of a snapshot")
+        return _RESUME[text]
+
+    def flag_type(self) -> str:
+        return "true, false, auto or a number"
+
+
+_RESUME = {"true": True, "false": False, "auto": None}
+
+
 def define_resume() -> flags.FlagHolder:
-    """The flag --resume, with or without a value: true, false or auto."""
-    parser = flags.EnumParser(["true", "false", "auto"], case_sensitive=False)
+    """The flag --resume, with or without a value."""
     meaning = (
-        "Go on with the run in the workdir. auto: if one has begun there, else begin one: "
-        "for a first start and restarts alike."
+        "Go on with the run in the workdir, from the newest there or, given its number, from a snapshot. "
+        "auto: if one has begun there, else begin one: for a first start and restarts alike."
     )
 
-    def enum(name: str, default: str, help: str) -> flags.FlagHolder:
-        return flags.DEFINE(parser, name, default, help, boolean=True)
+    def resume(name: str, default: str, help: str) -> flags.FlagHolder:
+        return flags.DEFINE(_ResumeParser(), name, default, help, boolean=True)
 
-    return define(enum, "resume", "false", meaning)
+    return define(resume, "resume", "false", meaning)
 
 
-def resumes() -> bool | None:
-    """What --resume says; None: auto."""
-    return {"true": True, "false": False, "auto": None}[flags.FLAGS.resume]
+def resumes() -> bool | int | None:
+    """What --resume says; None: auto. A number: of the snapshot."""
+    return flags.FLAGS.resume
 
 
 def define_profile() -> flags.FlagHolder:

@@ -132,5 +132,7 @@ def test_alarms_have_remedies():
     assert "learning rate" in remedy("learner 3: the loss is nan at step 8")
     assert "learning_rate" in remedy("learner 3: skips steps, from step 8 on 3 of 24, as it is not finite")
     assert "rollback" in remedy("held-out loss is nan from step 8 on: the global model is spoilt")
-    assert "snapshot.timeout" in remedy("snapshots: not all parts came within snapshot.timeout (learner 1)")
+    assert "snapshot.timeout" in remedy(
+        "snapshots: learner 1 wrote no checkpoint within snapshot.timeout: ..."
+    )
     assert remedy("something that nobody foresaw") is None

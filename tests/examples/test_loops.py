@@ -102,11 +102,12 @@ def test_learners_and_steps_may_be_in_their_groups(tmp_path):
     assert done.summary["inner_steps"] == {"0": 8, "1": 8, "2": 8}
 
 
-def test_a_run_goes_on_from_its_snapshot(tmp_path):
+def test_a_run_goes_on_from_a_snapshot(tmp_path):
     paced = {"min_step_seconds": (0.05, 0.05)}  # so that a snapshot is complete before the end
     settings = {"snapshot": {"every": 4}, "sync": {**SYNC, "quorum": None}, "train": paced}
     trained(plain_loop.make_loop, tmp_path, **settings)
-    done = trained(plain_loop.make_loop, tmp_path, **settings, steps=40, resume=True)
+    number = max(int(path.parent.name) for path in tmp_path.glob("snapshots/*/snapshot.json"))
+    done = trained(plain_loop.make_loop, tmp_path, **settings, steps=40, resume=number)
     assert done.summary["finished"]
     steps = [json.loads(line) for line in (tmp_path / "learners/0/steps.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps][-1] == 40

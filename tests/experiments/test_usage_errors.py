@@ -13,7 +13,15 @@ CASES = {
     "unknown group": (["--config.nope=1"], "config.nope: no such setting; known: algorithm, data, driver, "),
     "field of a field": (["--config.seed.x=1"], "config.seed.x: no such setting; known: nothing"),
     "wrong type": (["--config.train.steps=many"], "config.train.steps: is 'many', but must be of type int"),
-    "not yes or no": (["--config.resume=maybe"], "config.resume: is 'maybe', but must be of type bool"),
+    "not yes or no": (
+        ["--config.tape.enabled=maybe"],
+        "config.tape.enabled: is 'maybe', but must be of type bool",
+    ),
+    "a setting that went": (["--config.resume=true"], "config.resume: is a setting no more: it is --resume"),
+    "no snapshot's number": (
+        ["--resume=sometimes"],
+        "resume=sometimes: must be true, false, auto or the number of a snapshot",
+    ),
     "group as a value": (["--config.train=3"], "config.train=3: is a group of settings, which"),
     "unknown preset": (
         ["--config=configs/dense.py:huge"],
@@ -60,10 +68,6 @@ CASES = {
     "snapshots in virtual time": (
         ["--config.driver=virtual", "--config.snapshot.every=4"],
         "config.snapshot.every: is 4, but must be 0 where driver is virtual: a virtual run starts again from",
-    ),
-    "resuming in virtual time": (
-        ["--config.driver=virtual", "--config.resume=true"],
-        "config.resume: is True, but must be False where driver is virtual: a virtual run starts again from",
     ),
     "quorum above learners": (["--config.sync.quorum=9"], "config.sync.quorum: is 9, but must be at most"),
 }

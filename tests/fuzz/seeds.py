@@ -78,7 +78,6 @@ TOKENS = {
     "dtype": "<u2",
     "splits": {"train": {"files": ["0"], "documents": 3, "tokens": 9}},
 }
-PART = json.dumps({"files": {"state.json": [3, "5f" * 32]}})
 RECORDS = [
     record_message(records.StepDone(3, 1, 2.0, 3, {"loss": 1.0})),
     record_message(records.StateChanged(3, State.STARTING, 2.0)),
@@ -96,10 +95,6 @@ SEEDS = {  # sound bytes, from which others are made
         learner_message(events.LearnerLost(3, 5, "x")),
         learner_message(events.OfferFailed(RoundId(2, 0), 3, 5, "x")),
         pb.FromLearner(records=pb.Records(first=0, records=RECORDS)),
-        pb.FromLearner(
-            state_recorded={"snapshot": 3, "incarnation": 5, "recorded": True, "versions": [1] * 3}
-        ),
-        pb.FromLearner(part_written={"snapshot": 3, "files": PART}),
     ],
     "core": [rpcs.joint(*conversation())],
     "to_learner": [
@@ -145,8 +140,9 @@ SEEDS = {  # sound bytes, from which others are made
     "torn_files": [MAGIC + bytes(40)],
     "durable_values": [b'{"0": 3, "sha256": "x"}', b'{"a": {"b": [1.0, null]}}'],
     "run_mark": [b'{"run": "5f", "start": "00"}'],
-    "resumed_from": [b'{"snapshot": {"number": 3, "sha256": "5f"}, "incarnations": {"0": 7}}'],
-    "manifest": [f'"format": 2, "number": 3, "header": {{}}, "parts": {{"syncer": {PART}}}}}'.encode()],
+    "snapshot": [
+        b'{"run": "5f", "step": 3, "time": 1.0, "learners": [0], "experiment": {}, "files": {"syncer/x": 3}}'
+    ],
     "scores": [
         b'{"run": "5f", "step": 3, "tokens": 9, "time": 1.0}\n',
         b'{"run": "5f", "ask": "x", "step": 3, "tokens": 9, "versions": [1, 2]}',

@@ -1,7 +1,7 @@
 """What reads bytes that another wrote: each takes any bytes whatever, and raises nothing but what it says."""
 
 import contextlib
-import hashlib
+import json
 import pathlib
 import struct
 import tempfile
@@ -30,17 +30,15 @@ from ddiloco.remote.wire.event_messages import (
 )
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.record_messages import learner_record, record_message
-from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.storage import array_file, checksummed_json
 from ddiloco.storage.run_mark import RunMarkError, begun
 from ddiloco.storage.score_files import Scores
-from ddiloco.storage.snapshots.store import SnapshotError, SnapshotStore
+from ddiloco.storage.snapshots import SnapshotError, SnapshotStore
 from ddiloco.storage.tape.file import TapeError, TapeFile
 from ddiloco.storage.tape.recorder import learner_tape
 from ddiloco.weights.architectures import counterpart_of
 from ddiloco.weights.files import INDEX, Files
-from ddiloco.workers.resumed_from import ResumedFrom
 from experiments.cli.credentials import load_security
 from experiments.studies.replay.reading import read_tape
 from tests import workbench
@@ -72,8 +70,6 @@ def from_learner(data):
         intake = RecordIntake(of_learner_3)
         intake.joined(3, 1)
         intake.take(3, 1, message.records)
-    elif message.WhichOneof("kind") in ("state_recorded", "part_written"):
-        assert told_of_snapshot(message, 3, 3).number >= 0
     else:
         assert learner_event(message, 3, 3)
 
@@ -164,18 +160,14 @@ def run_mark(data):
     begun(FOLDER)
 
 
-def resumed_from(data):
-    (FOLDER / "resumed_from.json").write_bytes(data)
-    ResumedFrom.load(FOLDER)
-
-
-def manifest(data):
-    """Of a snapshot, with its checksum."""
+def snapshot(data):
+    """The header of a snapshot, with its checksum where it is JSON."""
     folder = FOLDER / "snapshots" / "000003"
     folder.mkdir(parents=True, exist_ok=True)
-    head = b'{"sha256": "' + hashlib.sha256(data).hexdigest().encode() + b'", '
-    (folder / "manifest.json").write_bytes(head + data)
-    SnapshotStore(folder.parent, 3).open(3)
+    (folder / "snapshot.json").write_bytes(data)
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        checksummed_json.save(folder / "snapshot.json", dict(json.loads(data)))
+    SnapshotStore(folder.parent, 3).open(3).check()
 
 
 def scores(data):
@@ -258,8 +250,7 @@ TARGETS = {  # by name: what reads the bytes, and what it may raise
     "torn_files": (torn_files, ValueError),
     "durable_values": (durable_values, ValueError),
     "run_mark": (run_mark, RunMarkError),
-    "resumed_from": (resumed_from, ()),
-    "manifest": (manifest, SnapshotError),
+    "snapshot": (snapshot, SnapshotError),
     "scores": (scores, ()),
     "tokenized": (tokenized, DataError),
     "model_config": (model_config, ConfigError),

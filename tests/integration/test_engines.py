@@ -122,7 +122,7 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
 ):
     pace = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
     job = new_job((*TRANSFORMER, pace, "--config.remote.max_learners=3"))
-    syncer = job.syncer("--config.snapshot.every=1000000")
+    syncer = job.syncer()
     learners = [job.learner(m) for m in range(2)]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])
 
@@ -144,7 +144,7 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     again = job.learner(1)
     job.wait_for(lambda: job.merges(1, began), "a merge of the learner that came back", [syncer, again])
     assert control("snapshot")[0] == 0
-    complete = lambda: list((job.workdir / "snapshots").glob("*/manifest.json"))  # noqa: E731
+    complete = lambda: list((job.workdir / "snapshots").glob("*/snapshot.json"))  # noqa: E731
     job.wait_for(complete, "a snapshot", [syncer, again])
     assert control("stop")[0] == 0
     assert [job.left(process)[0] for process in (syncer, learners[0], again)] == [0, 0, 0]

@@ -244,7 +244,7 @@ def test_snapshots_are_refused_where_learners_do_not_share_the_syncers_workdir(
         *("--config=configs/dense.py:2b", "--config.snapshot.every=8"),
     )
     assert done.returncode == 2
-    told = f"is 8, but must be 0 with --launcher={launcher}: its learners do not share the syncer's workdir"
+    told = f"is 8, but must be 0 with --launcher={launcher} without a bucket in recovery.checkpoint_folder"
     assert done.stderr.strip() == f"error: config.snapshot.every: {told}"
     assert not (tmp_path / "made").exists()
 

@@ -8,8 +8,8 @@ from unittest import mock
 
 from ddiloco.local.run import LocalRun
 from ddiloco.run.recipes import assembly_of
-from ddiloco.storage.snapshots.parts import learner_part
-from ddiloco.storage.snapshots.store import Snapshot, SnapshotStore
+from ddiloco.storage.learner_state import of_all_hosts
+from ddiloco.storage.snapshots import Snapshot, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.workers.run_result import Outcome
 from tests.workbench import devices, experiment
@@ -60,7 +60,7 @@ def settings(data_dir, learners=2, **groups):
     )
 
 
-def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: batches, count=1):
+def run(e, workdir, until=None, around=lambda learner, batches: batches, count=1):
     """A LocalRun to its end; `until(record)` stops it."""
     taken, stop = [], threading.Event()
 
@@ -78,7 +78,7 @@ def run(e, workdir, snapshot=None, until=None, around=lambda learner, batches: b
             return [dataclasses.replace(p, batches=around(m, p.batches)) for m, p in enumerate(made)]
 
         with mock.patch.object(assembly, "equipment", equipment):
-            made = LocalRun(assembly, record, stop, workdir, snapshot)
+            made = LocalRun(assembly, record, stop, workdir)
         outcomes = []
         thread = threading.Thread(target=lambda: outcomes.append(made.run()), daemon=True)
         thread.start()
@@ -95,8 +95,9 @@ def completed(count):
 
 
 def newest(workdir) -> Snapshot:
-    return SnapshotStore(workdir / "snapshots", 2).newest(lambda line: None)
+    store = SnapshotStore(workdir / "snapshots", 2)
+    return store.open(max(int(path.parent.name) for path in store.folder.glob("*/snapshot.json")))
 
 
-def part_of(snapshot, learner):
-    return snapshot.part(learner_part(learner))
+def state_of(snapshot, learner):
+    return of_all_hosts(snapshot.folder / "learners" / str(learner))

@@ -25,12 +25,6 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "clocks: a cut is consistent with versions that the syncer lacks",
-        "all(state.version(p) <= syncer.version(p) for p in state.versions)",
-        "all(state.version(p) <= syncer.version(p) + 1 for p in state.versions)",
-        PROTOCOL,
-    ),
-    Mutant(
         "estimates: slack leaves out the time that a merge takes",
         "return overlap * step_time - (quorum_time + sync_time)",
         "return overlap * step_time - quorum_time",
@@ -397,9 +391,9 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "snapshot: no learner's state is waited for",
-        "if taking is None or taking.writing or taking.awaited:",
-        "if taking is None or taking.writing:",
-        ("workers/snapshots/test_taking.py",),
+        "snapshot: no learner but the first to write is waited for",
+        "if taking.awaited:",
+        "if taking.awaited and not taking.written:",
+        ("workers/test_snapshots.py",),
     ),
 )

@@ -74,10 +74,10 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
-        "resumed: a learner that has come back is sent to the snapshot again",
-        "return self.name.number if newest_incarnation <= self.incarnations.get(learner, 0) else 0",
-        "return self.name.number",
-        ("remote/test_origins.py", "remote/test_snapshots.py", *WIRE),
+        "hosts: a snapshot's checkpoint is said to be there before all hosts have written theirs",
+        "self._followers.done(copy, time.monotonic() + bounded_reads.LONGEST)",
+        "pass",
+        ("remote/test_followers.py",),
     ),
     Mutant(
         "donor: an inner state of older versions is taken",

@@ -141,16 +141,27 @@ def overtaking(incarnation):
 
 
 @pytest.mark.parametrize(
-    ("rebase", "steps", "taken"), [(True, 9, True), (True, 10, False), (False, 5, True), (False, 6, False)]
+    ("rebase", "learner", "steps", "taken"),
+    [
+        (True, 1, 13, True),
+        (True, 1, 14, False),
+        (True, 0, 5, True),
+        (True, 0, 6, False),
+        (False, 1, 5, True),
+        (False, 1, 6, False),
+    ],
 )
-def test_work_on_a_version_may_go_on_from_an_offer_on_the_one_before_with_rebase(rebase, steps, taken):
-    """That offer may have been made long before the round, by a learner that is slow or far away."""
+def test_with_rebase_work_counts_from_the_learners_own_last_offer_that_was_merged(
+    rebase, learner, steps, taken
+):
+    """Of learner 1 nothing was merged, and of learner 0 all up to step 8. An interval more is let pass."""
     desk = Desk(learners=2, num_learners=2, num_fragments=1, interval=4, gamma=0.0, rebase=rebase)
     for step in (4, 8):
         desk.report(0, step, at=float(step), steps=4)
         desk.offer(0, (step, 0))
         desk.merged(step, 0)
-    out = desk.tell(events.StepReported(Report(1, 1, 9, (FragmentCounters(2, steps, 10 * steps),))), at=9.0)
+    report = Report(learner, 1, 9, (FragmentCounters(2, steps, 10 * steps),))
+    out = desk.tell(events.StepReported(report), at=9.0)
     assert (not any(isinstance(action, actions.Drop) for action in out)) == taken
 
 

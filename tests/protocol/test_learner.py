@@ -202,14 +202,26 @@ def offered_then_stepped(**policy):
 
 @pytest.mark.parametrize(
     ("version", "mark"),
-    [(1, NOTHING_MERGED), (1, Watermark(7, 2)), (1, Watermark(1, 3)), (2, NOTHING_MERGED)],
-    ids=["nobody's", "of another life", "an offer that it never made", "a later version"],
+    [(1, Watermark(7, 2)), (1, Watermark(1, 3)), (2, Watermark(1, 1))],
+    ids=["of another life", "an offer that it never made", "a later version"],
 )
-def test_an_update_without_a_learners_own_offer_replaces_all_that_it_had(version, mark):
+def test_an_update_with_work_that_the_learner_has_no_copy_of_replaces_all_that_it_had(version, mark):
     core = offered_then_stepped(rebase=True)
     out = core.handle(events.UpdateArrived(0, version, 4, mark), 0.0)
     assert out == [actions.ApplyUpdate(0, version, 0.0)]
     assert [(f.version, f.steps, f.tokens) for f in core.work.fragments] == [(version, 0, 0)]
+
+
+@pytest.mark.parametrize("rebase", [True, False])
+def test_of_a_learner_that_is_in_no_update_nothing_is_lost_with_rebase(rebase):
+    """Its work counts on from the same step, however many versions are made without it."""
+    core = offered_then_stepped(rebase=rebase)
+    steps = core.work.fragments[0].steps
+    for version in (1, 3):
+        out = core.handle(events.UpdateArrived(0, version, 4, NOTHING_MERGED), 0.0)
+        assert out == [actions.ApplyUpdate(0, version, 0.0, None, rebase)]
+        assert core.work.fragments[0].steps == (steps if rebase else 0) > -1
+        assert not core.offered  # those on the version before are not accepted any more
 
 
 def test_of_offers_that_are_never_merged_the_newest_are_kept():

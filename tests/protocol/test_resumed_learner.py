@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import (
@@ -69,8 +68,9 @@ def test_what_it_is_asked_for_it_offers_with_the_same_counters():
 def test_of_an_update_it_knows_what_is_merged_of_its_checkpoint(mark, merged):
     core, _ = resumed(REBASE)
     out = core.handle(events.UpdateArrived(1, 3, 14, mark), 0.0)
-    assert out == [actions.ApplyUpdate(1, 3, 0.0, merged, merged is not None)]
-    assert core.work.fragments[1].steps == (2 if merged else 0)
+    keeps = merged is not None or mark == MARKS[1]
+    assert out == [actions.ApplyUpdate(1, 3, 0.0, merged, keeps)]
+    assert core.work.fragments[1].steps == (2 if merged else 4 if keeps else 0)
     assert core.work.fragments[1].watermark == mark
 
 
@@ -164,7 +164,7 @@ def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_
     marks = ({0: MARKS[0]}, {0: MARKS[1]})
     syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9), marks))
     told = [told for said in out for told in syncer.handle(said.event, 0.0)]
-    assert syncer.vector_clock == VectorClock({0: (7, 14)}, {0: 3, 1: 2})
+    assert (syncer.clocks, syncer.versions) == ({0: (7, 14)}, (3, 2))
     asked = [a.event for a in told if isinstance(a, actions.Tell) and a.event.round == RoundId(14, 1)]
     made, sent = learner.handle(asked[0], 0.0)
     merges = syncer.handle(events.FragmentArrived(sent.round, sent.contribution), 0.0)

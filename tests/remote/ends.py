@@ -128,7 +128,7 @@ class SyncerEnd:
             listening,
             self._connect,
             self.heard.put,
-            lambda event, arrays, epoch: self.offers.put((event, arrays)),
+            lambda event, arrays: self.offers.put((event, arrays)),
             self.records.append,
             **more,
         )

@@ -41,25 +41,24 @@ def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
     follower._place = HostPlace(1, 2, "127.0.0.1:1")
     with concurrent.futures.ThreadPoolExecutor(1) as follower._writer:
         follower._do(pb.Order(copy_all=7))
-        follower._do(pb.Order(write=pb.Order.Write(copy=7, snapshot=3)))
+        follower._do(pb.Order(save=pb.Order.Save(copy=7, snapshot=3)))
+        alarm = follower._say.get(timeout=PATIENCE).alarm
         done = follower._say.get(timeout=PATIENCE).done
+    assert alarm.startswith("host 1: a checkpoint is not kept: RESOURCE_EXHAUSTED")
     assert (done.copy, done.problem) == (7, "host 1: RESOURCE_EXHAUSTED: out of memory")
     follower._do(pb.Order(drop=7))
     assert not follower._states
 
 
-def test_a_host_that_cannot_read_its_blocks_in_a_snapshot_says_so_and_lives(tmp_path):
+def test_a_host_that_cannot_read_its_blocks_of_a_checkpoint_says_so_and_lives(tmp_path):
     """The other hosts may have read theirs: host 0 has all of them begin otherwise."""
     follower = Follower.__new__(Follower)
-    follower._workdir, follower._say, follower._assembly = tmp_path, queue.SimpleQueue(), unittest.mock.Mock()
-    follower._kept, follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(3))
+    follower._say, follower._kept = queue.SimpleQueue(), LearnerStates(tmp_path, needs_all, 1)
+    follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(2))
     follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
-    follower._do(pb.Order(restore=3))
+    follower._do(pb.Order(go_on=3))
     done = follower._say.get(timeout=PATIENCE).done
-    assert (done.copy, done.problem) == (
-        3,
-        f"host 1: {tmp_path}/snapshots/000003: is incomplete: it has no manifest.json",
-    )
+    assert (done.copy, done.problem[:8]) == (3, "host 1: ") and "state.1.3" in done.problem
 
 
 @pytest.fixture
@@ -73,14 +72,14 @@ def hangs(monkeypatch):
 
 def test_a_host_whose_disk_hangs_follows_the_others_all_the_same(tmp_path, monkeypatch, hangs):
     follower = Follower.__new__(Follower)
-    follower._workdir, follower._say, follower._assembly = tmp_path, queue.SimpleQueue(), unittest.mock.Mock()
+    follower._say = queue.SimpleQueue()
     follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(2))
     follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
     follower._kept = LearnerStates(tmp_path, needs_all, 1)
-    monkeypatch.setattr("ddiloco.remote.learner.follower.SnapshotStore.open", hangs)
-    follower._do(pb.Order(restore=3))
+    monkeypatch.setattr(LearnerStates, "load", hangs)
+    follower._do(pb.Order(go_on=3))
     done = follower._say.get(timeout=PATIENCE).done
-    assert done.copy == 3 and done.problem.startswith(f"host 1: {tmp_path}/snapshots: the disk hangs")
+    assert done.copy == 3 and done.problem.startswith(f"host 1: {tmp_path}: the disk hangs")
     monkeypatch.setattr(array_file, "sweep", hangs)
     assert list(follower._numbers()) == []
     alarm = follower._say.get(timeout=PATIENCE).alarm

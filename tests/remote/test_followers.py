@@ -22,6 +22,7 @@ from ddiloco.data.host_batches import HostBatches
 from ddiloco.launch.ports import reserved_port
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.work import LearnerWork
 from ddiloco.remote.learner.follower import TellingBatches
 from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostRecovery
@@ -33,10 +34,16 @@ from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.validation import WireError
 from ddiloco.run.recipes import assembly_of
 from ddiloco.storage import bounded_reads
-from ddiloco.storage.learner_state import LearnerStates, OfAllHosts
-from ddiloco.storage.snapshots.store import SnapshotError
+from ddiloco.storage.learner_state import (
+    LearnerState,
+    LearnerStates,
+    OfAllHosts,
+    StateHeader,
+    StateOfAllHosts,
+)
 from ddiloco.workers.exchange import InnerState
 from experiments.cli.credentials import load_security
 from tests.learner_states import needs_all, state_with
@@ -64,30 +71,41 @@ def test_orders_reach_all_hosts_in_order(leading):
     assert [[host.next().step for _ in range(5)] for host in hosts] == [list(range(5))] * 2
 
 
-@pytest.mark.parametrize("problem", ["", "host 2: learner_000/host_002 is damaged"])
-def test_a_learner_resumes_once_all_hosts_have_read_their_blocks_or_not_at_all(leading, problem):
+@pytest.mark.parametrize("problem", ["", "host 2: No space left on device"])
+@pytest.mark.parametrize("what", ["go_on", "keep"])
+def test_a_learner_goes_on_or_has_a_checkpoint_in_a_snapshot_once_all_hosts_have_done_their_part(
+    leading, problem, what, tmp_path
+):
     hosts, lead = leading.hosts(), Lead.__new__(Lead)
     lead.followers = leading.followers
+    if what == "keep":
+        states = LearnerStates(tmp_path / "learners" / "0", needs_all)
+        recovery = HostRecovery(leading.followers, None, None, None, None, states)
+        header = StateHeader("run", "", ("f32", False, False), LearnerWork(4, 1, 4, ()), None, 1, 4, 9, 4)
+        state = LearnerState(header, StateOfAllHosts({"params/w": np.ones(3)}, 7))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        resumes = pool.submit(lead.restore, 4)
+        done = pool.submit(lead.go_on, 7) if what == "go_on" else pool.submit(recovery.keep, state, 3)
         for host, told in zip(hosts, ("", problem), strict=True):
-            assert host.next().restore == 4
-            assert not resumes.done()
-            host.say(done=pb.FromHost.Done(copy=4, problem=told))
+            order = host.next()
+            assert order.go_on == 7 if what == "go_on" else (order.save.copy, order.save.snapshot) == (7, 3)
+            assert not done.done()
+            host.say(done=pb.FromHost.Done(copy=7, problem=told))
         if problem:
-            with pytest.raises(SnapshotError, match=problem):
-                resumes.result(PATIENCE)
+            with pytest.raises(WireError, match="not all hosts"):
+                done.result(PATIENCE)
         else:
-            resumes.result(PATIENCE)
+            done.result(PATIENCE)
+    if what == "keep":
+        assert (tmp_path / "snapshots" / "000003" / "learners" / "0" / "state.0.7").exists()
 
 
 def test_a_host_whose_disk_hangs_keeps_no_learner_from_joining_otherwise(leading, monkeypatch):
     monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
     hosts, lead = leading.hosts(), Lead.__new__(Lead)
     lead.followers = leading.followers
-    with pytest.raises(SnapshotError, match="it takes too long"):
-        lead.restore(4)
-    assert [host.next().restore for host in hosts] == [4, 4]
+    with pytest.raises(WireError, match="not all hosts"):
+        lead.go_on(4)
+    assert [host.next().go_on for host in hosts] == [4, 4]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import threading
-import unittest.mock
 
 import pytest
 
@@ -12,7 +11,6 @@ from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.run.recipes import assembly_of
-from ddiloco.storage import bounded_reads
 from tests.remote.ends import PATIENCE, SyncerEnd, ended, until
 from tests.workbench import experiment
 
@@ -58,17 +56,3 @@ def test_one_that_is_stopped_before_there_is_a_syncer_leaves_no_thread_in_a_call
     stop.set()
     assert result.result(LIMIT) is None
     assert "wire-0" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_one_whose_snapshot_is_on_a_disk_that_hangs_joins_again(tmp_path, monkeypatch):
-    never, process = threading.Event(), LearnerProcess.__new__(LearnerProcess)
-    process._lead, process._experiment, process._assembly = None, *(unittest.mock.Mock() for _ in range(2))
-    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
-    monkeypatch.setattr(
-        "ddiloco.remote.learner.process.SnapshotStore.open", lambda *_, **__: never.wait(LIMIT)
-    )
-    client, others = unittest.mock.Mock(resume_from=3), unittest.mock.Mock()
-    assert process._resumed(0, others, client, others, tmp_path) is None
-    [[[alarm], _]] = client.outbox.record.call_args_list
-    assert "the disk hangs" in alarm.sentence and alarm.sentence.endswith("the learner joins again")
-    never.set()

@@ -157,7 +157,7 @@ def test_a_learner_that_was_never_welcomed_does_not_break_off_what_its_link_need
     limits = []
     until(lambda: learner.client._connection is not None, "the connection")
     streams = learner.client._connection._streams
-    offer = _Offer(RoundId(4, 0), Contribution(0, 100, 0, 0, 4, 3, 30), Offer(arrays(0, 5)), 0)
+    offer = _Offer(RoundId(4, 0), Contribution(0, 100, 0, 0, 4, 3, 30), Offer(arrays(0, 5)))
     for _ in range(2):
         streams._send(lambda messages, metadata, timeout: limits.append(timeout), offer)
         learner.client.pace.add(1 << 30, 0.001)

@@ -31,7 +31,7 @@ def test_a_syncer_that_leaves_its_run_to_another_does_not_score(data_dir, tmp_pa
         listening = Listening("127.0.0.1:0", Security(), assembly.experiment.remote, 2)
         where = {"listening": listening, "security": Security(), "folder": tmp_path / "syncer"}
         told = {**where, "comes_back": lambda comes_back=comes_back: comes_back}
-        outcome = run_syncer(assembly, Taken().append, stop, None, **told)
+        outcome = run_syncer(assembly, Taken().append, stop, **told)
         assert (outcome.eval_loss is None) is comes_back
 
 
@@ -46,7 +46,7 @@ def test_a_run_whose_learners_have_left_is_finished_if_one_came_to_the_last_step
         stop.set()
         listening = Listening("127.0.0.1:0", Security(), assembly.experiment.remote, 2)
         where = {"listening": listening, "security": Security(), "folder": tmp_path / "syncer"}
-        outcomes.append(run_syncer(assembly, Taken().append, stop, None, alone=alone, **where))
+        outcomes.append(run_syncer(assembly, Taken().append, stop, alone=alone, **where))
         write_json(tmp_path / "summary.json", {"step": step})
     assert [outcome.finished for outcome in outcomes] == [False, not drained]
 
@@ -57,7 +57,7 @@ def test_a_disk_that_is_full_at_the_first_start_is_told_in_one_line(data_dir, tm
     where = {"listening": listening, "security": Security()}
     with small_disk(tmp_path / "disk", "64k") as workdir:
         where["folder"] = workdir / "syncer"
-        told = refusal(ConfigError, run_syncer, assembly, pytest.fail, threading.Event(), None, **where)
+        told = refusal(ConfigError, run_syncer, assembly, pytest.fail, threading.Event(), **where)
         assert begun(workdir / "syncer") is None
     assert told == f"workdir: {workdir}: cannot be written to: No space left on device"
 

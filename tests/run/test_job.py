@@ -124,7 +124,7 @@ def test_a_result_that_finds_no_room_is_told_in_one_line_and_the_records_stay(da
     experiment = workbench.experiment(data_dir, driver="virtual", train={"steps": 4})
     with contextlib.ExitStack() as disks, workbench.devices(1):
 
-        def runner(assembly, record, stop, snapshot):
+        def runner(assembly, record, stop):
             disks.enter_context(small_disk(tmp_path / "checkpoints", "16k"))
             return VirtualRun(assembly, record, stop, tmp_path).run()
 
@@ -200,7 +200,7 @@ def test_a_run_whose_documents_have_no_end_says_so(driver, algorithm, end, data_
     data = {"tokenizer": "huggingface", "tokenizer_model": str(tmp_path / "tokenizer.json")}
     experiment = workbench.experiment(data_dir, algorithm, driver=driver, data=data)
 
-    def runner(assembly, record, stop, snapshot):
+    def runner(assembly, record, stop):
         return Outcome(assembly.initial_parameters(), 0, None, finished=True, failure=None)
 
     with workbench.devices(2), mock.patch.object(monitor, "plot_loss"):

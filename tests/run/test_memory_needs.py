@@ -47,7 +47,7 @@ def test_a_learner_needs_more_where_it_keeps_copies_and_gives_them_away_and_less
     in_flight = (keeps.sync.overlap + 1) * (
         max(layout.bytes) + max(memory_needs.encoded_bytes(layout, "int8"))
     )
-    kept = whole + 2 * (2 * whole + inner) + inner
+    kept = whole + (2 * whole + inner) + inner
     assert memory_needs.learner_needs(keeps, layout, 1).most == kept + in_flight
     assert memory_needs.offer_bytes(layout, keeps.outer) == in_flight // (keeps.sync.overlap + 1)
     assert memory_needs.learner_needs(keeps, layout, 4).most == (kept + in_flight) // 4

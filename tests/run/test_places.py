@@ -64,15 +64,6 @@ def test_a_disk_without_the_room_is_refused_with_both_numbers_before_anything_is
     assert f"({needed:,} bytes)" in told and "of checkpoints" in told
 
 
-def test_snapshots_on_another_disk_need_room_there(data_dir, tmp_path):
-    experiment, assembly = made(data_dir, snapshot={"every": 4}, resume=True)
-    with small_disk(tmp_path / "snapshots", "64k") as small:
-        fill(small / "ballast")
-        told = refusal(ConfigError, places.check_room, experiment, assembly, tmp_path)
-        assert "of snapshots" in told and "of checkpoints" not in told
-        places.check_room(*made(data_dir, snapshot={"every": 4}), tmp_path)  # a run that begins anew
-
-
 # What a start before has left, of which a run that goes on has a use.
 LEFT = {
     "checkpoints": "checkpoints is there, and is no folder",

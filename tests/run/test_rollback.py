@@ -12,7 +12,6 @@ from ddiloco.run import rollback
 from ddiloco.run.rollback import roll_back
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.ownership import owned
-from ddiloco.storage.snapshots.store import SnapshotStore
 from tests.storage.test_fragment_history import LAYOUT, ROUNDS, THETA, committed
 
 
@@ -58,16 +57,10 @@ def test_what_came_later_is_set_aside(workdir):
     assert len((done.previous / "rounds.jsonl").read_text().splitlines()) == 3
     for name in ("tape", "snapshots"):
         assert (done.previous / name / "of_later").exists()
-        assert not (folder / name).exists()
-
-
-def test_snapshots_are_numbered_on_since_learners_that_live_know_the_earlier_numbers(workdir):
-    folder, _ = workdir
-    for number in (8, 11):
-        (folder / "snapshots" / f"{number:06d}").mkdir()
-    for step in (6, 5):
-        roll_back(folder, step)
-        assert SnapshotStore(folder / "snapshots", keep=1).next_number() == 12
+        assert not (folder / name / "of_later").exists()
+    assert restored(folder / "tape" / "began" / "syncer") == restored(folder / "syncer"), (
+        "to be replayed from"
+    )
 
 
 def test_a_run_can_be_set_back_again_as_far_as_its_versions_go(workdir):
@@ -80,7 +73,7 @@ def test_a_run_can_be_set_back_again_as_far_as_its_versions_go(workdir):
     assert restored(folder / "syncer")[1] == hashes[2], "and a refusal changes nothing"
 
 
-@pytest.mark.parametrize("fatal", ["trim", "_make"])
+@pytest.mark.parametrize("fatal", ["trim", "_prepare", "_keep_with_tapes"])
 def test_interrupted_it_is_done_by_the_next_call(workdir, monkeypatch, fatal):
     folder, hashes = workdir
     whole = getattr(rollback, fatal)

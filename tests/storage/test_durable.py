@@ -14,7 +14,7 @@ from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.state import SyncerState
 from ddiloco.storage import array_file
-from ddiloco.storage.durable import DurableState, DurableStateError, Start
+from ddiloco.storage.durable import DurableState, DurableStateError
 from ddiloco.storage.run_mark import FRAGMENT, RunMarkError, begun
 from ddiloco.telemetry import records
 from ddiloco.telemetry.alarms import Alarms
@@ -241,7 +241,7 @@ def test_a_run_that_ends_while_the_disk_is_full_gives_the_commit_up(disk, monkey
     assert disk.state.state() == SyncerState.initial(2)
 
 
-def test_a_part_of_before_a_start_from_a_snapshot_writes_nothing_into_the_new_folder(disk, tmp_path):
+def test_a_part_of_before_another_start_writes_nothing_into_the_new_folder(disk, tmp_path):
     """It may be in a merge that hangs, on a machine of its own, while the run is started again."""
     disk.state.begin(theirs := model())
     part = Disk(tmp_path)
@@ -250,7 +250,7 @@ def test_a_part_of_before_a_start_from_a_snapshot_writes_nothing_into_the_new_fo
         merge(theirs, 1, 0.5)
     disk.folder.rename(tmp_path / "previous")
     again = Disk(tmp_path)
-    again.state.replace(Start(SyncerState.initial(2), {p: model().state(p) for p in (0, 1)}))
+    again.state.begin(model())
     assert not part.state.commit(RoundId(99, 1), theirs)
     assert [alarm.partition(": ")[2] for alarm in part.alarms] == [
         "the run was started again: version 9 of fragment 1 is not written"
@@ -348,36 +348,35 @@ def test_a_fragment_whose_header_is_none_does_not_hide_the_run_of_the_others(hea
     assert begun(disk.folder).run == "one"
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL."""
+@pytest.mark.parametrize("links", [True, False])
+def test_pinned_versions_stay_what_they_were(links, disk, tmp_path, monkeypatch):
+    disk.state.begin(trained := model())
+    disk.state.remember(((0, 7),))
+    merge(trained, 0, 3.0)
+    assert disk.state.commit(RoundId(4, 0), trained)
+    if not links:
+
+        def refused(*paths):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refused)
+    assert disk.state.pin(range(2), tmp_path / "pinned") == 4
+    then = model()
+    merge(trained, 0, 5.0)
+    assert disk.state.commit(RoundId(8, 0), trained)
+    pinned = DurableState(tmp_path / "pinned", LAYOUT, print, threading.Event(), disk.state.run)
+    state = pinned.restore(then)
+    assert (state.versions, state.merged_steps, state.incarnations) == ((1, 0), (4, 0), ((0, 7),))
+    assert begun(tmp_path / "pinned").run == disk.state.run
 
 
-@pytest.mark.parametrize("written", [0, 1, 2])
-def test_a_start_from_a_snapshot_that_was_killed_amid_its_fragments_begins_again(
-    written, disk, tmp_path, monkeypatch
-):
-    trained = model()
-    for p, fragments in ((0, 4), (1, 7)):
-        for value in range(fragments):
-            merge(trained, p, value)
-    start = Start(SyncerState((4, 7), (40, 70), ((0, 5),)), {p: trained.state(p) for p in (0, 1)})
-    save, saved = DurableState._save, []
-
-    def killed(self, *what):
-        if len(saved) == written:
-            raise Killed
-        saved.append(what)
-        save(self, *what)
-
-    with monkeypatch.context() as dying, pytest.raises(Killed):
-        dying.setattr(DurableState, "_save", killed)
-        dying.setattr(DurableState, "_save_incarnations", killed)
-        disk.state.replace(start)
-    assert begun(disk.folder) is None, "half a state must not pass for a run"
-    again = Disk(tmp_path)
-    again.state.replace(start)
-    again.state.complete()
-    assert begun(disk.folder).run == again.state.run
-    assert Disk(tmp_path).state.restore(model()) == start.state
-    (disk.folder / "run.json").unlink()  # then the fragments say what they are of, as ever
-    assert begun(disk.folder).run == again.state.run
+@pytest.mark.parametrize(("wanted", "pinned"), [((2, 0), 2), ((3, 0), 3), ((1, 0), 3), ((1 << 52, 0), 3)])
+def test_of_versions_that_are_kept_the_wanted_one_is_pinned_else_the_newest(wanted, pinned, tmp_path):
+    state = DurableState(tmp_path / "syncer", LAYOUT, print, threading.Event(), "run", keep=2)
+    state.begin(trained := model())
+    for n in (1, 2, 3):
+        merge(trained, 0, float(n))
+        assert state.commit(RoundId(4 * n, 0), trained)
+    assert state.pin(range(2), tmp_path / "pinned", wanted) == 4 * pinned
+    again = DurableState(tmp_path / "pinned", LAYOUT, print, threading.Event(), "run")
+    assert again.state().versions == (pinned, 0)

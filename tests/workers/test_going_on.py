@@ -64,7 +64,7 @@ def test_what_follows_on_a_checkpoint_is_what_followed_on_the_state(
     for one in (learner, again):
         one.step(2)
         one.apply(0, 0.0, updates[0], 1, rebase)
-        one.apply(1, 0.0, updates[1], None, False)
+        one.apply(1, 0.0, updates[1], None, rebase)
         one.apply(2, 0.0, updates[2], 2, rebase)
         one.offer(0, 3)
         one.step(3)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ddiloco.protocol import events
-from ddiloco.workers.exchange import EventDelivery, Leave, SnapshotBegun
+from ddiloco.workers.exchange import CheckpointAsked, EventDelivery, Leave
 from ddiloco.workers.inbox import Inbox
 
 
@@ -24,9 +24,9 @@ def all_in(inbox):
 
 def test_only_the_newest_update_of_a_fragment_waits_in_its_place_among_the_others():
     inbox = Inbox()
-    for delivery in (update(0, 1), update(1, 1), SnapshotBegun(1, ()), update(0, 2), Leave(), update(0, 3)):
+    for delivery in (update(0, 1), update(1, 1), CheckpointAsked(1), update(0, 2), Leave(), update(0, 3)):
         inbox.put(delivery)
-    assert all_in(inbox) == [update(1, 1), SnapshotBegun(1, ()), Leave(), update(0, 3)]
+    assert all_in(inbox) == [update(1, 1), CheckpointAsked(1), Leave(), update(0, 3)]
     inbox.put(update(0, 4))
     assert all_in(inbox) == [update(0, 4)]
 

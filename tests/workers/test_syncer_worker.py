@@ -14,7 +14,6 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery
-from ddiloco.workers.snapshots.messages import PartWritten, StateRecorded
 from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.remote.ends import until
 from tests.workers.syncer_desk import DIRECT, PATIENCE, THETA, Desk, Peer, full
@@ -280,8 +279,6 @@ def test_who_joined_while_the_disk_was_full_is_noted_with_the_next_join(desk):
 @pytest.mark.parametrize(
     "message",
     [
-        StateRecorded(0, 1, 5, None),
-        PartWritten(0, 5, None, "no reason"),
         events.LearnerReady(0, 1, -5, ()),
         events.LearnerReady(0, 1, None, None),
         events.StepReported(Report(0, 1, 5, None)),

@@ -354,7 +354,7 @@ def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
     ("name", "error_feedback"),
     [("f32", False), ("int4", False), ("int4", True), ("sign", True)],
 )
-def test_with_rebase_a_learner_keeps_what_it_did_since_the_offer_that_is_in_the_update(name, error_feedback):
+def test_with_rebase_a_learner_keeps_what_an_update_does_not_contain(name, error_feedback):
     learner = Learner(name, error_feedback, rebase=True)
     first, second, third = numbers(0), numbers(1), numbers(2)
     learner.adopt(first)
@@ -377,8 +377,11 @@ def test_with_rebase_a_learner_keeps_what_it_did_since_the_offer_that_is_in_the_
             plus(way, offer.residual or nothing),
             BOUND * 16 + (0 if error_feedback else learner.error(way)),
         )
-    learner.arrays.apply(SPLIT, 0.0, pieces_of(third))  # without an offer of the learner: overwritten
-    assert_near(pieces_of(learner.arrays.params), pieces_of(third), 0.0)
+    expected = rebased(pieces_of(learner.arrays.params), pieces_of(second), pieces_of(third))
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(third), rebase=True)  # without an offer of the learner
+    assert_near(pieces_of(learner.arrays.params), expected, 1e-6)
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(first))  # which does not say how much of its work is in it
+    assert_near(pieces_of(learner.arrays.params), pieces_of(first), 0.0)
 
 
 def test_f32_sends_the_parameters_bit_for_bit():

@@ -18,16 +18,14 @@ from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
-from ddiloco.remote.wire.event_messages import syncer_event
+from ddiloco.remote.wire.event_messages import LONGEST_REASON, syncer_event
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.snapshot_messages import snapshot_message
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
 from ddiloco.telemetry.throughput import Pace
-from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
+from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, Delivery, EventDelivery, Leave
 from ddiloco.workers.inbox import Inbox
-from ddiloco.workers.snapshots.messages import PartWritten, SnapshotMessage, StateRecorded
 from ddiloco.workers.transfer import Offer
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
@@ -116,11 +114,9 @@ class SyncerClient:
         self.newest_incarnation = 0  # of this learner, as far as the shard knew
         self.furthest: Watermark = NOTHING_MERGED  # of its work as it joined, that the shard has
         self.versions: tuple[int, ...] = ()  # by fragment, the newest then
-        self.resume_from = 0  # snapshot that has the learner's state, for its first process; 0: none
         self.peers_token = ""  # that learners show to each other
         self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.connections = self.malformed = 0
-        self.epoch = 0  # the last snapshot that the learner has recorded its state for
         self.pace = Pace()  # of welcomes
         self._learner, self._process = learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
@@ -161,20 +157,16 @@ class SyncerClient:
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer; never waits. Without a connection it is dropped: the syncer will ask again."""
         if self._followers is not None:
-            self._followers.send(round_id, contribution, self.epoch)
+            self._followers.send(round_id, contribution)
         connection = self._connection
         if connection is not None:
             connection.send(round_id, contribution, offer)
 
-    def tell_of_snapshot(self, message: SnapshotMessage) -> None:
-        """Sends a message about a snapshot; never waits. One about a part goes after its steps' records."""
-        if isinstance(message, StateRecorded):
-            self.epoch = message.number
-        sent = snapshot_message(message)
-        if isinstance(message, PartWritten):
-            self.outbox.say_after_records(sent)
-        else:
-            self.outbox.say(sent)
+    def tell_of_checkpoint(self, written: CheckpointWritten) -> None:
+        """Says what became of a snapshot's checkpoint, after the records of its steps; never waits."""
+        problem = written.problem[:LONGEST_REASON]
+        message = pb.CheckpointWritten(snapshot=written.number, versions=written.versions, problem=problem)
+        self.outbox.say_after_records(pb.FromLearner(checkpoint_written=message))
 
     def peers(self, timeout: float) -> pb.Peers:
         """Learners that may have an inner state to give; none while there is no connection."""
@@ -329,7 +321,6 @@ class _Connection:
         client.peers_token = accepted.peers_token
         client._accepted(accepted)
         if client.connections == 1:
-            client.resume_from = accepted.resume_from
             client.furthest = codec.read(accepted.furthest)
             client.versions = tuple(accepted.versions)
         if client._followers is not None:  # the other hosts make theirs, too
@@ -393,8 +384,8 @@ class _Connection:
                 client._leave()
             case "shards_at":
                 client.book.at(message.shards_at.addresses)
-            case "snapshot_begun":
-                client.put(SnapshotBegun(message.snapshot_begun, ()))
+            case "checkpoint_asked":
+                client.put(CheckpointAsked(message.checkpoint_asked))
             case _:
                 client.put(EventDelivery(syncer_event(message)))
 

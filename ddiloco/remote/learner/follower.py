@@ -24,7 +24,6 @@ from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.followers import Key, forget_older, here_message, key_in, key_of
 from ddiloco.remote.learner.gift import Asking, fetch_copy
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
-from ddiloco.remote.learner.host_snapshots import write_own
 from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once
 from ddiloco.remote.learner.likeness import check_alike
 from ddiloco.remote.learner.streams import Collector, Host, Streams
@@ -37,12 +36,10 @@ from ddiloco.schema import codec
 from ddiloco.storage.array_names import numbered
 from ddiloco.storage.bounded_reads import bounded
 from ddiloco.storage.learner_state import LearnerStates
-from ddiloco.storage.snapshots.store import FOLDER, SnapshotError, SnapshotStore
 from ddiloco.telemetry.records import reason
 from ddiloco.telemetry.throughput import Pace
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.exchange import EventDelivery, Pieces
-from ddiloco.workers.resuming import Origin, ResumedLearner
 
 
 class TellingBatches(Iterator[HostBatch]):
@@ -196,9 +193,7 @@ class Follower:
             case "offer":
                 self._arrays.offer(order.offer.fragment, order.offer.steps)
             case "send":
-                self._send(
-                    codec.read(order.send.round), codec.read(order.send.contribution), order.send.epoch
-                )
+                self._send(codec.read(order.send.round), codec.read(order.send.contribution))
             case "adopt":
                 self._arrays.adopt(self._welcomed(order.adopt), self._taken(order.adopt.copy))
                 self._donor.attach(None, self._inner, self._patience())
@@ -208,7 +203,7 @@ class Follower:
                 except Exception as error:  # such as no memory for it: only the copy is given up
                     self._alarm(f"no copy of the inner optimizer state: {reason(error)}")
             case "save":
-                self._save(order.save, self._states.get(order.save))
+                self._save(order.save, self._states.get(order.save.copy))
             case "drop":
                 for copies in (self._held, self._states, self._fetched):
                     copies.pop(order.drop, None)
@@ -217,15 +212,6 @@ class Follower:
                     self._states[order.copy_all] = self._arrays.state()[0]
                 except Exception as error:  # such as no memory for it: only what it is for is given up
                     self._states[order.copy_all] = error
-            case "write":
-                self._writer.submit(self._write_part, order.write, self._states[order.write.copy])
-            case "restore":
-                try:
-                    self._restore(order.restore)
-                    self._done(order.restore)
-                except (SnapshotError, TimeoutError) as error:  # host 0 says how the learner begins then
-                    self._done(order.restore, f"{error}")
-                self._donor.attach(None, self._inner, self._patience())
             case "go_on":
                 try:
                     self._go_on(order.go_on)
@@ -288,60 +274,38 @@ class Follower:
             problem = f"{error}"
         self._done(order.copy, problem)
 
-    def _done(self, copy: int, problem: str = "", files: str = "") -> None:
+    def _done(self, copy: int, problem: str = "") -> None:
         told = problem and f"host {self._place.number}: {problem}"
-        self._say.put(pb.FromHost(done=pb.FromHost.Done(copy=copy, problem=told, files=files)))
+        self._say.put(pb.FromHost(done=pb.FromHost.Done(copy=copy, problem=told)))
 
-    def _write_part(self, order: pb.Order.Write, arrays: Mapping[str, jax.Array] | Exception) -> None:
-        """Writes this host's blocks of the learner's part of a snapshot, or says why there are none."""
-        try:
-            if isinstance(arrays, Exception):
-                raise arrays
-            assert self._workdir is not None, "as of host 0"
-            own = write_own(self._workdir, order.snapshot, self._learner, self._place.number, arrays)
-            self._done(order.copy, files=own)
-        except Exception as error:  # also of the devices
-            self._done(order.copy, reason(error))
-
-    def _restore(self, number: int) -> None:
-        """Loads the learner's state in a snapshot; updates on their way to it are there from then on."""
-        self._kept.forget()
-        e, layout, folder = self._assembly.experiment, self._assembly.layout, self._workdir / FOLDER
-
-        def read() -> ResumedLearner | None:
-            snapshot = SnapshotStore(folder, 1).open(number, own=lambda name: False)
-            origin = Origin(snapshot, e, layout, needs_of(self._equipment))
-            return origin.learner(self._learner, None, self._equipment.transfer)
-
-        resumed = bounded(read, folder)
-        for p, pieces in resumed.updates.items():
-            known = resumed.begins_with.work.fragments[p]
-            with self._change:
-                self._here[0, p, known.version, known.lineage] = pieces
-        self._arrays.restore(resumed.arrays, resumed.values)
-
-    def _save(self, number: int, arrays: Mapping[str, jax.Array] | Exception | None) -> None:
+    def _save(self, order: pb.Order.Save, arrays: Mapping[str, jax.Array] | Exception | None) -> None:
         """Writes the copy after the one before; where it could not be made this host lacks it."""
         if arrays is not None:
-            self._writer.submit(self._write, number, arrays)
+            self._writer.submit(self._write, order.copy, order.snapshot, arrays)
 
-    def _write(self, number: int, arrays: Mapping[str, jax.Array] | Exception) -> None:
+    def _write(self, number: int, snapshot: int, arrays: Mapping[str, jax.Array] | Exception) -> None:
         try:
             if isinstance(arrays, Exception):
                 raise arrays
-            self._kept.save(number, arrays)
-            self._say.put(pb.FromHost(kept=number))
+            (self._kept.of_snapshot(snapshot) if snapshot else self._kept).save(number, arrays)
         except Exception as error:
             self._alarm(f"a checkpoint is not kept: {reason(error)}")
+            if snapshot:
+                self._done(number, reason(error))
+            return
+        if snapshot:
+            self._done(number)
+        else:
+            self._say.put(pb.FromHost(kept=number))
 
     def _alarm(self, problem: str) -> None:
         self._say.put(pb.FromHost(alarm=f"host {self._place.number}: {problem}"))
 
-    def _send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
+    def _send(self, round_id: RoundId, contribution: Contribution) -> None:
         streams = self._streams.get(contribution.fragment % self._terms.shards)
         if streams is not None:
             made = self._arrays.offered(contribution.fragment, contribution.upto.steps)
-            streams.send(round_id, contribution, made, epoch)
+            streams.send(round_id, contribution, made)
 
     def _welcomed(self, order: pb.Order.Adopt) -> Sequence[Pieces]:
         """What all shards' welcomes have brought; raises WireError if host 0 was brought other versions."""

@@ -149,10 +149,10 @@ class Followers:
             self._streams[streams.shard] = streams.number, broke
             self.order(pb.Order(streams=streams))
 
-    def send(self, round_id: RoundId, contribution: Contribution, epoch: int) -> None:
-        """Has the others send their blocks of an offer; `epoch` as in an UpHeader."""
+    def send(self, round_id: RoundId, contribution: Contribution) -> None:
+        """Has the others send their blocks of an offer."""
         fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
-        self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1], epoch=epoch)))
+        self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1])))
 
     def own(self, told: EventDelivery) -> None:
         """Delivers what this host has got, once all others have their blocks of it."""

@@ -15,8 +15,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.storage.learner_state import OfAllHosts, StateOfAllHosts, new_number
-from ddiloco.storage.snapshots.parts import Needs
+from ddiloco.storage.learner_state import Needs, OfAllHosts, StateOfAllHosts, new_number
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
 from ddiloco.workers.transfer import Offer

@@ -14,6 +14,7 @@ from ddiloco.remote.learner.likeness import TELLING
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
+from ddiloco.storage import bounded_reads
 from ddiloco.storage.learner_state import LearnerState, OfAllHosts
 from ddiloco.workers.exchange import InnerState
 
@@ -26,10 +27,17 @@ class HostRecovery(ProcessRecovery):
         self._followers = followers
         self._like = 0  # the own copy, if it says what others must be like
 
-    def keep(self, state: LearnerState) -> None:
-        """As a ProcessRecovery's; the other hosts keep theirs."""
-        self._followers.order(pb.Order(save=state.arrays.number))
-        super().keep(state)
+    def keep(self, state: LearnerState, snapshot: int = 0) -> None:
+        """As a ProcessRecovery's; the other hosts keep theirs. One for a snapshot is there once all have."""
+        copy = state.arrays.number
+        order = pb.Order(save=pb.Order.Save(copy=copy, snapshot=snapshot))
+        if not snapshot:
+            self._followers.order(order)
+            super().keep(state)
+            return
+        with self._followers.doing(copy, order):
+            super().keep(state, snapshot)
+            self._followers.done(copy, time.monotonic() + bounded_reads.LONGEST)
 
     def _taken(self, gift: Gift) -> InnerState:
         """All hosts fetch their blocks; raises WireError, too, where another one does not come to its own."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import pathlib
 import threading
 import time
 from collections.abc import Callable
@@ -16,18 +15,15 @@ from ddiloco.remote.learner.client import SyncerClients
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import JointBatches, LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostRecovery
-from ddiloco.remote.learner.host_snapshots import HostPartWriter
 from ddiloco.remote.learner.hosts import HostPlace, end_at_once
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.learner.streams import Host
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.security import Security
-from ddiloco.remote.wire.validation import WireError
 from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage import bounded_reads
-from ddiloco.storage.snapshots.parts import PartWriter, SnapshotError
 from ddiloco.telemetry import records
 from ddiloco.telemetry.health import Health
 from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
@@ -83,18 +79,6 @@ class Lead:
         """What makes this host's arrays, whose calls the others follow."""
         return functools.partial(LeadingArrays, core=core, followers=self.followers)
 
-    def restore(self, snapshot: int) -> None:
-        """Has the others load their blocks of the learner's state in this snapshot, and waits for them.
-
-        Raises:
-          SnapshotError: one of them cannot, or its disk hangs, and so the learner must not resume.
-        """
-        try:
-            with self.followers.doing(snapshot, pb.Order(restore=snapshot)):
-                self.followers.done(snapshot, time.monotonic() + bounded_reads.LONGEST)
-        except WireError as error:
-            raise SnapshotError(f"{error}") from None
-
     def go_on(self, number: int) -> None:
         """Has the others load their blocks of the learner's state under this number, and waits for them.
 
@@ -103,10 +87,6 @@ class Lead:
         """
         with self.followers.doing(number, pb.Order(go_on=number)):
             self.followers.done(number, time.monotonic() + bounded_reads.LONGEST)
-
-    def writer(self, folder: pathlib.Path, patience: Callable[[], float]) -> PartWriter:
-        """What writes the learner's part of a snapshot with all hosts; waits so many seconds for them."""
-        return HostPartWriter(folder, self.followers, patience)
 
     def recovery(self, *parts: Any) -> ProcessRecovery:
         """What has the learner recover, of whose copies on disk each host has its part."""

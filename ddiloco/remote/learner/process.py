@@ -27,23 +27,18 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
-from ddiloco.storage.bounded_reads import bounded
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
-from ddiloco.storage.snapshots.parts import LEARNER_COPIES, parts_folder
-from ddiloco.storage.snapshots.store import FOLDER, PartWriter, SnapshotError, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.telemetry.profile import Watch
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
-from ddiloco.workers.exchange import InnerState, Leave
+from ddiloco.workers.exchange import CheckpointWritten, Leave
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
 from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
-from ddiloco.workers.resuming import Origin, ResumedLearner, about_states, from_checkpoint
-from ddiloco.workers.snapshots.recording import LearnerRecording
+from ddiloco.workers.resuming import ResumedLearner, about_states, from_checkpoint
 from ddiloco.workers.tapes import Tapes
 
 _RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
-_PART_SECONDS = 20.0  # for a part of a snapshot to be written after `stop`
 _ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may be gone
 
 
@@ -225,25 +220,20 @@ class LearnerProcess:
         states = LearnerStates(folder, None if lead is None else needs_of(equipment))
         recovery = make_recovery(client, inner, self._security, config, states, steps)
         about = about_states(self._experiment, self._assembly.layout, client.run)
-        resumed = self._resumed(core.learner, equipment, client, recovery, workdir)
-        if resumed is None and recovery.donated is None:
-            resumed = self._from_checkpoint(equipment, clients, recovery, inner, about)
+        resumed = self._from_checkpoint(equipment, clients, recovery, inner, about)
         tapes = Tapes(workdir, self._experiment, self._assembly.layout, record, run=client.run)
         tape = tapes.learner(core.learner, core.incarnation, equipment, resumed and resumed.begins_with)
-        writer = None
-        if workdir is not None:
-            size = LEARNER_COPIES * sum(self._assembly.layout.bytes)
-            patience = lambda: client.pace.patience(self._experiment.snapshot.timeout, size)  # noqa: E731
-            staging = parts_folder(workdir / FOLDER)
-            writer = PartWriter(staging) if lead is None else lead.writer(staging, patience)
-        every, checkpoints = self._experiment.recovery.checkpoint_every, None
-        if folder is not None and every:
 
-            def keep(state: LearnerState) -> None:
-                tape.sync()  # else it would name an entry that is nowhere
-                recovery.keep(state)
+        def keep(state: LearnerState, snapshot: int) -> None:
+            tape.sync()  # else it would name an entry that is nowhere
+            recovery.keep(state, snapshot)
 
-            checkpoints = Checkpoints(Checkpointing(keep, every, f"{folder}", record), about)
+        def written(snapshot: int, result: LearnerState | str) -> None:
+            client.tell_of_checkpoint(CheckpointWritten.of(core.learner, snapshot, result))
+
+        every = self._experiment.recovery.checkpoint_every
+        kept = None if folder is None else keep
+        checkpoints = Checkpoints(Checkpointing(kept, every, f"{folder}", record, written), about)
         watched = record
         for watch in watches:
             watched = watch.watching(watched)
@@ -256,7 +246,6 @@ class LearnerProcess:
             recovery.inner_state,
             recovery.stepped,
             tape,
-            LearnerRecording(core.learner, writer, client.tell_of_snapshot),
             checkpoints,
             resumed,
             make_arrays,
@@ -268,8 +257,6 @@ class LearnerProcess:
             stack.callback(donor.stop)
             for watch in watches:
                 stack.callback(watch.close)
-            if writer is not None:
-                stack.callback(lambda: writer.close(_PART_SECONDS if stop.is_set() else patience()))
             worker.start()
             _wait(worker, stop)
         return worker.failure
@@ -309,45 +296,6 @@ class LearnerProcess:
         except (DataError, WireError, LookupError, TypeError, ValueError) as error:
             problem = f"{records.reason(error)}: the learner joins again"
             client.outbox.record(records.Alarm(problem, time.time()))
-            return None
-
-    def _resumed(
-        self,
-        learner: int,
-        equipment: Equipment,
-        client: SyncerClient,
-        recovery: ProcessRecovery,
-        workdir: pathlib.Path | None,
-    ) -> ResumedLearner | None:
-        """The learner's part of the snapshot that the run resumes from, if this process is to resume it.
-
-        Without a part, or with a damaged one or a disk that hangs (and an alarm), it joins as a new learner,
-        with the inner state of another one; a learner of several hosts with its own copies, or what a peer
-        gives.
-        """
-        if not client.resume_from or workdir is None:
-            return None
-        folder = workdir / FOLDER
-
-        def read() -> tuple[ResumedLearner | None, InnerState | None]:
-            snapshot = SnapshotStore(folder, 1).open(client.resume_from, own=lambda name: False)
-            if snapshot.header.get("run", client.run) != client.run:
-                raise SnapshotError(f"{snapshot.folder}: is of another run than the syncer's")
-            needs = None if self._lead is None else needs_of(equipment)
-            origin = Origin(snapshot, self._experiment, self._assembly.layout, needs)
-            [position] = origin.positions(self._experiment)[learner : learner + 1]
-            resumed = origin.learner(learner, position, equipment.transfer)
-            return resumed, origin.donated() if resumed is None and self._lead is None else None
-
-        try:
-            resumed, recovery.donated = bounded(read, folder)
-            if resumed is not None and self._lead is not None:
-                self._lead.restore(client.resume_from)
-            if resumed is not None and resumed.values["position"] is not None:
-                equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
-            return resumed
-        except (SnapshotError, TimeoutError) as error:
-            client.outbox.record(records.Alarm(f"{error}: the learner joins again", time.time()))
             return None
 
 

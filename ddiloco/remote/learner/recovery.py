@@ -1,8 +1,8 @@
 """How a restarted learner continues: its inner optimizer state.
 
 The inner state is, in this order: a peer's that has taken in no fewer steps than the learner's own last copy
-on disk, that copy unless its steps were undone, that of another learner in the snapshot that the run
-resumes from, a fresh one. Before the first merge no peer is asked: all begin alike, whoever comes first.
+on disk, that copy unless its steps were undone, a fresh one. Before the first merge no peer is asked: all
+begin alike, whoever comes first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class ProcessRecovery:
     ) -> None:
         """`states`: the learner's own. `stepping`: told at the first step after a join that the learner
         steps, and where it asks for an inner state that it does not."""
-        self.donated: InnerState | None = None  # by a learner of the snapshot that the run resumes from
         self._client, self._inner = client, inner
         self._stepping, self._steps = stepping, False
         self._without = 0  # peers that had nothing to give
@@ -62,7 +61,7 @@ class ProcessRecovery:
         own = self._from_disk(versions)
         patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
         peers = self._from_peers(versions, own, patience) if any(versions) else None
-        sources = {"peer": peers, "checkpoint": own, "snapshot": self.donated}
+        sources = {"peer": peers, "checkpoint": own}
         found = ((name, state) for name, state in sources.items() if state is not None)
         source, state = next(found, ("fresh", None))
         values = {
@@ -81,9 +80,12 @@ class ProcessRecovery:
             self._steps = True
             self._stepping(True)
 
-    def keep(self, state: LearnerState) -> None:
-        """Keeps the learner's state on disk; returns once it is durable. Raises OSError."""
-        self._states.keep(state)
+    def keep(self, state: LearnerState, snapshot: int = 0) -> None:
+        """Keeps the learner's state, for the snapshot with this number, 0: in the place of the newest.
+
+        Returns once it is durable. Raises OSError, or WireError where another host has not kept its own.
+        """
+        (self._states.of_snapshot(snapshot) if snapshot else self._states).keep(state)
 
     def newest(self) -> LearnerState | None:
         """The learner's newest state of this run, where there is one; an alarm if none can be read."""

@@ -55,7 +55,6 @@ class _Offer(NamedTuple):
     round: RoundId
     contribution: Contribution
     offer: Offer
-    epoch: int
 
 
 class _Offers:
@@ -167,7 +166,7 @@ class Collector:
         """
         if update.fragment not in self._fragments:
             raise WireError("another fragment", f"{update.fragment} from shard {self._shard}")
-        told = EventDelivery(update, (pieces,), header.epoch)
+        told = EventDelivery(update, (pieces,))
         with self._lock:
             if not header.welcome:
                 if update.fragment not in self._collected:
@@ -255,9 +254,9 @@ class Streams:
         """How many offers no stream has taken yet."""
         return len(self._offers)
 
-    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer, epoch: int = 0) -> None:
-        """Sends an offer; never waits. `epoch`: the last snapshot that the learner is recorded for."""
-        self._offers.put(_Offer(round_id, contribution, offer, epoch))
+    def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
+        """Sends an offer; never waits."""
+        self._offers.put(_Offer(round_id, contribution, offer))
 
     def close(self) -> None:
         """Ends the threads."""
@@ -336,7 +335,7 @@ class Streams:
             parts = offer.offer.own_blocks()
             arrays = tuple(block for part in parts for block in part.blocks.values())
             cuts = [cut_message(part.cut) for part in parts]
-        header = up_header(offer.round, offer.contribution, payload_bytes(arrays), offer.epoch)
+        header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
         header.arrays.extend(cuts)
 
         def messages() -> Iterator[bytes]:

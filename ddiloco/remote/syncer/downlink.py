@@ -18,7 +18,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.validation import MOST_DIFFERENCES
 from ddiloco.telemetry.throughput import Pace
-from ddiloco.workers.exchange import EventDelivery, Pieces, SnapshotBegun, fragments_with
+from ddiloco.workers.exchange import EventDelivery, Pieces, fragments_with
 
 MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
 
@@ -130,7 +130,6 @@ class Downlink:
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
         self._updates: dict[int, None] = {}  # in the order in which they became due
         self._sent: dict[int, int] = {}  # version by fragment
-        self._snapshot: SnapshotBegun | None = None  # the newest that the learner was asked to be in
         self._closed = False
 
     def put(self, message: EventDelivery) -> None:
@@ -163,11 +162,6 @@ class Downlink:
             self._updates.clear()
             self._sent.clear()
             self._change.notify_all()
-
-    def begun(self, snapshot: SnapshotBegun) -> None:
-        """Has later versions carry the snapshot's number: they may arrive before the news of it."""
-        with self._change:
-            self._snapshot = snapshot
 
     def close(self) -> None:
         """Ends the streams."""
@@ -224,14 +218,11 @@ class Downlink:
 
     def _item(self, fragment: int, welcome: int) -> _Item:
         newest, differences = self._newest.since(fragment, None if welcome else self._sent.get(fragment))
-        version = self._sent[fragment] = newest.update.version
-        snapshot = self._snapshot
-        later = snapshot is not None and version > snapshot.versions[fragment]
+        self._sent[fragment] = newest.update.version
         header = pb.DownHeader(
             update=dataclasses.asdict(newest.to(self._learner)),
             welcome=welcome,
             step=self._step,
-            epoch=snapshot.number if later else 0,
             data=dataclasses.asdict(self._data) if welcome else None,
         )
         return _Item(header, newest.pieces, differences)

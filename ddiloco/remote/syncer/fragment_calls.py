@@ -23,7 +23,7 @@ from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.telemetry import records
 
-TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray], int], None]
+TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray]], None]
 
 
 class FragmentCalls:
@@ -107,18 +107,18 @@ class FragmentCalls:
         begun = time.monotonic()
         # One that is no longer awaited is ended, whatever deadline it has: it holds up to a fragment.
         with session.call("offers", context) as host, wire.ended_after(most, context.cancel):
-            offer, epoch, arrays = self._read(session, host, requests, context)
+            offer, arrays = self._read(session, host, requests, context)
         if time.monotonic() - begun > patience / 2:
             limit = f"{patience:.0f} s, by sync.offer_timeout"
             sentence = f"learner {session.learner}: an offer took more than half of the {limit}"
             self._record(records.Alarm(sentence, time.time()))
         if arrays is not None:
-            self._take_offer(offer, arrays, epoch)
+            self._take_offer(offer, arrays)
         return b""
 
     def _read(
         self, session: Session, host: int, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> tuple[events.FragmentArrived, int, Sequence[np.ndarray] | None]:
+    ) -> tuple[events.FragmentArrived, Sequence[np.ndarray] | None]:
         offer = None
         try:
             header = parse(pb.UpHeader, next(requests, b""))
@@ -127,7 +127,7 @@ class FragmentCalls:
                 self._record(drop(session.learner, "wire: unawaited fragment"))
                 context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment")
             offer = announced
-            return offer, header.epoch, self._arrays(session, host, header, offer, requests)
+            return offer, self._arrays(session, host, header, offer, requests)
         except WireError as error:
             self.count(session.learner, error)
             self._broken(offer, error.reason)

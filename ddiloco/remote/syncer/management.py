@@ -103,7 +103,7 @@ class Management:
             case Command("snapshot"):
                 done = self._take_snapshot()
                 return Answer(
-                    done, "a snapshot is taken" if done else "config.snapshot.every is 0: there are none"
+                    done, "a snapshot is taken" if done else "a syncer of several processes takes none"
                 )
             case Command("drain", int(learner)) if learner < self._most_learners:
                 kept = self._keep(lambda orders: orders.drain(learner))

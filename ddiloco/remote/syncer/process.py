@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -29,23 +31,20 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.storage import run_mark, shard_states
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.ownership import owned_fragments
-from ddiloco.storage.snapshots.parts import LEARNER_COPIES, SYNCER_COPIES
-from ddiloco.storage.snapshots.resuming import snapshot_header
-from ddiloco.storage.snapshots.store import FOLDER, Snapshot
+from ddiloco.storage.snapshots import FOLDER, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.telemetry.files import read_json
 from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
-from ddiloco.workers.resumed_from import ResumedFrom
-from ddiloco.workers.resuming import run_of
 from ddiloco.workers.run_result import Outcome
-from ddiloco.workers.snapshots.taking import SnapshotTaker
+from ddiloco.workers.snapshots import SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
 from ddiloco.workers.tapes import Tapes
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
+LEARNER_COPIES = 5  # of the parameters in a checkpoint, at most: with what optimizers and codecs keep
 _MOST_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
 _SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
@@ -66,17 +65,14 @@ class SyncerRun:
         durable: DurableState,
         resumed: bool,
         alone: bool = False,
-        snapshot: Snapshot | None = None,
         comes_back: Callable[[], bool] = lambda: False,
         shard: int = 0,
     ) -> None:
-        """Listens from now on; `run` begins to answer. The last four are as in `run_syncer`.
+        """Listens from now on; `run` begins to answer. The last three are as in `run_syncer`.
 
         Raises:
           ConfigError: the port is not available, or the disk refuses.
-          DataError: the snapshot is of other data.
           DurableStateError: the run cannot continue from what an earlier syncer left.
-          SnapshotError: the snapshot has been damaged since it was opened.
         """
         e = assembly.experiment
         self._assembly, self._record, self._durable = assembly, record, durable
@@ -85,40 +81,27 @@ class SyncerRun:
         self.locks = contextlib.ExitStack()
         workdir = durable.folder.parent
         try:
-            self._model, state = self._durable_state(resumed, snapshot)
+            self._model, state = self._durable_state(resumed)
         except OSError as error:
             raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
-        goes_on = resumed or snapshot is not None
-        resumed_from = ResumedFrom.load(durable.folder) if goes_on else None
-        snapshot_name = None if resumed_from is None else resumed_from.name
         mark = run_mark.begun(durable.folder)
         assert mark is not None, "it was completed above"
         self._shards = Shards(durable.folder, mark, shard, e.syncer_shards, e.train.steps)
         core = SyncerCore(e.sync, e.train.steps, state, durable.lineage, shard, e.syncer_shards)
         tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
-        tape = tapes.syncer(core.state(), self._model, snapshot_name, durable.lineage, shard)
+        tape = tapes.syncer(core.state(), self._model, durable.lineage, shard)
         self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape)
-        taker = None
-        if e.snapshot.every:
-            header, send = snapshot_header(e, assembly.layout, durable.run), self._syncer.send
-            keep_also = snapshot_name if e.tape.enabled else None
-            taker = SnapshotTaker(
-                workdir / FOLDER,
-                e.snapshot,
-                header,
-                core.step,
-                send,
-                record,
-                keep_also,
-                patience=self._patience_for_a_snapshot,
-                steps_in_flight=e.train.steps_in_flight,
-            )
-            self._syncer.take_snapshots(taker)
+        self._takes_snapshots = e.syncer_shards == 1
+        if self._takes_snapshots:
+            store = SnapshotStore(workdir / FOLDER, e.snapshot.keep)
+            pin = functools.partial(durable.pin, self._own)
+            known = e, durable.run, pin, core.step, self._syncer.send, record
+            self._syncer.take_snapshots(SnapshotTaker(store, *known, self._seconds_for_checkpoints))
         management = Management(
             security,
             e.most_learners,
             lambda: self._syncer.core.step,
-            (lambda: False) if taker is None else taker.take_one_soon,
+            self._take_snapshot,
             self._stopped,
             lambda line: record(records.Alarm(line, time.time())),
             durable.folder,
@@ -134,7 +117,6 @@ class SyncerRun:
             self._syncer.send,
             self._syncer.take_offer,
             record,
-            resumed_from,
             durable.run,
             management,
             lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
@@ -254,9 +236,7 @@ class SyncerRun:
         step = read_json(self._durable.folder.parent / "summary.json").get("step", 0)
         return max(step, self._syncer.core.step) >= self._assembly.experiment.train.steps
 
-    def _durable_state(
-        self, resumed: bool, snapshot: Snapshot | None
-    ) -> tuple[GlobalModel, SyncerState | None]:
+    def _durable_state(self, resumed: bool) -> tuple[GlobalModel, SyncerState | None]:
         """Makes durable what the run begins with; the model of this shard, and what is known."""
         durable, every = self._durable, range(self._assembly.layout.num_fragments)
         durable.folder.mkdir(parents=True, exist_ok=True)
@@ -265,16 +245,22 @@ class SyncerRun:
             if not resumed:  # no other shard may be at work
                 rest = [p for p in every if p not in self._own]
                 others.enter_context(owned_fragments(durable.folder, rest))
-            begins = resumed, snapshot, self._record
-            found = durable_start(self._assembly, durable, *begins, self._own, others.close)
+            begins = resumed, self._record, self._own, others.close
+            found = durable_start(self._assembly, durable, *begins)
             self.locks.push(own.pop_all())
             return found
 
-    def _patience_for_a_snapshot(self, learners: int) -> float:
-        """Seconds, by how fast the syncer's disk has taken fragments: all parts may go to that one disk."""
-        copies = SYNCER_COPIES + learners * LEARNER_COPIES
-        size = copies * sum(self._assembly.layout.bytes)
-        return self._durable.pace.patience(self._assembly.experiment.snapshot.timeout, size)
+    def _seconds_for_checkpoints(self) -> float:
+        """For learners to write them, by how fast the syncer's disk is: it may be theirs, too."""
+        e = self._assembly.experiment
+        size = e.most_learners * LEARNER_COPIES * sum(self._assembly.layout.bytes)
+        return self._durable.pace.patience(e.snapshot.timeout, size)
+
+    def _take_snapshot(self) -> bool:
+        """Has a snapshot taken soon; False: none is ever."""
+        if self._takes_snapshots:
+            self._syncer.send(SnapshotAsked())
+        return self._takes_snapshots
 
     def _result(self) -> tuple[dict[str, np.ndarray], SyncerState]:
         """The parameters, and of which versions they are; those of other shards are on the disk."""
@@ -331,7 +317,6 @@ def run_syncer(
     assembly: Assembly,
     record: Callable[[Any], None],
     stop: threading.Event,
-    snapshot: Snapshot | None,
     *,
     listening: Listening,
     security: Security,
@@ -342,20 +327,18 @@ def run_syncer(
     """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
 
     Of several shards it is the first, which begins the run and gives its result.
-    With a snapshot the durable state is made from that, and learners resume from their parts of it.
     `alone`: all learners have left after their last step, and only the result is to be saved.
     `comes_back`: whether the run goes on with another syncer though `stop` is set.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
-    run = earlier.run if earlier is not None else run_of(snapshot)
+    run = earlier.run if earlier is not None else secrets.token_hex(16)
     keep = assembly.experiment.recovery.keep_versions
     durable = DurableState(folder, assembly.layout, record, stop, run, keep)
     if earlier is not None and not earlier.start:
         with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
             durable.complete()
-    more = alone, snapshot, comes_back
-    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, *more)
+    made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, comes_back)
     with made.locks:
         return made.run()
 

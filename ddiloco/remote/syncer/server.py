@@ -22,15 +22,12 @@ from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
-from ddiloco.remote.wire.event_messages import learner_event
+from ddiloco.remote.wire.event_messages import LONGEST_REASON, by_fragment, learner_event
 from ddiloco.remote.wire.security import Security, donor_address
-from ddiloco.remote.wire.snapshot_messages import told_of_snapshot
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.telemetry import records
-from ddiloco.workers.exchange import Leave
+from ddiloco.workers.exchange import CheckpointWritten, Leave
 from ddiloco.workers.links import LearnerLink
-from ddiloco.workers.resumed_from import ResumedFrom
-from ddiloco.workers.snapshots.messages import SnapshotMessage
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
 JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before
@@ -49,10 +46,9 @@ class SyncerServer:
         security: Security,
         listening: Listening,
         connect: Callable[[int, int, LearnerLink], None],
-        send: Callable[[events.SyncerEvent | SnapshotMessage], None],
+        send: Callable[[events.SyncerEvent | CheckpointWritten], None],
         take_offer: TakeOffer,
         record: Callable[[object], None],
-        resumed_from: ResumedFrom | None = None,
         run: str = "",
         management: Management | None = None,
         boundary_seconds: Callable[[int], float] = lambda learner: 0.0,
@@ -63,18 +59,16 @@ class SyncerServer:
     ) -> None:
         """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
 
-        `resumed_from`: the snapshot that the run resumes from, if any. `run`: its id. `management`: answers
-        an operator. `boundary_seconds`: that a learner takes for the steps that its devices have at a time;
-        0.0: not known. `crowded`: whether so much of what learners said waits that no more of it is read.
-        `furthest`: of a learner's work, what is merged, or may be. `versions`: of the fragments. `shard`:
-        which of the syncer's processes this is.
+        `run`: its id. `management`: answers an operator. `boundary_seconds`: that a learner takes for the
+        steps that its devices have at a time; 0.0: not known. `crowded`: whether so much of what learners
+        said waits that no more of it is read. `furthest`: of a learner's work, what is merged, or may be.
+        `versions`: of the fragments. `shard`: which of the syncer's processes this is.
         """
         self._fragments = terms.fragments(shard)
         self._addresses: Sequence[str] = ()  # of all shards
         self._crowded, self._furthest, self._versions = crowded, furthest, versions
         self._boundary_seconds = boundary_seconds
         self.intake = RecordIntake((lambda told: None) if shard else record)  # learners' go to the first
-        self._resumed_from = resumed_from
         self._terms, self._security = terms, security
         self._connect, self._send, self._record = connect, send, record
         self._listening, self._run = listening, run
@@ -133,29 +127,18 @@ class SyncerServer:
                 self._hear(learner, incarnation)
 
     def gather(self, patience: float, stop: threading.Event) -> None:
-        """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`.
-
-        When a run resumes from a snapshot, all that it knows must join first: a round without a learner would
-        overwrite what it holds before that is merged.
-        """
+        """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`."""
         deadline = None
-        known = () if self._resumed_from is None else self._resumed_from.incarnations
-        awaited = max(self._terms.num_learners, sum(m < self._terms.most_learners for m in known))
-        awaited -= sum(map(self._management.drained, range(self._terms.most_learners)))
+        drained = sum(map(self._management.drained, range(self._terms.most_learners)))
+        awaited = self._terms.num_learners - drained
         with self._lock:
-            while (here := self._joined()) < awaited and not stop.is_set():
+            while (here := len(self._newest_incarnation)) < awaited and not stop.is_set():
                 now = time.monotonic()
                 if deadline is None and here:
                     deadline = now + patience
                 if deadline is not None and now >= deadline:
                     return
                 self._changed.wait(0.2)
-
-    def _joined(self) -> int:
-        """How many learners have joined; if the run resumes from a snapshot, since then."""
-        origin = self._resumed_from
-        known = self._newest_incarnation.items()
-        return sum(origin is None or not origin.number_for(learner, newest) for learner, newest in known)
 
     def stop(self, timeout: float, patience: float = 0.0, last: Callable[[], object] = lambda: None) -> bool:
         """Ends the run for all learners and waits for their goodbyes; returns whether all came.
@@ -273,11 +256,9 @@ class SyncerServer:
         session.newest_incarnation = max(known, hello.process)
         whether = {"newer": 0 < known < hello.process, "began": not hello.session}
         self.intake.joined(hello.learner, hello.process, **whether)
-        origin = self._resumed_from
         accepted = pb.Accepted(
             session=session.name,
             newest_incarnation=known,
-            resume_from=0 if origin is None else origin.number_for(hello.learner, known),
             run=self._run,
             peers_token=self._peers_token,
             furthest=dataclasses.asdict(furthest),
@@ -329,8 +310,11 @@ class SyncerServer:
                 return True
             case "records":
                 self.intake.take(session.learner, session.process, message.records)
-            case "state_recorded" | "part_written":
-                self._send(told_of_snapshot(message, session.learner, self._terms.num_fragments))
+            case "checkpoint_written":
+                m = message.checkpoint_written
+                versions = () if m.problem else tuple(by_fragment(m.versions, self._terms.num_fragments))
+                problem = m.problem[:LONGEST_REASON]
+                self._send(CheckpointWritten(session.learner, m.snapshot, versions, problem))
             case _:
                 self._hear_event(session, learner_event(message, session.learner, len(self._fragments)))
         return False

@@ -20,7 +20,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.remote.wire.validation import HOST_KEY, WireError, metadata_value
-from ddiloco.workers.exchange import Delivery, EventDelivery, Leave, SnapshotBegun
+from ddiloco.workers.exchange import CheckpointAsked, Delivery, EventDelivery, Leave
 
 MOST_CALLS = 16  # of one kind at the same time, for each host that there is room for
 LAST_SECONDS = 5.0  # for a learner to take its last messages, before its control stream is cut off
@@ -73,9 +73,8 @@ class Session:
                 self.say(from_syncer(event))
             case EventDelivery(event):
                 self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
-            case SnapshotBegun():
-                self.down.begun(delivery)
-                self.say(pb.ToLearner(snapshot_begun=delivery.number))
+            case CheckpointAsked(number):
+                self.say(pb.ToLearner(checkpoint_asked=number))
             case Leave():
                 self.say(pb.ToLearner(leave=True))
 

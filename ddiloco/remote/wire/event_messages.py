@@ -70,10 +70,10 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     return _short(codec.told_by(message.event))
 
 
-def up_header(round_id: RoundId, contribution: Contribution, size: int, epoch: int = 0) -> pb.UpHeader:
-    """The header of a contribution of `size` bytes to a round, made after the cut of snapshot `epoch`."""
+def up_header(round_id: RoundId, contribution: Contribution, size: int) -> pb.UpHeader:
+    """The header of a contribution of `size` bytes to a round."""
     fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
-    return pb.UpHeader(round=fields[0], contribution=fields[1], size=size, epoch=epoch)
+    return pb.UpHeader(round=fields[0], contribution=fields[1], size=size)
 
 
 def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.FragmentArrived:

@@ -15,23 +15,13 @@ _LONGEST = 1 << 28  # bytes of a record; a few that are damaged must not become 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class InnerOrigin:
-    """Where an inner optimizer state comes from: a learner's process, which numbers those it gave from 1.
-
-    Process 0: from the learner's part of the snapshot of that number, from which the run resumed.
-    """
+    """Where an inner optimizer state comes from: a learner's process, which numbers those it gave from 1."""
 
     learner: int
     process: int
     number: int
 
-    @property
-    def in_snapshot(self) -> bool:
-        """Whether it comes from the snapshot from which the run resumed."""
-        return not self.process
-
     def __str__(self) -> str:
-        if self.in_snapshot:
-            return f"the inner state of learner {self.learner} in snapshot {self.number}"
         return f"inner state {self.number} of learner {self.learner}'s process {self.process}"
 
 

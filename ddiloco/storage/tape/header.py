@@ -28,26 +28,14 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class SnapshotName:
-    """How a snapshot is named by the tapes of a run that resumes from it."""
-
-    number: int
-    sha256: str  # of its manifest, which has the checksums of all files; hex
-
-    def __str__(self) -> str:
-        return f"snapshot {self.number}"
-
-
-@dataclasses.dataclass(frozen=True)
 class ResumedWith:
     """What a learner has when it goes on with a state of before, as `LearnerCore.resume` takes it.
 
-    The state is in a snapshot, or is that which another tape of the learner names.
+    The state is that which another tape of the learner names, or is kept with the tapes.
     """
 
     work: LearnerWork
     began: Watermark = NOTHING_MERGED
-    snapshot: SnapshotName | None = None
     origin: InnerOrigin | None = None
 
 
@@ -70,8 +58,6 @@ class Header:
     position: Mapping[str, Any] | None = None
     state: SyncerState | None = None  # syncer only: what it began from
     sha256: tuple[str, ...] = ()  # syncer only: of each of its fragments that it began from, hex
-    # Syncer only: the snapshot from which the run resumed, if it did
-    resumed_from: SnapshotName | None = None
     resumed: ResumedWith | None = None  # learner only: what it resumed with, if it did
     run: str = ""  # its random id, hex; empty in virtual time, where everything follows from the seed
     lineage: int = 0  # syncer only: of the versions that it makes

@@ -27,6 +27,7 @@ from ddiloco.telemetry import records
 
 FOLDER = "tape"
 SUFFIX = ".tape"
+BEGAN = "began"  # folder beside the tapes, of what the run went on with where they do not begin with it
 _LONGEST_WAIT = 1.0  # seconds that the syncer's entries may wait to be written if nothing depends on them
 
 

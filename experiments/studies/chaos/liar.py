@@ -78,12 +78,8 @@ class Liar(Impersonator):
         self._report(**self._rng.choice(claims))
 
     def _snapshots(self) -> None:
-        versions = [1 << 52] * self._terms.num_fragments
         number = self._rng.choice((0, 1, 1 << 52))
-        self._say(
-            state_recorded={"snapshot": number, "incarnation": 7, "recorded": True, "versions": versions}
-        )
-        self._say(part_written={"snapshot": number, "problem": _ESCAPES})
+        self._say(checkpoint_written={"snapshot": number, "problem": self._rng.choice(("", _ESCAPES))})
 
     def _records(self) -> None:
         told = [

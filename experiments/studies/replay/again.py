@@ -29,7 +29,6 @@ def again(recorded: RecordedRun, until: RoundId | None) -> int:
     """Replays the run, up to a round if one is given, and prints how it compares; the exit code."""
     _see_as_many_devices(recorded.plan)
     experiment, workdir = recorded.experiment, recorded.workdir
-    snapshot = replay.first_snapshot(recorded.plan, workdir)
     platform.prepare()
     begun = shown_at = time.monotonic()
 
@@ -40,7 +39,7 @@ def again(recorded: RecordedRun, until: RoundId | None) -> int:
             print(f"step {merge.round.step}/{experiment.train.steps}", flush=True)
 
     try:
-        done = replay.Replay(assembly_of(experiment), recorded.plan, until, progress, snapshot).run()
+        done = replay.Replay(assembly_of(experiment), recorded.plan, until, progress).run()
     except replay.ReplayMismatch as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,15 +17,16 @@ from ddiloco.outer.global_model import parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
 from ddiloco.storage.array_names import numbered
-from ddiloco.storage.snapshots.store import FOLDER as SNAPSHOTS
-from ddiloco.storage.snapshots.store import Snapshot, SnapshotError, SnapshotStore
+from ddiloco.storage.durable import FOLDER as SYNCER
+from ddiloco.storage.durable import DurableState, DurableStateError
+from ddiloco.storage.learner_state import of_all_hosts
 from ddiloco.storage.tape.entries import InnerOrigin
 from ddiloco.storage.tape.file import TapeError
 from ddiloco.storage.tape.header import Machine
+from ddiloco.storage.tape.recorder import BEGAN
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.learner_actor import UNUSABLE_POSITION
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
-from ddiloco.workers.resuming import Origin
 from ddiloco.workers.tapes import fingerprint, machine_of
 from ddiloco.workers.transfer import host_arrays
 from experiments.studies.replay import plan as plans
@@ -78,38 +80,11 @@ def make_plan(experiment: Experiment, tapes: RunTapes) -> ReplayPlan:
     return plans.make_plan(tapes, experiment.sync, experiment.train.steps)
 
 
-def first_snapshot(plan: ReplayPlan, workdir: pathlib.Path) -> Snapshot | None:
-    """The snapshot that the run in a folder resumed from; None if it did not resume.
-
-    If the run itself was set aside into a folder `previous`, its snapshot may be in the workdir above.
-
-    Raises:
-      TapeError: the snapshot is missing or damaged.
-    """
-    wanted = plan.first.header.resumed_from
-    if wanted is None:
-        return None
-    above = workdir.resolve().parent
-    folders = [workdir, *([above.parent] if above.name == "previous" else [])]
-    problem: Exception | str = "it is no longer there"
-    for folder in folders:
-        try:
-            snapshot = SnapshotStore(folder / SNAPSHOTS, 1).open(wanted.number)
-        except SnapshotError as error:
-            problem = error
-            continue
-        if snapshot.name == wanted:
-            return snapshot
-        problem = "another snapshot has its number"
-    raise TapeError(f"{workdir}: resumed from {wanted}, without which it cannot be done again: {problem}")
-
-
 class Replay:
     """Replays all of a plan, or all rounds up to `until`.
 
     To make it and to run it may raise
       TapeError: something that an actor needs is on no tape, or the layouts differ;
-      SnapshotError: the snapshot was damaged after it was checked;
       ReplayMismatch: a batch or a version differs from the run's.
     """
 
@@ -119,18 +94,15 @@ class Replay:
         plan: ReplayPlan,
         until: RoundId | None = None,
         progress: Callable[[works.MergeWork], None] = lambda merge: None,
-        snapshot: Snapshot | None = None,
     ) -> None:
-        """`snapshot`: what the run resumed from, as `first_snapshot` found it."""
-        e, plan = assembly.experiment, plans.without_needless(plan)
+        plan = plans.without_needless(plan)
         self._assembly, self._plan, self._progress = assembly, plan, progress
         self._uses = Uses(plan.actors)
         returns = [w for actor in plan.learners for w in actor.works if isinstance(w, works.Return)]
-        self._whole = {work.origin for work in returns if work.origin is not None}
+        self._whole = {work.origin for work in returns} | {*plan.began}
         self._model = assembly.global_model(assembly.initial_parameters())
-        self._origin = None if snapshot is None else Origin(snapshot, e, assembly.layout)
-        if self._origin is not None:
-            self._origin.start.restore(self._model)
+        if any(plan.first.header.state.versions):
+            self._restore_model()
         self._things: dict[Key, Any] = {key: self._given(key) for key in plan.given}
         self._equipment = _equipment(assembly, plan)
         self._learners: dict[int, TrainingArrays] = {}  # by the actor's id
@@ -138,21 +110,28 @@ class Replay:
         self._until = None if until is None else _merges_until(plan, until)
         self._merges = self._compared = self._steps = self._step = 0
         for tape in (actor.tape for actor in plan.actors):
-            resumed = tape.header.resumed
-            of_snapshot = resumed is not None and resumed.origin is None
-            if of_snapshot and (snapshot is None or resumed.snapshot != snapshot.name):
-                raise TapeError(f"{tape.path}: resumed from {resumed.snapshot}, but the run did not")
             if tape.header.layout != assembly.layout.fingerprint:
                 raise TapeError(f"{tape.path}: is of another layout of fragments")
+
+    def _restore_model(self) -> None:
+        """Loads the versions that the run went on with, which are kept with its tapes."""
+        header, path = self._plan.first.header, self._plan.first.path
+        folder, layout = path.parent / BEGAN / SYNCER, self._assembly.layout
+        try:
+            durable = DurableState(folder, layout, lambda record: None, threading.Event(), header.run)
+            durable.restore(self._model)
+        except (DurableStateError, OSError) as error:
+            raise TapeError(f"{path}: goes on with what cannot be read: {error}") from None
 
     def _given(self, key: Key) -> Any:
         """Something that exists from the start; the first tape must begin with it too."""
         tape = self._plan.first
         if isinstance(key, InnerOrigin):
-            donated = None if self._origin is None else self._origin.donated()
-            if donated is None or donated.origin != key:
-                raise TapeError(f"{tape.path}: {key} is not what learners without a part were given")
-            return donated.arrays
+            try:
+                state = of_all_hosts(self._plan.began[key])
+            except (OSError, ValueError) as error:
+                raise TapeError(f"{tape.path}: {key} cannot be read: {error}") from None
+            return dict(state.arrays), {"steps": state.header.steps}
         version, pieces = self._model.fragment(key.fragment)
         if version != key.version:
             raise TapeError(f"{tape.path}: begins at {key}, not at {version}: the tape before it is missing")
@@ -176,14 +155,9 @@ class Replay:
     def _on_learner(self, actor: Actor, work: ReplayWork) -> None:
         arrays = self._learners.get(id(actor)) or self._begin(actor)
         match work:
-            case works.Return(origin=origin) if origin is not None:
+            case works.Return(origin=origin):
                 kept, values = self._things[origin]
                 arrays.restore(kept, {**values, "position": actor.tape.header.position})
-            case works.Return():
-                header = actor.tape.header
-                transfer = self._equipment[header.learner].transfer
-                resumed = self._origin.learner(header.learner, header.position, transfer)
-                resumed.load(arrays, self._assembly.experiment.sync.mixing)
             case works.Adopt():
                 fragments = [self._things[key] for key in work.fragments]
                 inner = None if work.inner is None else self._things[work.inner]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
+from ddiloco.storage import array_file
+from ddiloco.storage.learner_state import MAGIC
 from ddiloco.storage.tape.entries import Adopted, Committed, End, Entry, Gave, InnerOrigin
 from ddiloco.storage.tape.file import TapeError
 from ddiloco.workers.exchange import InnerState, fragments_with
@@ -52,10 +55,23 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> R
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     sent = {offer: c for actor in learners for offer, c in actor.sent.items()}
     first, numbers = tapes.syncers[0], range(len(tapes.syncers))
-    if any(first.header.state.versions) and first.header.resumed_from is None:
+    if any(first.header.state.versions) and tapes.began is None:
         raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
     syncers = [_SyncerProcess(tapes.syncers, n, policy, total_steps, sent).actor() for n in numbers]
-    return ReplayPlan(learners, syncers)
+    return ReplayPlan(learners, syncers, _began(tapes.began))
+
+
+def _began(folder: pathlib.Path | None) -> dict[InnerOrigin, pathlib.Path]:
+    """By what tapes call them, the folders of the states that a run went on with."""
+    found = {}
+    for path in () if folder is None else folder.glob("learners/*/state.0.*"):
+        try:
+            origin = array_file.load_header(path, MAGIC)["origin"]
+        except (OSError, ValueError, LookupError) as error:
+            raise TapeError(f"{path}: cannot be used: {error}") from None
+        if origin is not None:
+            found[InnerOrigin(*origin)] = path.parent
+    return found
 
 
 def without_needless(plan: ReplayPlan) -> ReplayPlan:
@@ -136,6 +152,8 @@ class _LearnerProcess(_Process, LearnerDriver):
         if resumed is None:
             self._actor.join()
         else:
+            if resumed.origin is None:
+                raise TapeError(f"{self.tape.path}: begins with a state that no tape names")
             self._arrays.go_on(resumed.origin, [fragment.version for fragment in resumed.work.fragments])
             try:
                 self._actor.perform(self._actor.resume(resumed.work, resumed.began))
@@ -185,7 +203,7 @@ class _NamedArrays(LearnerArrays):
         self._versions: dict[int, int] = {}  # by fragment, the one that is in it
         self._offers: dict[int, dict[int, OfferId]] = {}  # by fragment and steps, since its last update
 
-    def go_on(self, origin: InnerOrigin | None, versions: Sequence[int]) -> None:
+    def go_on(self, origin: InnerOrigin, versions: Sequence[int]) -> None:
         """Loads a state of before, with these versions."""
         self._versions = dict(enumerate(versions))
         self.works.append(Return(BEFORE, origin))

@@ -8,7 +8,7 @@ import pathlib
 from ddiloco.storage.tape.entries import End, Entry, entries_of, record_of
 from ddiloco.storage.tape.file import TapeError, read
 from ddiloco.storage.tape.header import Header, from_json
-from ddiloco.storage.tape.recorder import FOLDER, SUFFIX
+from ddiloco.storage.tape.recorder import BEGAN, FOLDER, SUFFIX
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,7 @@ class RunTapes:
     syncers: list[Tape]  # the syncer's processes, in order: the first begins the run
     learners: dict[int, list[Tape]]  # each learner's processes, in order, by its number
     warnings: list[str]  # a line about each tape that was cut
+    began: pathlib.Path | None = None  # folder of what the run went on with, if it does not begin with them
 
 
 def read_tape(path: pathlib.Path) -> Tape | None:
@@ -82,4 +83,5 @@ def read_run(workdir: pathlib.Path) -> RunTapes:
             learners.setdefault(tape.header.learner, []).append(tape)
     if not syncers:
         raise TapeError(f"{folder}: holds no tape of a syncer")
-    return RunTapes(syncers, dict(sorted(learners.items())), warnings)
+    began = folder / BEGAN
+    return RunTapes(syncers, dict(sorted(learners.items())), warnings, began if began.exists() else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ class ReplayWork:
             case Apply(update=version, merged=offer):
                 return (version, *([] if offer is None else [offer]))
             case Return(origin=origin):
-                return () if origin is None else (origin,)
+                return (origin,)
             case Begin(before=processes):
                 return processes
             case MergeWork(given=given):
@@ -108,9 +109,9 @@ class SetPosition(ReplayWork):
 
 @dataclasses.dataclass(frozen=True)
 class Return(ReplayWork):
-    """A learner loads a state of before: that which an earlier tape of its own names, or a snapshot's."""
+    """A learner loads a state of before, as a tape names it that is there or was before."""
 
-    origin: InnerOrigin | None  # None: its part of the snapshot from which the run resumed
+    origin: InnerOrigin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +219,8 @@ class ReplayPlan:
 
     learners: list[Actor]
     syncers: list[Actor]  # in order; the first is its only process, or the authority of several
+    began: Mapping[InnerOrigin, pathlib.Path] = dataclasses.field(default_factory=dict)
+    """The folders of states that the run went on with, of which earlier tapes tell."""
 
     @property
     def actors(self) -> list[Actor]:
@@ -236,8 +239,6 @@ class ReplayPlan:
 
     @property
     def given(self) -> set[Key]:
-        """What exists from the start: the first versions, and inner states in a snapshot."""
+        """What exists from the start: the first versions, and the states that the run went on with."""
         versions = self.first.header.state.versions
-        needs = {key for actor in self.learners for work in actor.works for key in work.needs}
-        inner = {key for key in needs if isinstance(key, InnerOrigin) and key.in_snapshot}
-        return {VersionId(p, version) for p, version in enumerate(versions)} | inner
+        return {VersionId(p, version) for p, version in enumerate(versions)} | {*self.began}

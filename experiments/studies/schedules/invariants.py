@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
-from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import VirtualCheckpoint
 from experiments.studies.schedules.ledger import ProcessLedger, require
@@ -46,6 +47,14 @@ class _Process:
         self.arrived: dict[RoundId, set[Contribution]] = {}
         self.merging: dict[RoundId, actions.Merge] = {}
         self.refused: set[RoundId] = set()  # rounds with a merge whose offers were all left out
+
+
+def joined_state(states: Sequence[SyncerState]) -> SyncerState:
+    """The state that has each fragment as it is in one of these, by fragment."""
+    of_each = ("versions", "merged_steps", "lineages", "watermarks")
+    mixed = {name: tuple(getattr(state, name)[p] for p, state in enumerate(states)) for name in of_each}
+    known = newest_incarnations(*(state.incarnations for state in states))
+    return dataclasses.replace(states[-1], incarnations=known, **mixed)
 
 
 class LearnerInvariants:
@@ -207,6 +216,19 @@ class Invariants:
         """What a copy of the disk holds; for `rolled_back`."""
         sets = (set(self.merged), set(self.passed), set(self._merged_steps))
         return (self.committed, *sets, dict(self._merged_batches), dict(self._newest))
+
+    @staticmethod
+    def joined(images: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """What a disk holds that has each fragment as it is in one of these images, by fragment."""
+        merged, passed = (
+            {which for p, image in enumerate(images) for which in image[i] if which.fragment == p}
+            for i in (1, 2)
+        )
+        steps = {(p, step) for p, image in enumerate(images) for q, step in image[3] if p == q}
+        numbers = {step for _, step in steps}
+        batches = {key: n for image in images for key, n in image[4].items() if n in numbers}
+        newest = {m: max(image[5].get(m, -1) for image in images) for image in images for m in image[5]}
+        return joined_state([image[0] for image in images]), merged, passed, steps, batches, newest
 
     def rolled_back(self, image: tuple[Any, ...]) -> None:
         """The syncer's disk is an older one again: what was merged since is lost."""
@@ -424,7 +446,7 @@ class Invariants:
 
     def _count(self, core: SyncerCore) -> None:
         """Counts reports that the syncer believes, which may be only since others bear them out."""
-        believed = core.vector_clock.learners
+        believed = core.clocks
         for (learner, incarnation), report in self._syncer.reports.items():
             if believed.get(learner) == (incarnation, report.step):
                 self._syncer.counted[learner, incarnation] = report

@@ -27,7 +27,7 @@ class ProcessLedger:
     """Counts a process's own steps and tokens, and compares its core with them after every event.
 
     Steps are numbered from 1 here: clocks jump, these numbers do not. Work on a version is the steps after
-    the one at which that version was applied, or with rebase after the offer that the version contains.
+    the one at which that version was applied, or with rebase after the last offer that is merged.
     A process that goes on from a checkpoint goes on with a `copy` of the ledger as it was then.
     """
 
@@ -106,7 +106,9 @@ class ProcessLedger:
                 case actions.ApplyUpdate(fragment=p, version=version):
                     require(version > self._held[p], "a learner's versions only rise", action)
                     first = self.steps
-                    if action.rebase:
+                    if action.rebase and action.merged is None:
+                        first = self._applied[p][self._held[p]]
+                    elif action.rebase:
                         _, first = self._spans[p, self._held[p], action.merged]
                     self._held[p] = version
                     self._lineages[p], self._merged_at[p] = event.lineage, event.step

@@ -25,6 +25,7 @@ class SchedulePlan:
     crash_in_merge: float = 0.0  # share of merges, during the storm, that the syncer dies in
     crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core hears of it
     rollbacks: tuple[tuple[float, float], ...] = ()  # from when to when commits are lost with the disk
+    snapshots: tuple[tuple[float, float], ...] = ()  # when one is taken, and when the run goes back to it
     retired: tuple[tuple[float, int], ...] = ()  # when, which learner leaves for good
     checkpoint_every: int | None = None  # steps; None: learners keep nothing on their disks
     window: int | None = None  # steps of a learner, of which a good part must be merged; None: not asked for
@@ -98,7 +99,10 @@ def draw_plan(seed: int) -> SchedulePlan:
     refuses_all = random.Random(f"all left out {seed}").random() < 0.1
     weather = dataclasses.replace(plan.weather, skipped=skipped, refuses_all=refuses_all)
     every = random.Random(f"checkpoints {seed}").choice([None, None, 1, 3, 10])
-    plan = dataclasses.replace(plan, weather=weather, checkpoint_every=every)
+    taken = random.Random(f"snapshots {seed}")
+    at = taken.uniform(0, storm)
+    snapshots = taken.choice([(), (), ((at, taken.uniform(at, storm)),)])
+    plan = dataclasses.replace(plan, weather=weather, checkpoint_every=every, snapshots=snapshots)
     later = tuple(rng.uniform(0, storm) for _ in range(rng.choice([0, 0, 1, 2])))
     joins = (*plan.joins, *later)
     leaving = rng.sample(range(len(joins)), rng.randrange(len(joins))) if rng.random() < 0.3 else ()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.policy import ALLOWANCE
+from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import Observer, VirtualCheckpoint
 from ddiloco.virtual.learner_process import VirtualLearner
 from experiments.studies.schedules.conditions import WeatheredFleet
 from experiments.studies.schedules.faults import FAULTS, LONGEST, some_shards, syncer_crash
-from experiments.studies.schedules.invariants import Invariants, LearnerInvariants
+from experiments.studies.schedules.invariants import Invariants, LearnerInvariants, joined_state
 from experiments.studies.schedules.ledger import Violation, require
 from experiments.studies.schedules.plans import SchedulePlan, draw_fair, draw_plan
 from experiments.studies.schedules.shares import Shares
@@ -25,6 +27,7 @@ SLOWEST = 10.0  # seconds of a step, at most
 RETURN = 5.0  # seconds within which the dead are back after the storm
 LEAST_SHARE = 0.5  # of a learner's work in any window of a plan that has such
 KEPT = 60  # events, the last ones of a schedule, that can be told
+KEPT_VERSIONS = 3  # of a fragment, of which a snapshot may have one
 
 
 class RandomSchedule(Observer):
@@ -45,6 +48,7 @@ class RandomSchedule(Observer):
         self.states: set[int] = set()  # that the syncer was in, told apart by `_state_of`
         self._rng = random.Random(plan.seed + 1)
         self._calm_at: float | None = None
+        self._images: dict[int, list[tuple[Any, ...]]] = {}  # by fragment, of its last versions
         self.fleet = WeatheredFleet(
             plan.policy,
             plan.total_steps,
@@ -72,6 +76,8 @@ class RandomSchedule(Observer):
             calendar.at(at, self.fleet.retire, learner)
         for image_at, lost_at in self.plan.rollbacks:
             calendar.at(image_at, self._copy_disk, lost_at)
+        for asked_at, resumed_at in self.plan.snapshots:
+            calendar.at(asked_at, self._take_snapshot, resumed_at)
         calendar.at(self.plan.storm, self._calm)
         try:
             self.fleet.run(max_events=MAX_EVENTS)
@@ -138,6 +144,10 @@ class RandomSchedule(Observer):
             self.commit_times.append(now)
             self.shares.merged(merge, left_out, now)
             self._check_pace(now)
+            if self.plan.snapshots:
+                kept = self._images.setdefault(merge.round.fragment, [])
+                kept.append((syncer.durable, self.invariants[shard].image()))
+                del kept[:-KEPT_VERSIONS]
         if self._strikes(self.plan.crash_at_commit):
             syncer_crash(self.fleet, 0, self._rng)
 
@@ -177,6 +187,48 @@ class RandomSchedule(Observer):
                 self.fleet.syncers[shard].restart()
 
         self.fleet.calendar.at(lost_at, restore)
+
+    def _take_snapshot(self, resumed_at: float) -> None:
+        """Learners write checkpoints, then shards pin versions as new; later the run goes back to these."""
+        written: dict[int, VirtualCheckpoint] = {}
+        for learner, process in self.fleet.processes.items():
+            if process.alive:
+                process.ask(functools.partial(written.__setitem__, learner))
+
+        def pin() -> None:
+            checkpoints = dict(written)  # one that comes later is not in it
+            held = [[part.version for part in made.work.fragments] for made in checkpoints.values()]
+            for shard, syncer in enumerate(self.fleet.syncers):
+                chosen = []
+                for p in range(self.plan.policy.num_fragments):
+                    wanted = max((versions[p] for versions in held), default=-1)
+                    own = self._images.get(p, []) if p % self.plan.shards == shard else []
+                    of_it = [one for one in own if one[0].versions[p] == wanted]
+                    chosen.append(of_it[0] if of_it else (syncer.durable, self.invariants[shard].image()))
+                states, images = zip(*chosen, strict=True)
+                pinned.append((joined_state(states), Invariants.joined(images)))
+            self.fleet.calendar.at(max(resumed_at, self.fleet.calendar.now), go_back, checkpoints)
+
+        def go_back(checkpoints: dict[int, VirtualCheckpoint]) -> None:
+            if self._calm_at is not None:
+                return
+            for shard, syncer in enumerate(self.fleet.syncers):
+                syncer.crash()
+                durable, image = pinned[shard]
+                known = newest_incarnations(syncer.durable.incarnations, durable.incarnations)
+                syncer.durable = durable.with_incarnations(known)
+                newest = {**image[-1], **self.invariants[shard].image()[-1]}  # who has joined stays known
+                self.invariants[shard].rolled_back((*image[:-1], newest))
+            for learner, place in self.fleet.places.items():
+                place.checkpoints = [checkpoints[learner]] if learner in checkpoints else []
+                if self._rng.random() < 0.8:  # others live on, with what is of later
+                    self.fleet.fail(learner, notice_seconds=1000.0)
+                    self.fleet.calendar.after(self._rng.uniform(0.1, RETURN), self.fleet.recover, learner)
+            for syncer in self.fleet.syncers:
+                syncer.restart()
+
+        pinned: list[tuple[SyncerState, tuple[Any, ...]]] = []
+        self.fleet.calendar.after(self._rng.choice([0.1, 2.0, 10.0]), pin)
 
     def _strikes(self, share: float) -> bool:
         return share > 0 and self._calm_at is None and self._rng.random() < share
@@ -220,7 +272,7 @@ def _state_of(core: SyncerCore) -> int:
         (r.id.step - newest, r.phase.value, tuple(sorted(r.arrived)), tuple(sorted(r.owed)), len(r.failed))
         for r in core.rounds
     )
-    clocks = tuple((m, core.vector_clock.learners[m][1] - newest) for m in core.live)
+    clocks = tuple((m, core.clocks[m][1] - newest) for m in core.live)
     return hash((core.policy, rounds, clocks))
 
 

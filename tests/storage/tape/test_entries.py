@@ -120,7 +120,7 @@ MACHINE = headers.Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", 
     "changes",
     [
         {"learner": 2, "position": {"stream": {"seed": 1}, "shards": {"0": [1, 2]}}},
-        {"resumed": headers.ResumedWith(LEARNER, snapshot=headers.SnapshotName(3, "ab"))},
+        {"resumed": headers.ResumedWith(LEARNER)},
         {"resumed": headers.ResumedWith(LEARNER, Watermark(9, 5), origin=InnerOrigin(0, 9, 4))},
         {"role": "syncer", "state": STATE, "sha256": ("ab", "cd")},
     ],

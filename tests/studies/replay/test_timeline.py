@@ -4,15 +4,30 @@ import itertools
 
 import pytest
 
-from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
 from experiments.cli.program import UsageError
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.order import perform
 from experiments.studies.replay.reading import read_run
-from experiments.studies.replay.timeline import ReplayClocks, chosen, clock_text, shown, timeline
+from experiments.studies.replay.timeline import (
+    ReplayClocks,
+    VectorClock,
+    chosen,
+    clock_text,
+    shown,
+    timeline,
+)
 from experiments.studies.replay.works import BEFORE
 from tests.refusals import refusal
 from tests.workbook import POLICY, fleet_tapes, lose
+
+
+def is_consistent_cut(syncer, learners):
+    """Whether none of these states holds work that its owner has yet to do."""
+    known = syncer
+    for own in learners.values():
+        known = VectorClock({**known.learners}, {**syncer.versions}).joined(own)
+    mine = {m: own.learners.get(m) for m, own in learners.items()}
+    return known.versions == syncer.versions and all(known.learners.get(m) == at for m, at in mine.items())
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import types
 import pytest
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.clocks import VectorClock
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
@@ -37,15 +36,13 @@ class Run:
             merged_steps=known.merged_steps,
             live=(0, 1),
             next_deadline=lambda: None,
-            vector_clock=VectorClock(),
+            clocks={},
         )
 
     def syncer(self, event, *out):
         if isinstance(event, events.StepReported):
             report = event.report
-            self.core.vector_clock = self.core.vector_clock.stepped(
-                report.learner, report.incarnation, report.step
-            )
+            self.core.clocks[report.learner] = report.incarnation, report.step
         self.core.versions = self.invariants.committed.versions
         self.core.merged_steps = self.invariants.committed.merged_steps
         self.invariants.syncer_handled(self.core, event, list(out), 0.0)

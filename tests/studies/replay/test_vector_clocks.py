@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.protocol.clocks import VectorClock, is_consistent_cut
+from experiments.studies.replay.timeline import VectorClock
 
 CLOCKS = st.builds(
     VectorClock,
@@ -47,13 +47,3 @@ def test_a_step_and_a_merge_come_after_what_they_were_made_on():
 def test_a_learner_welcomed_anew_at_an_earlier_step_comes_after_itself():
     before, after = VectorClock({0: (1, 50)}), VectorClock({0: (2, 10)})
     assert before <= after and not after <= before
-
-
-def test_a_cut_is_consistent_unless_somebody_holds_what_its_owner_has_yet_to_do():
-    syncer = VectorClock({0: (1, 4), 1: (1, 3)}, {0: 1})
-    learners = {0: VectorClock({0: (1, 5)}), 1: VectorClock({0: (1, 4), 1: (1, 6)}, {0: 1})}
-    assert is_consistent_cut(syncer, learners)
-    ahead = learners[1].merged(0, 2)
-    assert not is_consistent_cut(syncer, {**learners, 1: ahead}), "a version before the syncer made it"
-    behind = VectorClock({0: (1, 3)})
-    assert not is_consistent_cut(syncer, {**learners, 0: behind}), "a step that was merged and not taken"

@@ -1,1 +1,0 @@
-"""The workers' part in snapshots: recording states and collecting them."""

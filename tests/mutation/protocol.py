@@ -344,8 +344,8 @@ MUTANTS = (
     ),
     Mutant(
         "learner: an update does not move the clock",
-        "self.clock = event.step\n        apply",
-        "pass\n        apply",
+        "self.clock = event.step\n        rebase",
+        "pass\n        rebase",
         PROTOCOL,
     ),
     Mutant(
@@ -356,8 +356,8 @@ MUTANTS = (
     ),
     Mutant(
         "learner: rebase counts the steps that were merged twice",
-        "base = old.offered[merged] if rebase else self._done  # type: ignore[index]",
-        "base = old.base if rebase else self._done",
+        "base = old.offered[merged]",
+        "base = old.base",
         PROTOCOL,
     ),
     Mutant(

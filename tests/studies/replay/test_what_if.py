@@ -74,12 +74,12 @@ def test_work_that_was_kept_under_an_update_is_not_counted_again():
 
     kept = {(0, 0, 4): Contribution(0, 1, 0, 3, 5, 4, 40)}  # since step 5, after which it had offered 4 steps
     last = report(7, 3, 6)
-    assert work_between(None, report(7, 3, 2), kept) == (2, 20)
-    assert work_between(last, report(9, 3, 8), kept) == (2, 20)
-    assert work_between(last, report(8, 4, 3), kept) == (1, 10)
-    assert work_between(last, report(7, 4, 2), kept) == (0, 0)  # a sign of life
-    assert work_between(last, report(20, 4, 3), kept) == (1, 10)  # the update set the clock forward
-    assert work_between(last, report(8, 5, 1), kept) == (1, 10)  # another update, which had nothing of it
+    assert work_between(None, report(7, 3, 2), kept, [0]) == (2, 20)
+    assert work_between(last, report(9, 3, 8), kept, [0]) == (2, 20)
+    assert work_between(last, report(8, 4, 3), kept, [0]) == (1, 10)
+    assert work_between(last, report(7, 4, 2), kept, [0]) == (0, 0)  # a sign of life
+    assert work_between(last, report(20, 4, 3), kept, [0]) == (1, 10)  # the update set the clock forward
+    assert work_between(last, report(8, 5, 1), kept, [0]) == (1, 10)  # another update, with nothing of it
 
 
 def test_offers_that_the_guard_left_out_are_left_out_again(tmp_path):

@@ -12,7 +12,7 @@ from tests.integration.test_hosts import CODECS, HOSTS
 from tests.refusals import assert_refused
 from tests.remote.ends import until
 
-TAKING = (*STEADY, "--config.snapshot.every=6")
+TAKING = (*STEADY, "--config.snapshot.every=6", "--config.recovery.keep_versions=50")
 DRIVERS = {
     "remote": ("--config.driver=remote",),
     "local": ("--config.driver=local",),
@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_whole_goes_on_from_a_snapshot(driver, programs, tm
     states = {m: of_all_hosts(snapshot.folder / "learners" / str(m)).header for m in (0, 1)}
     if driver == "hosts":
         assert len(list((snapshot.folder / "learners" / "0").iterdir())) == 2, "a file of each host"
-    steps = max(state.work.clock for state in states.values()) + 18
+    steps = max(snapshot.header.step, *(state.work.clock for state in states.values())) + 18
     resumed = programs.finish(start(f"--config.train.steps={steps}", f"--resume={number}"))
     assert resumed.returncode == 0, resumed.stderr
     assert f"going on from snapshot {number}, step {snapshot.header.step}; the rest is in" in resumed.stderr

@@ -127,6 +127,7 @@ def scored_run(experiment: Experiment, stop: threading.Event) -> list[dict[str, 
 
 def _scored_job(experiment: Experiment, stop: threading.Event) -> list[dict[str, Any]]:
     arrays, every, last = JobArrays(assembly_of(experiment)), experiment.eval.every, experiment.train.steps
+    arrays.begin()
     # Copies, since the next step takes the memory of the parameters.
     first, interval = jax.tree.map(jnp.copy, arrays.params), experiment.sync.interval
     means = {name: Mean(rounds * interval, first) for name, rounds in AVERAGES.items()}

@@ -187,7 +187,7 @@ def test_a_run_has_a_page_as_long_as_it_goes_on(data_dir, tmp_path, monkeypatch,
     experiment = virtual(data_dir, virtual={"arrays": False}, train={"steps": 8}, log={"page": "127.0.0.1:0"})
     seen = []
 
-    def runner(assembly, record, stop, snapshot):
+    def runner(assembly, record, stop):
         seen.append(re.search(r"the run's page: (\S+)", capsys.readouterr().out)[1])
         assert "ddiloco" in httpx.get(seen[0], trust_env=False).text
         return job._run(experiment, assembly, record, stop)

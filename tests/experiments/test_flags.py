@@ -140,9 +140,8 @@ WITHOUT_USE = {
         (["--dry_run", "--profile=2:3"], "profile: has no use with --dry_run"),
     ],
     "syncer": [
-        (["--authority=x:1"], "authority: has no use without --part"),
-        (["--part=0", "--finish"], "finish: has no use with --part"),
-        (["--part=0", "--resume"], "resume: has no use with --part"),
+        (["--shard=1", "--finish"], "finish: has no use with --shard; it is for the first"),
+        (["--shard=1"], "workdir: is missing, but must be that of the first shard"),
         (["--config.driver=local"], "config.driver: is local, but is remote in this program's runs"),
         (["--config.virtual.latency=1"], "config.virtual.latency: has no use where driver is remote"),
     ],

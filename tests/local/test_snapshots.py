@@ -147,13 +147,15 @@ def test_another_number_of_learners_with_another_codec_and_mesh_goes_on(learners
 def test_a_damaged_snapshot_is_refused_by_name_and_changes_nothing(folder, data_dir):
     snapshot = newest(folder)
     damaged = next((snapshot.folder / "learners" / "1").iterdir())
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1] + b"?")
     before = [*folder.rglob("*")]
     e = settings(data_dir)
     with pytest.raises(ConfigError, match=rf"resume: {snapshot.folder}: cannot be used: learners/1/state\.0"):
         going_on(int(snapshot.folder.name), folder, e, print)
     with pytest.raises(ConfigError, match=r"resume: .*/000077: is not there, or incomplete: complete are "):
         going_on(77, folder, e, print)
+    damaged.write_bytes(whole)
     with pytest.raises(ConfigError, match=r"config\.train\.steps: is 1, but must be at least"):
         going_on(int(snapshot.folder.name), folder, settings(data_dir, train={"steps": 1}), print)
     locks = {folder / ".lock", *(folder / "syncer" / f"owner-{p:04d}" for p in range(3))}

@@ -72,6 +72,7 @@ def test_a_job_without_learners_has_averages_over_the_steps_of_as_many_rounds(da
     with workbench.devices(1):
         points = averages.scored_run(e, threading.Event())
         job, seen = JobArrays(assembly_of(e)), []
+        job.begin()
         for step in range(6):
             job.step(step)
             seen.append({name: np.float64(value) for name, value in job.params.items()})

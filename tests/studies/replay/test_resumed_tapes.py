@@ -62,23 +62,24 @@ def learners(request):
 
 @pytest.fixture(scope="module")
 def resumed(learners, data_dir, tmp_path_factory):
-    """A run of two learners that goes on with as many or with three; its settings then, and its snapshot."""
+    """A run of two learners that goes on with as many or with three; its settings then, and with what."""
     workdir = tmp_path_factory.mktemp("resumed") / "run"
     run_job(taped(data_dir, 2, 1000), workdir, completed(1))
     snapshot = newest(workdir)
-    ahead = max(state_of(snapshot, m).header.work.clock for m in (0, 1))
+    works = [state_of(snapshot, m).header.work for m in (0, 1)]  # which may be among the oldest later
+    ahead = max(work.clock for work in works)
     e = taped(data_dir, learners, ahead + 16)
     run_job(e, workdir, resume=going_on(int(snapshot.folder.name), workdir, e, print))
-    return workdir, e, snapshot
+    return workdir, e, works
 
 
 def test_a_run_that_goes_on_is_done_again_from_its_snapshot(resumed, learners):
-    workdir, e, snapshot = resumed
+    workdir, e, works = resumed
     tapes = read_run(workdir)
     if learners == 2:  # else its data are dealt to others, and it joins
         for m in (0, 1):
             resumed_with = tapes.learners[m][0].header.resumed
-            assert resumed_with.work == state_of(snapshot, m).header.work
+            assert resumed_with.work == works[m]
     assert_done_again(workdir, e)
     previous = workdir / "previous" / "1"  # has the whole of the tapes of the run before
     before = replay.recorded_experiment(previous)

@@ -80,11 +80,13 @@ class GlobalModel:
         num_learners: int,
         step_tokens: int | None = None,
         fragments: Sequence[int] | None = None,
+        interval: int | None = None,
     ) -> None:
         """Copies the parameters, float32; raises ValueError if they are not those of the layout.
 
         `num_learners`: M, the most contributions that a merge can have. `step_tokens`: the most tokens that
         a step of any learner can have; None: not known. `fragments`: those that it holds; None: all.
+        `interval`: as of `contribution_weight`.
         """
         if wrong := sorted(parameters.keys() ^ dict(layout.shapes).keys()):
             raise ValueError(_DIFFER + wrong[0])
@@ -92,6 +94,7 @@ class GlobalModel:
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
         self.decode = FragmentDecoder(layout, config.codec)
         self._step = OuterStep(layout, config, num_learners)
+        self._interval = interval
         self._guarding, self._step_tokens = config.guard, step_tokens
         self.guard = self.new_guard()
         self._device = jax.local_devices(backend="cpu")[0]
@@ -131,7 +134,7 @@ class GlobalModel:
         if not contributions:
             self._versions[p] += 1
             return NextVersion(self.fragment(p)[1], {})
-        weights = [contribution_weight(steps, tokens) for steps, tokens in counts]
+        weights = [contribution_weight(steps, tokens, self._interval) for steps, tokens in counts]
         left_out: list[int] = []
         notices: tuple[Notice, ...] = ()
         contributions = [tuple(map(aligned, pieces)) for pieces in contributions]  # for the reads to come

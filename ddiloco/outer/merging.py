@@ -19,14 +19,18 @@ DEGENERATE = 1e-3
 _WEISZFELD = 100  # iterations, of M numbers each
 
 
-def contribution_weight(c_steps: int, c_tokens: int) -> float:
+def contribution_weight(c_steps: int, c_tokens: int, interval: int | None = None) -> float:
     """How much a learner's contribution counts: its tokens times its tokens a step.
 
       w_m = c_tokens * (c_tokens / c_steps),  0 without a step or a token.
 
+    With `interval` H, steps beyond H add no weight, w_m * min(1, H / c_steps): they were taken further and
+    further from what others merged meanwhile. The paper has no such case (docs/results/merged_share.md).
+
     Args:
-      c_steps: inner steps since the learner last received the fragment.
+      c_steps: inner steps since the learner last received the fragment, or that are not merged yet.
       c_tokens: tokens that these steps trained on.
+      interval: H; None: any number of steps counts.
 
     Raises:
       ValueError: a negative count.
@@ -37,7 +41,8 @@ def contribution_weight(c_steps: int, c_tokens: int) -> float:
     """
     if c_steps < 0 or c_tokens < 0:
         raise ValueError(f"c_steps is {c_steps} and c_tokens is {c_tokens}, but counts are not negative")
-    return c_tokens * (c_tokens / c_steps) if c_steps else 0.0
+    weight = c_tokens * (c_tokens / c_steps) if c_steps else 0.0
+    return weight if interval is None or c_steps <= interval else weight * interval / c_steps
 
 
 def normalised(weights: Iterable[float]) -> np.ndarray:

@@ -138,7 +138,9 @@ class Assembly:
     ) -> GlobalModel:
         """What the syncer merges, from these parameters; `fragments`: those of a part, None: all."""
         e = self.experiment
-        return GlobalModel(self.layout, parameters, e.outer, e.most_learners, step_tokens(e), fragments)
+        interval = e.sync.interval if e.sync.rebase else None  # else no work is older
+        tokens = step_tokens(e)
+        return GlobalModel(self.layout, parameters, e.outer, e.most_learners, tokens, fragments, interval)
 
     def decoder(self) -> FragmentDecoder | None:
         """What makes fragments of updates that travel as differences; None: they travel whole."""

@@ -8,8 +8,8 @@ CODECS = ("outer/test_codecs.py",)
 MUTANTS = (
     Mutant(
         "weights: steps count, not tokens a step",
-        "return c_tokens * (c_tokens / c_steps) if c_steps else 0.0",
-        "return c_tokens * c_steps if c_steps else 0.0",
+        "weight = c_tokens * (c_tokens / c_steps) if c_steps else 0.0",
+        "weight = c_tokens * c_steps if c_steps else 0.0",
         MERGING,
     ),
     Mutant(

@@ -276,6 +276,8 @@ def test_norms_that_are_given_are_used_as_if_they_had_been_computed(name):
 
 def test_a_weight_is_tokens_times_tokens_a_step_and_nothing_without_either():
     assert contribution_weight(24, 24 * 2**22) == 24 * 2.0**44
+    assert contribution_weight(24, 240, interval=24) == contribution_weight(48, 480, interval=24) == 2400
+    assert contribution_weight(12, 120, interval=24) == 1200
     assert contribution_weight(0, 0) == contribution_weight(0, 7) == contribution_weight(3, 0) == 0
     with pytest.raises(ValueError, match="c_steps is -1"):
         contribution_weight(-1, 5)

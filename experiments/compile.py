@@ -18,7 +18,9 @@ _CONFIG = program.define_config("configs/dense.py")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", "v5p:2x2x2", "The slice of one learner, such as v5e:2x4; here: the devices of this machine."
 )
-_SLICES = flags.DEFINE_integer("slices", 1, "Slices of one learner, joined by the network.", lower_bound=1)
+_SLICES = flags.DEFINE_integer(
+    "slices", None, "Slices of one learner. Default: config.mesh.slice.", lower_bound=1
+)
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the figures to this JSON file.")
 _SAVE = flags.DEFINE_string("save", None, "Keep the compiled step in this file, for train.executable.")
 _TABLE = flags.DEFINE_string(
@@ -43,7 +45,7 @@ def main(_) -> int:
         program.writable_file(_OUTPUT),
         program.writable_file(_SAVE),
     )
-    slices = _SLICES.value
+    slices = _SLICES.value or experiment.mesh.slice
     experiment = dataclasses.replace(experiment, mesh=dataclasses.replace(experiment.mesh, slice=slices))
     compilation = report.Compilation(experiment, slice_of(_TOPOLOGY.value, slices))
     programs = list(compilation.programs(program.print_err))

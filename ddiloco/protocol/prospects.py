@@ -31,7 +31,7 @@ class Prospects:
         self._members = members
 
     def somebody_came(self) -> None:
-        """The first one is not to merge alone; until the authority has said that all are there."""
+        """A learner has joined; the first one is not to merge alone, until all known ones are present."""
         self.awaits_learners |= self._members.count == 1
         self.waits_until = None
 
@@ -41,7 +41,7 @@ class Prospects:
             self.awaits_learners, self.waits_until = True, now + self._patience
 
     def all_present(self) -> None:
-        """The authority has said so; where nobody is there meanwhile, that wait goes on."""
+        """All known learners are present; where all have left meanwhile, that wait goes on."""
         self.awaits_learners = self.waits_until is not None
 
     def waited_enough(self, now: float) -> bool:

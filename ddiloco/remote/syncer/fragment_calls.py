@@ -45,7 +45,7 @@ class FragmentCalls:
 
         `shard`: of the syncer; the first one records which of a learner's hosts are connected.
         """
-        self._tells_hosts = not shard
+        self._records_hosts = not shard
         self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
         self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
@@ -80,13 +80,13 @@ class FragmentCalls:
     def _seen(self, session: Session, host: int) -> Iterator[None]:
         """Records that one of a learner's several hosts is connected as long as the `with` block lasts."""
         values = {"learner": session.learner, "host": host, "hosts": session.hosts}
-        told = session.hosts > 1 and self._tells_hosts
-        if told:
+        recorded = session.hosts > 1 and self._records_hosts
+        if recorded:
             self._record(records.Noted("host_here", values, time.time()))
         try:
             yield
         finally:
-            if told:
+            if recorded:
                 self._record(records.Noted("host_gone", values, time.time()))
 
     def _needs(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> list[list[Cut]]:

@@ -39,8 +39,6 @@ class Slice(NamedTuple):
 def slice_of(topology: str, slices: int = 1) -> Slice:
     """The devices of slices such as `v5p:4x4x4`, or of this process: `here`; may raise UsageError."""
     if topology == HERE:
-        if slices > 1:
-            raise UsageError(f"slices: has no use with --topology={HERE}, whose devices are what they are")
         devices = jax.devices()
         kinds = {chip.kind: chip for chip in CHIPS.values()}
         return Slice(devices, kinds.get(devices[0].device_kind))

@@ -273,7 +273,7 @@ def differences(then: Machine, here: Machine) -> list[str]:
     ours, theirs = dataclasses.asdict(then), dataclasses.asdict(here)
     found = [
         f"{name} {_shown(ours[name])}, here {_shown(theirs[name])}"
-        for name in ("platform", "devices", "mesh", "visible", "xla_flags")
+        for name in ("platform", "devices", "mesh", "visible", "xla_flags", "threads")
         if ours[name] != theirs[name]
     ]
     names = sorted({*then.packages, *here.packages})

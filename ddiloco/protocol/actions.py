@@ -60,7 +60,7 @@ class Drop:
 class Release:
     """The arrays of this offer are not needed any more; until then, or until its Merge, they are kept."""
 
-    offer: events.FragmentArrived
+    offer: Contribution
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,8 +42,9 @@ class HeldFragment:
     lineage: int = 0  # which start of the syncer made `version`
     watermark: Watermark = NOTHING_MERGED  # how far the learner's work is in `version`
     offered: dict[int, Total] = dataclasses.field(default_factory=dict)
-    """By the steps (`Watermark.steps`) of an offer: the total then. Only offers on `version`, and KEPT_OFFERS
-    of them: an update that contains another is taken as if it contained none."""
+    """By the steps (`Watermark.steps`) of an offer: the total then. Only offers of work that counts from
+    `watermark`, and KEPT_OFFERS of them: an update that contains another is taken as if it contained none."""
+    begun_on: int = 0  # the version on which the oldest work that is not merged was begun
 
 
 @dataclasses.dataclass
@@ -58,13 +59,15 @@ class FragmentWork:
     watermark: Watermark = NOTHING_MERGED
     offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     """By the steps (`Watermark.steps`) of an offer: the steps and tokens in it."""
+    begun_on: int = 0
 
     @classmethod
     def of(cls, held: HeldFragment, now: Total) -> FragmentWork:
         """What there is of a fragment at this total."""
         offered = {step: made.since(held.base) for step, made in held.offered.items()}
         counted = now.since(held.base)
-        return cls(held.version, held.merged_step, *counted, held.lineage, held.watermark, offered)
+        known = held.lineage, held.watermark, offered, held.begun_on
+        return cls(held.version, held.merged_step, *counted, *known)
 
     def held(self) -> HeldFragment:
         """The same for a process whose total begins at 0."""
@@ -73,7 +76,8 @@ class FragmentWork:
             steps: Total(base.steps + counted, base.tokens + tokens)
             for steps, (counted, tokens) in self.offered.items()
         }
-        return HeldFragment(self.version, self.merged_step, base, self.lineage, self.watermark, offered)
+        known = self.lineage, self.watermark, offered, self.begun_on
+        return HeldFragment(self.version, self.merged_step, base, *known)
 
 
 def goes_on_after(began: Watermark, left: Mapping[int, int], mark: Watermark) -> bool:

@@ -417,15 +417,16 @@ class Invariants:
             require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
         for c in given:
             age = merge.version - 1 - c.version
-            most = MAX_AGE if self.policy.rebase else 0
+            most = MAX_AGE if self.policy.takes_late_work else 0
             require(c.fragment == p and 0 <= age <= most, "work is on one of the last versions", c)
-            mark = self.committed.watermarks[p].get(c.learner, NOTHING_MERGED)
-            require(c.since == mark, "work begins where what is merged of its learner's ends", c, mark)
             if c in self._syncer.early:
                 self._book_offer(which, c)
-            came = c in self._syncer.arrived
-            require(came, "what is merged arrived while its learner took part", c)
+            came = self._syncer.arrived.get(c, (None, 0))[0]
+            known = came == which or (came is not None and self.policy.takes_late_work)
+            require(known, "what is merged arrived while its learner took part", c)
             self._check_steps(self._learners.ledger(self.shard, c), c)
+            mark = self.committed.watermarks[p].get(c.learner, NOTHING_MERGED)
+            require(c.since == mark, "work begins where what is merged of its learner's ends", c, mark)
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )

@@ -150,7 +150,7 @@ def test_a_contribution_on_another_version_is_noticed(run):
     merge = run.gather()
     first, second = merge.contributions
     other = dataclasses.replace(merge, contributions=(first, dataclasses.replace(second, version=1)))
-    with broken("work is on the version replaced"):
+    with broken("work is on one of the last versions"):
         run.syncer(events.Timeout(), other)
 
 

@@ -432,7 +432,7 @@ class Rounds:
     def _counts_from(self, c: Contribution) -> str | None:
         """Why an offer's work cannot be added to the newest version; None: it can."""
         newest = self.merged.versions[c.fragment]
-        if c.version > newest or (c.version < newest and not self.policy.rebase):
+        if c.version > newest or (c.version < newest and not self.policy.takes_late_work):
             return "stale fragment"
         if not self._updates.made(c.fragment, c.version, c.lineage):
             return "work on a version of a history that was lost"

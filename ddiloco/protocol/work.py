@@ -65,9 +65,8 @@ class FragmentWork:
     def of(cls, held: HeldFragment, now: Total) -> FragmentWork:
         """What there is of a fragment at this total."""
         offered = {step: made.since(held.base) for step, made in held.offered.items()}
-        counted = now.since(held.base)
         known = held.lineage, held.watermark, offered, held.begun_on
-        return cls(held.version, held.merged_step, *counted, *known)
+        return cls(held.version, held.merged_step, *(*now.since(held.base), *known))
 
     def held(self) -> HeldFragment:
         """The same for a process whose total begins at 0."""

@@ -185,7 +185,7 @@ def quarantined(view: RunView) -> Iterator[Advice]:
 
 
 def hardly_merged(view: RunView) -> Iterator[Advice]:
-    """A learner trains, less of its work is merged than of the others', and no other rule says why."""
+    """A learner trains, less of its work is merged than of the others', and no other rule applies."""
     advised = {one.learner for rule in (thin_link, not_finite, quarantined) for one in rule(view)}
     for one in view.learners:
         if one.learner not in advised and _unmerged(view, one):
@@ -289,7 +289,7 @@ def grace_unused(view: RunView) -> Iterator[Advice]:
 
 
 def work_lost(view: RunView) -> Iterator[Advice]:
-    """Much of what all learners train is never merged, and no other rule says why."""
+    """Much of the work of all learners is never merged, and no other rule applies."""
     merged = view.summary.get("merged_share")
     if merged is not None and merged < LEAST_SHARE and _settled(view) and not _explained(view):
         yield Advice(

@@ -1,4 +1,4 @@
-"""What a run suffers from, in words: each rule says what is wrong, why, and what to do."""
+"""Diagnosis of a run: each rule names a problem, its cause and a remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Rule = Callable[[RunView], Iterator[Advice]]
 
 
 def advice(view: RunView) -> list[Advice]:
-    """What all rules say, trouble first, otherwise in the order of the rules."""
+    """The findings of all rules, problems first, otherwise in the order of the rules."""
     found = [dataclasses.replace(one, rule=rule.__name__) for rule in RULES for one in rule(view)]
     return sorted(found, key=lambda one: not one.trouble)
 
@@ -356,12 +356,12 @@ _REMEDIES = (
 
 
 def remedy(alarm: str) -> str | None:
-    """What to do about an alarm; None where its own words say all."""
+    """The remedy of an alarm; None: its text has one."""
     return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, alarm)), None)
 
 
 def _control(view: RunView, *verbs: str) -> list[str]:
-    """The commands by which an operator has the syncer do this, while there is one."""
+    """The operator's commands for this, while there is a syncer."""
     if view.status != "running" or view.setting("driver") != "remote":
         return []
     return [f"python -m experiments.control --syncer=HOST:PORT {verb}" for verb in verbs]
@@ -387,7 +387,7 @@ def _busy(view: RunView) -> bool:
 
 
 def _explained(view: RunView) -> bool:
-    """Whether another rule already says why work is not merged."""
+    """Whether another rule already explains the unmerged work."""
     rules = (not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
     return any(one for rule in rules for one in rule(view))
 

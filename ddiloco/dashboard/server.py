@@ -59,7 +59,7 @@ class Board:
         self._cost = 0.0  # seconds that the last look took
 
     def read(self) -> bool:
-        """Takes in what is new in the files, for a moment; returns whether that was all."""
+        """Reads new lines of the files, for a moment; returns whether that was all."""
         whole = [run.read(READ) for run in self._runs]
         return all(whole)
 
@@ -132,7 +132,7 @@ class PageServer:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread, and the connections of all who watch; a second call changes nothing."""
+        """Ends the thread, and all visitors' connections; a second call changes nothing."""
         if self._over.is_set():
             return
         self._over.set()

@@ -70,12 +70,12 @@ _IF_KNOWN = ("data wait", "MFU")  # columns of measurements, which some runs do 
 
 
 def document(views: Sequence[RunView], live: bool = False, inline: bool = False) -> str:
-    """The whole page. `live`: it asks for news; `inline`: it is one file by itself."""
+    """The whole page. `live`: it requests updates; `inline`: it is one self-contained file."""
     return _templates().get_template("page.html").render(views=views, live=live, inline=inline)
 
 
 def content(views: Sequence[RunView], live: bool = False) -> str:
-    """What is in the page, and replaced when there are news."""
+    """The part of the page that updates replace."""
     return _templates().get_template("content.html").render(views=views, live=live)
 
 
@@ -124,7 +124,7 @@ def progress(view: RunView) -> list[str]:
 
 
 def about(view: RunView) -> list[str]:
-    """What is trained, and by whom."""
+    """The model and its learners."""
     fragments = len(view.fragments)  # of a baseline none
     parts = [view.summary.get("algorithm"), f"{len(view.learners)} learners" if fragments else "one job"]
     if size := view.summary.get("num_params"):
@@ -133,7 +133,7 @@ def about(view: RunView) -> list[str]:
 
 
 def figures(view: RunView) -> dict[str, str]:
-    """The figures that say most of a run, by name."""
+    """The main figures of a run, by name."""
     s = view.summary
     found = {
         "goodput": share(s.get("goodput")),
@@ -153,7 +153,7 @@ def figures(view: RunView) -> dict[str, str]:
 
 
 def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
-    """What is said of each learner of this run, by the name of its column."""
+    """The figures of each learner of this run, by column."""
     return {
         name: text_of
         for name, text_of in _COLUMNS.items()
@@ -176,7 +176,7 @@ def in_words(spans: Sequence[StateSpan]) -> str:
 
 
 def charts(view: RunView, found: Sequence[Advice]) -> list[Chart | None]:
-    """Losses, tokens a second, who was merged and how long rounds took, over time."""
+    """Losses, tokens a second, merged learners and round times, over time."""
     middles = [(place + 0.5) * view.slot_seconds for place in range(len(view.tokens_per_second))]
     troubled = {one.learner for one in found}
     losses = []

@@ -22,7 +22,7 @@ Values = Sequence[float | None]
 
 @dataclasses.dataclass(frozen=True)
 class HostView:
-    """One of a learner's several hosts, as the syncer knows it."""
+    """One of a learner's several hosts, by the syncer's knowledge."""
 
     host: int
     state: str  # connected, gone, or finished with its learner
@@ -189,7 +189,7 @@ def views_of(runs: Sequence[RunFiles]) -> list[RunView]:
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """The runs' names: of each as many folders of its path as tell it from the others."""
+    """The runs' names: the shortest unique ends of their paths."""
     paths = [run.workdir.resolve().parts for run in runs]
     most = max(map(len, paths), default=0)
     names: list[str] = []

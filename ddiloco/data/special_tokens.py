@@ -18,7 +18,7 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """What the files say."""
+    """The content of the files."""
 
     named: Mapping[str, Mapping[str, Any]]  # by role, such as eos_token: content and flags of the token
     others: Sequence[Mapping[str, Any]]  # special tokens without a role

@@ -117,7 +117,7 @@ class Timelines:
             track.away_since = max(since, track.since)
 
     def failed_since(self, learner: int, now: float) -> float:
-        """Since when a learner is FAILED that is found to be at `now`: since it was last heard (seconds)."""
+        """Start of the FAILED state found at `now`: the time of the last message (seconds)."""
         track = self._tracks.get(learner)
         return now if track is None else min(now, track.away_since)
 

@@ -256,7 +256,7 @@ class RayRun:
         return code
 
     def _failing(self, names: Collection[str]) -> str | None:
-        """Who of these was begun again too often since the run last merged, and is all that it has."""
+        """An indispensable role that was restarted too often since the run last merged."""
         begun = collections.Counter[str]()  # those that took the place of one that was refused have its name
         job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
         for actor in cluster_state.actor_table(None, job).values():

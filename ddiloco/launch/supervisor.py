@@ -91,7 +91,7 @@ class Roles:
 
     @property
     def beside(self) -> list[Role]:
-        """Those without which it goes on."""
+        """The roles that the run can continue without."""
         return [*self.spares, *([] if self.evaluator is None else [self.evaluator])]
 
 

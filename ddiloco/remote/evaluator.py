@@ -1,7 +1,6 @@
-"""The evaluator as a process: follows the global model through the syncer's durable fragments, and scores it.
+"""The evaluator as a process: reads the syncer's durable fragments, and scores the global model.
 
-It only reads what the syncer has written, on devices that nobody else uses: nothing waits for it, and a run
-goes on without it.
+It uses devices of its own and only reads: no process waits for it, and a run continues without it.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class FollowedModel:
         return assemble(self._layout, self._on_host) if self._transfer is None else self._sharded
 
     def refresh(self, durable: DurableState) -> None:
-        """Takes in the fragments that have changed; raises DurableStateError and OSError."""
+        """Loads the fragments that have changed; raises DurableStateError and OSError."""
         for p in range(self._layout.num_fragments):
             at = durable.changed_at(p)
             if at == self._seen[p]:

@@ -122,7 +122,7 @@ def outer_bytes(experiment: Experiment, layout: FragmentLayout) -> int:
 
 
 def inner_bytes(experiment: Experiment) -> int:
-    """The inner optimizer's state; 0 for a loop, since only the loop knows."""
+    """The inner optimizer's state; 0 for a loop, whose state is unknown."""
     if isinstance(experiment.model, LoopConfig):
         return 0
     mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]

@@ -16,7 +16,7 @@ class LoopConfig:
     """How every process of the run makes the loop."""
 
     factory: str = setting("", "module:function or file.py:function that makes a ddiloco.Loop")
-    settings: Any = setting(None, "what the function gets by name, besides its place")
+    settings: Any = setting(None, "keyword arguments of the function, besides its place")
 
     def __post_init__(self) -> None:
         if not all(part for part in self.factory.rpartition(":")):

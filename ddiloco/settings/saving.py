@@ -20,7 +20,7 @@ class RecoveryConfig:
 
     checkpoint_every: float = setting(
         60.0,
-        "seconds between two checkpoints of a learner's state, which it also keeps as it leaves; 0: none",
+        "seconds between two checkpoints of a learner, which it also writes as it leaves; 0: none",
         at_least=0.0,
     )
     checkpoint_folder: str = setting(
@@ -28,7 +28,7 @@ class RecoveryConfig:
     )
     keep_versions: int = setting(
         3,
-        "versions of each fragment on the syncer's disk, the newest included, to roll back to; 1: only that",
+        "newest versions of each fragment on the syncer's disk, to roll back to; 1: only the current one",
         at_least=1,
     )
 
@@ -38,9 +38,9 @@ class SnapshotConfig:
     """How often snapshots are taken, how many are kept, and when one is given up."""
 
     every: int = setting(0, "global steps between two; 0: none", at_least=0)
-    keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
+    keep: int = setting(2, "number of complete snapshots kept, the newest", at_least=1)
     timeout: float = setting(
         120.0,
-        "seconds until one that is not complete is given up; more for many bytes and long steps",
+        "seconds for learners to write their checkpoints; more for many bytes and long steps",
         above=0.0,
     )

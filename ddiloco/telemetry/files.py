@@ -43,7 +43,7 @@ def write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """What is in the file; empty if there is none that can be read."""
+    """The file's content; empty if it is missing or invalid."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""A trace of some of a learner's steps by `jax.profiler`, taken while the run goes on."""
+"""A trace of some of a learner's steps by `jax.profiler`, during the run."""
 
 from __future__ import annotations
 

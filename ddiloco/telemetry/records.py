@@ -155,7 +155,7 @@ def write_out(record: Callable[[Record], None], seconds: float = 2.0, summary: b
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line, as alarms say it; libraries tell more, or what a file made them tell."""
+    """A problem in one line, as in alarms; libraries' messages are longer and may quote a file."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = next(iter(str(error).splitlines()), "")

@@ -180,7 +180,7 @@ def coarse(spans: list[StateSpan], most: int) -> list[StateSpan]:
 
 @dataclasses.dataclass
 class Performance:
-    """Of one learner or several, over the steps that this process has heard of, in bounded memory."""
+    """Performance of one or more learners, over this process's records, in bounded memory."""
 
     classes: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # of durations
     seconds: float = 0.0  # of steps that were timed
@@ -190,7 +190,7 @@ class Performance:
     peak_bytes: dict[str, int] = dataclasses.field(default_factory=dict)  # by device
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Takes in what `ddiloco.training.step_meter` measured of a step, if it did."""
+        """Adds the measurements of `ddiloco.training.step_meter` of a step, if any."""
         for name, value in metrics.items():
             if name.startswith(PEAK_BYTES):
                 self.peak_bytes[name.removeprefix(PEAK_BYTES)] = int(value)

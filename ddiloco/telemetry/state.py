@@ -168,7 +168,7 @@ class RoundStats:
         return sum(size * n for size, n in self.quorums.items()) / self.recorded if self.recorded else None
 
     def mean_share(self) -> float | None:
-        """Of the learners that were there, the share that was in; None where that is not known."""
+        """Mean share of the present learners in a merge; None: unknown."""
         return sum(size * n for size, n in self.quorums.items()) / self.live if self.live else None
 
     def mean_seconds(self, name: str) -> float | None:
@@ -435,7 +435,7 @@ class RunState:
         return merged / (fragments * self.tokens) if merged and self.tokens else None
 
     def left_out(self) -> dict[int, float]:
-        """The shares of learners that are there and train in vain."""
+        """The merged shares of present learners that train in vain."""
         settled = min(self.rounds.by_fragment.values(), default=0) >= SETTLED
         if not settled or len(self.rounds.by_fragment) != self.info.num_fragments:
             return {}

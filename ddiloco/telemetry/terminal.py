@@ -16,7 +16,7 @@ def printable(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def has_room(stream: TextIO) -> bool:
-    """Whether a line can be written without waiting for the stream's reader; True where nobody can tell."""
+    """Whether a line can be written without waiting for the stream's reader; True if unknown."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

@@ -40,7 +40,7 @@ class SyncerArrays(Protocol):
 
 
 class Observer:
-    """Hears what happens in a fleet; does nothing unless a method is overridden. Times are virtual."""
+    """Is notified of a fleet's events; does nothing unless a method is overridden. Times are virtual."""
 
     def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float, shard: int = 0) -> None:
         """The core of a shard of the syncer took an event and answered with these actions."""

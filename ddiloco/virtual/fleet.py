@@ -122,7 +122,7 @@ class Fleet:
         return process
 
     def fail(self, learner: int, notice_seconds: float | None = None) -> None:
-        """Kills the learner's process; the syncer hears of it later."""
+        """Kills the learner's process; the syncer is notified later."""
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         if process is not None and process.alive:
@@ -146,7 +146,7 @@ class Fleet:
         self.calendar.after(self.takes.recovery_seconds, self._join_if_expected, learner, place.plan)
 
     def leave(self, learner: int) -> None:
-        """The learner departs and says so; its chips are given back."""
+        """The learner departs in order; its chips are free."""
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         place.recovering = False

@@ -1,4 +1,4 @@
-"""The virtual fleet of an experiment: its places, and when its learners are there, by the seed or a trace."""
+"""The virtual fleet of an experiment: hardware of its learners, and their availability by seed or trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "s
 
 
 def base_learners(experiment: Experiment) -> int:
-    """How many learners are there all the time; others come and go."""
+    """Number of permanent learners; others join and leave."""
     learners = experiment.sync.num_learners
     if experiment.virtual.availability != "spare_capacity" or experiment.algorithm in BASELINES:
         return learners
@@ -67,7 +67,7 @@ def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
 
 
 def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
-    """Seconds without a merge after which a run is given up: it stands still, and no trace goes on."""
+    """Seconds without a merge after which a run that makes no progress is ended."""
     v = experiment.virtual
     told = (
         max((change.time for change in changes_of(experiment)), default=0.0)

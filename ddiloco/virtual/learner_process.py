@@ -91,7 +91,7 @@ class VirtualLearner:
 
     @property
     def number(self) -> int:
-        """The learner whose process this is."""
+        """The learner of this process."""
         return self.core.learner
 
     def start(self) -> None:
@@ -140,7 +140,7 @@ class VirtualLearner:
     # What happens to it.
 
     def pause(self, state: State) -> None:
-        """Takes no step until `resume`; `state` says what the chips do meanwhile. The process lives."""
+        """Takes no step until `resume`; `state` is the state of its chips meanwhile. The process lives."""
         if not self.alive:
             return
         self._put_off_step()
@@ -148,7 +148,7 @@ class VirtualLearner:
         self._show()
 
     def resume(self, share: float | None = None) -> None:
-        """Continues where it was, on this share of its chips and so of its pace; None: as before."""
+        """Continues on this share of its chips, and so of its speed; None: as before."""
         if not self.alive:
             return
         if share is not None:
@@ -158,7 +158,7 @@ class VirtualLearner:
         self._continue()
 
     def hang(self, seconds: float) -> None:
-        """Neither steps nor answers for `seconds`, whatever else happens; the syncer does not hear of it."""
+        """Neither steps nor answers for `seconds`, whatever else happens; the syncer is not notified."""
         if not self.alive:
             return
         self._put_off_step()

@@ -39,7 +39,7 @@ class Link:
         return [self._sent(now, size) + quality.latency + self._delay() for _ in range(copies)]
 
     def _sent(self, now: float, size: int) -> float:
-        """When the last byte has been sent; what has none goes by a stream of its own, without waiting."""
+        """When the last byte is sent; messages without bytes use a stream of their own, without waiting."""
         if self.quality.bandwidth is None or not size:
             return now
         self.free_at = max(now, self.free_at) + size / self.quality.bandwidth

@@ -157,7 +157,7 @@ class TapingObserver(RecordingObserver):
         self._tape(learner.number, learner.process).heard(event, now)
 
     def recovered(self, learner: VirtualLearner, donor: VirtualLearner | None, now: float) -> None:
-        """A learner takes in its welcome, with the inner state that the donor has now; None: a fresh one."""
+        """A learner loads its welcome, with the donor's present inner state; None: a fresh one."""
         origin = None if donor is None else self._tape(donor.number, donor.process).gave()
         self._tape(learner.number, learner.process).adopted(origin is None, origin)
         values = {"learner": learner.number, "inner_state": "fresh" if donor is None else "peer"}

@@ -129,7 +129,7 @@ class VirtualSyncer:
             self._tell(receiver, event, delivery.fragments)
 
     def began(self, learner: int, incarnation: int) -> None:
-        """Links need not know."""
+        """Links need no notification."""
 
     def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Payload]]) -> None:
         begins = max(self._calendar.now, self._merging_until)
@@ -171,7 +171,7 @@ class VirtualSyncer:
         return size
 
     def _merge(self, process: int, action: actions.Merge, given: list) -> None:
-        """Merges and commits, then tells the core: after a crash in between, the commit stands."""
+        """Merges and commits, then notifies the core: a crash in between leaves the commit."""
         if process != self._process:
             return
         made = self.arrays.merge(action.round.fragment, given)
@@ -187,7 +187,7 @@ class VirtualSyncer:
 
 
 def _versions(event: events.FromSyncer) -> dict[int, int]:
-    """The version of each fragment that goes with an event."""
+    """The version of each fragment that an event carries."""
     match event:
         case events.Welcomed(versions=versions):
             return dict(zip(fragments_with(event), versions, strict=True))

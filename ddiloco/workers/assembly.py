@@ -38,7 +38,7 @@ def at_once(call: Callable[[], Any]) -> Any:
 
 
 class Recipe(Protocol):
-    """What a run trains: a built-in model, or the user's own loop. This is all that drivers know of it.
+    """A run's model, loss and data: a built-in model, or the user's own loop; all that drivers know of it.
 
     Learners of the same kind on the same mesh share a program.
     """
@@ -51,7 +51,7 @@ class Recipe(Protocol):
         """The parameters at step 0, float32 on the host: the same in every process that asks."""
 
     def check_beginning(self) -> None:
-        """Checks that there are parameters to begin from.
+        """Checks that there are initial parameters.
 
         Raises:
           ConfigError: there are none.
@@ -100,7 +100,7 @@ class Recipe(Protocol):
 
     @property
     def samples(self) -> bool:
-        """Whether there is a sample."""
+        """Whether the task has a sample."""
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """The sample shown at the end of a run; None: there is none."""

@@ -51,7 +51,7 @@ class Checkpointing:
         return bool(wanted) and (self._writing is None or self._writing.done())
 
     def take(self, state: Callable[[], LearnerState]) -> None:
-        """Begins to write the state now, whose copies later steps do not change; does not wait."""
+        """Starts to write the present state, copied before later steps change it; does not wait."""
         number, self._asked = self._asked, 0
         if not number:
             self._due = time.monotonic() + self._every
@@ -60,7 +60,7 @@ class Checkpointing:
             self._writing = self._writer.submit(self._write, made, number)
 
     def last(self, state: Callable[[], LearnerState] | None) -> None:
-        """Writes the state with which the learner leaves, if there is one; returns once that is durable."""
+        """Writes the state with which the learner leaves, if any; returns once that is durable."""
         wanted = [
             number for number in dict.fromkeys((self._asked, 0)) if number or (self._keep and self._every)
         ]

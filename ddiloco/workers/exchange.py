@@ -86,7 +86,7 @@ class CheckpointAsked:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointWritten:
-    """A learner's answer: its checkpoint is durable, or why there is none."""
+    """A learner's answer to a request for a checkpoint: it is durable, or a problem."""
 
     learner: int
     number: int  # of the snapshot

@@ -1,7 +1,7 @@
-"""A learner as an actor: what its core decides is carried out on its arrays here, once for every driver.
+"""A learner as an actor: carries out its core's actions on its arrays, the same in every driver.
 
-It has no thread, no clock and no channel: a driver says when a step starts and is complete, brings what
-arrives with the time, and sends what the learner has to say.
+It has no thread, clock or channel: a driver starts and completes steps, passes deliveries and the time, and
+sends the learner's messages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LearnerDriver(Protocol):
         """Sends an event to a shard of the syncer."""
 
     def send_offer(self, offer: events.FragmentArrived, arrays: Payload) -> None:
-        """Sends an offer to the syncer, once its arrays are there."""
+        """Sends an offer to the syncer, once its arrays are on the host."""
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
@@ -80,7 +80,7 @@ class LearnerDriver(Protocol):
         """Writes a line of the metrics."""
 
     def alarm(self, problem: str) -> None:
-        """Says what went wrong that the learner goes on after."""
+        """Reports a problem after which the learner continues."""
 
     def leave(self, why: str) -> None:
         """Ends the process."""
@@ -161,7 +161,7 @@ class LearnerActor:
                 driver.record("drop", {"learner": learner, "reason": why})
 
     def _keep_position(self, steps: int) -> None:
-        """Keeps where the data are now, after so many steps, and no position of which there is no offer."""
+        """Stores the data position after so many steps; drops positions without an offer."""
         position, offered = self.arrays.position(), self.core.offered
         self._positions = {made: known for made, known in self._positions.items() if made in offered}
         self._positions[steps] = json.dumps(position) if position else ""
@@ -175,7 +175,7 @@ class LearnerActor:
             self.draw_from(position)
 
     def draw_from(self, position: str) -> None:
-        """Has the data go on there; where they cannot, they begin again, which must not kill the learner."""
+        """Continues the data at a position; on failure they start over, which must not kill the learner."""
         try:
             self.arrays.draw_from(json.loads(position) if position else None)
         except UNUSABLE_POSITION as error:

@@ -186,7 +186,7 @@ class LearnerWorker:
             self._tape.end()
 
     def _join(self) -> None:
-        """Asks the syncer to join, or goes on with a state of before."""
+        """Joins the syncer, or resumes an earlier state."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self._actor.join()
@@ -241,7 +241,7 @@ class LearnerWorker:
             self._beat()
 
     def _finish_steps(self, leave: int) -> bool:
-        """Waits until the devices have at most `leave` steps left, and reports those that are complete.
+        """Waits until at most `leave` steps are in flight, and reports the complete ones.
 
         Returns whether there were any.
         """
@@ -317,7 +317,7 @@ class LearnerWorker:
         return LearnerState(about, arrays)
 
     def _donate(self) -> None:
-        """Gives a copy of the inner state to everyone whose versions are applied; does not wait for steps."""
+        """Gives copies of the inner state to peers whose versions are applied; does not wait for steps."""
         if not self._wanted or not self.core.recovered:
             return
         own = self.core.versions

@@ -121,7 +121,7 @@ class Merging:
             self._send(error)
 
     def _commit(self, action: actions.Merge, made: NextVersion, merge_seconds: float) -> None:
-        """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
+        """Makes a version durable; its fragment is not merged again before the core is notified."""
         which, version = action.round, action.version - made.empty
         try:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None

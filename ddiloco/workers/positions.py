@@ -63,7 +63,7 @@ def dealt_or_told(state: SyncerState, experiment: Experiment, record: Callable[[
 
 
 def _position(mark: Watermark) -> dict[str, Any]:
-    """What a learner said; empty if it cannot be read."""
+    """A learner's data position; empty if it cannot be read."""
     try:
         return dict(json.loads(mark.position)) if mark.position else {}
     except (ValueError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""How a learner goes on with a state of before: its own checkpoint."""
+"""Resuming a learner from its own checkpoint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Takes snapshots of a run: learners write checkpoints under a number, then the syncer pins what it has.
+"""Snapshots of a run: learners write checkpoints under a number, then the syncer pins its versions.
 
-It pins of each fragment a version as new as that in any of these checkpoints, and the watermarks in it say
-whose work it has. So nothing is marked, and nobody waits for another.
+Of each fragment it pins a version at least as new as in any of these checkpoints; its watermarks say whose
+work it contains. So there are no markers, and no process waits for another.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class SnapshotTaker:
         return self._taking is not None
 
     def seconds_left(self) -> float:
-        """How long the snapshot under way may still take, from any thread; 0: there is none."""
+        """Remaining seconds of the snapshot in progress, from any thread; 0: none."""
         taking = self._taking
         return 0.0 if taking is None else max(0.0, taking.deadline - time.monotonic())
 

@@ -1,7 +1,7 @@
-"""The syncer as an actor: what its core decides is carried out here, once for every driver.
+"""The syncer as an actor: carries out its core's actions, the same in every driver.
 
-It has no thread, no clock and no channel: a driver brings events with the time, sends deliveries, and has
-merges made and committed, each of which comes back as an event.
+It has no thread, clock or channel: a driver passes events with the time, sends deliveries, and makes and
+commits merges, each of which returns as an event.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class SyncerActor:
             self._driver.deliver(receiver, own)
 
     def _with_pieces(self, told: actions.Tell) -> EventDelivery:
-        """What is told, with the fragments that go with it."""
+        """A message with the fragments that it carries."""
         event, known = told.event, {"watermarks": told.watermarks}
         match event:
             case events.UpdateArrived(p, version):

@@ -61,7 +61,7 @@ class ShardBook:
             return self._run
 
     def at(self, addresses: Sequence[str]) -> None:
-        """A shard says where all are; an empty one is not there yet. The first is where it was said to be."""
+        """Sets the addresses of all shards; empty: not known yet. The first keeps its given address."""
         for shard, address in enumerate(addresses[: self.shards]):
             if shard and address:
                 self._addresses[shard] = address
@@ -163,7 +163,7 @@ class SyncerClient:
             connection.send(round_id, contribution, offer)
 
     def tell_of_checkpoint(self, written: CheckpointWritten) -> None:
-        """Says what became of a snapshot's checkpoint, after the records of its steps; never waits."""
+        """Sends the outcome of a snapshot's checkpoint, after the records of its steps; never waits."""
         problem = written.problem[:LONGEST_REASON]
         message = pb.CheckpointWritten(snapshot=written.number, versions=written.versions, problem=problem)
         self.outbox.say_after_records(pb.FromLearner(checkpoint_written=message))
@@ -234,7 +234,7 @@ class SyncerClient:
             self._followers.own(told)
 
     def put(self, delivery: Delivery) -> None:
-        """Hands something to the worker, once there is one."""
+        """Passes a delivery to the worker, once there is one."""
         replaced = None if self._inbox is None else self._inbox.put(delivery)
         if replaced is not None and self._followers is not None:
             self._followers.forget(replaced)
@@ -391,7 +391,7 @@ class _Connection:
 
 
 class SyncerClients:
-    """A learner's connections to all shards of its syncer; what is not of one shard goes to the first.
+    """A learner's connections to all shards of its syncer; requests without a shard go to the first.
 
     Attributes:
       all: the client of each shard.
@@ -408,7 +408,7 @@ class SyncerClients:
 
     @property
     def answered(self) -> bool:
-        """Whether every shard has let the learner in, or one has refused it or said that the run is over."""
+        """Whether every shard has accepted the learner, or one has refused it or ended the run."""
         return all(client.accepted.is_set() for client in self.all) or self.over or self.refusal is not None
 
     @property
@@ -418,7 +418,7 @@ class SyncerClients:
 
     @property
     def over(self) -> bool:
-        """Whether a shard has said that the run is over."""
+        """Whether a shard has sent that the run is over."""
         return any(client.over for client in self.all)
 
     @property
@@ -456,7 +456,7 @@ class SyncerClients:
         self.all[round_id.fragment % len(self.all)].send(round_id, contribution, offer)
 
     def put(self, delivery: Delivery) -> None:
-        """Hands something to the worker, once there is one."""
+        """Passes a delivery to the worker, once there is one."""
         self.first.put(delivery)
 
     def finish(self, timeout: float) -> bool:

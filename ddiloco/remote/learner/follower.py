@@ -43,7 +43,7 @@ from ddiloco.workers.exchange import EventDelivery, Pieces
 
 
 class TellingBatches(Iterator[HostBatch]):
-    """Draws a host's part of each batch one ahead, and says what it has drawn: host 0 counts the tokens."""
+    """Prefetches a host's part of each batch, and sends host 0 the number of tokens."""
 
     def __init__(self, own: HostBatches, say: queue.SimpleQueue[pb.FromHost]) -> None:
         self._own, self._say = own, say
@@ -248,7 +248,7 @@ class Follower:
         return numbered("inner", self._kept.load(number)[1])
 
     def _go_on(self, number: int) -> None:
-        """Loads this host's blocks of the state with which the learner goes on."""
+        """Loads this host's blocks of the state that the learner resumes."""
         arrays = bounded(lambda: self._kept.load(number)[1], self._kept.folder)
         self._kept.forget()
         self._arrays.restore(arrays, {"position": None, "steps": 0})

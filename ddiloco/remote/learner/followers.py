@@ -1,4 +1,4 @@
-"""The leading end of a learner's hosts: what host 0 orders, and what the others tell it."""
+"""Host 0's side of a learner of several hosts: its orders, and the other hosts' messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def key_of(told: EventDelivery) -> Key:
 
 
 def here_message(key: Key) -> pb.Here:
-    """The key as hosts tell it each other."""
+    """The key as a message between hosts."""
     return pb.Here(**dict(zip(("welcome", "fragment", "version", "lineage"), key, strict=True)))
 
 
@@ -133,7 +133,7 @@ class Followers:
         self._server.stop(grace=5.0).wait(6.0)
 
     def order(self, order: pb.Order) -> None:
-        """Tells all of them to do something, after what they were told before."""
+        """Sends an order to all hosts, in sequence."""
         with self._change:
             for orders in self._orders.values():
                 orders.put(order)

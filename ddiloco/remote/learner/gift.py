@@ -109,7 +109,7 @@ class _Call:
 
 
 class _Taken:
-    """What has come of a state."""
+    """The received part of a state."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking, self._inner = asking, asking.inner

@@ -88,9 +88,9 @@ class HostArrays(TrainingArrays):
 
 
 class LeadingArrays(HostArrays):
-    """Those of host 0, which tells the others of each call before it makes its own.
+    """The arrays of host 0, which orders each call from the others before it makes its own.
 
-    What is restored the others have restored before: it may be that one of them cannot.
+    The others restore first, since one of them may fail to.
     """
 
     def __init__(self, equipment: Equipment, erred: Erred, core: LearnerCore, followers: Followers) -> None:

@@ -76,7 +76,7 @@ class Lead:
         return self._health.watching(record)
 
     def make_arrays(self, core: LearnerCore) -> Callable[[Equipment, Erred], TrainingArrays]:
-        """What makes this host's arrays, whose calls the others follow."""
+        """Makes this host's arrays, whose calls the other hosts repeat."""
         return functools.partial(LeadingArrays, core=core, followers=self.followers)
 
     def go_on(self, number: int) -> None:
@@ -89,7 +89,7 @@ class Lead:
             self.followers.done(number, time.monotonic() + bounded_reads.LONGEST)
 
     def recovery(self, *parts: Any) -> ProcessRecovery:
-        """What has the learner recover, of whose copies on disk each host has its part."""
+        """The learner's recovery, of whose copies on disk each host has its blocks."""
         return HostRecovery(self.followers, *parts)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""A learner as a process: a LearnerWorker whose syncer is at the other end of the wire."""
+"""A learner as a process: a LearnerWorker connected to a remote syncer."""
 
 from __future__ import annotations
 

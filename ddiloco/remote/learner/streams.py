@@ -347,7 +347,7 @@ class Streams:
 
 
 def _in_blocks(decode: FragmentDecoder, terms: Terms) -> Callable[[int, Pieces, Pieces], Pieces]:
-    """Makes the next version of blocks: the difference is decoded as a whole, for codecs know no blocks."""
+    """Makes the next version of blocks: codecs decode a whole difference, not blocks."""
 
     def after(fragment: int, difference: Pieces, blocks: Sequence[Blocks]) -> Pieces:
         zeros = [np.zeros(form.shape, form.dtype) for form in terms.down[fragment]]

@@ -1,4 +1,4 @@
-"""Who may speak for which learner: decided before a connection gets anything of the syncer's."""
+"""Admission of connections: which process may act as which learner."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Admission:
                 f"a process of {caller.host} with {whose} asked for the place of learner {hello.learner}",
             )
         if hello.process > max(FURTHEST, newest + LEAP):
-            beyond = "a process's number beyond belief"
+            beyond = "process number out of range"
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, beyond, beyond, f"{caller.host}: {beyond}")
         return None if present is None else self._of_a_second(hello, caller, present, now)
 

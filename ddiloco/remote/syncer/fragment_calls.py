@@ -1,4 +1,4 @@
-"""The calls in which fragments travel between a learner and who merges them."""
+"""The calls that carry fragments between learners and syncer."""
 
 from __future__ import annotations
 

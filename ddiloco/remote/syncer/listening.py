@@ -1,4 +1,4 @@
-"""The syncer's port: taken before anything is written, answered once there is somebody to answer."""
+"""The syncer's port: bound before anything is written, served once the syncer is ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TO_SPARE = 32  # calls that are about to be refused
 
 
 class Handshakes:
-    """Calls that have yet to say who they are: bounded in time and number, so that others find a place."""
+    """Calls before their first message: bounded in time and number, so that others are served."""
 
     def __init__(self, seconds: float, most: int) -> None:
         """`most`: with one more the oldest is ended of the machine that has most of them."""
@@ -31,7 +31,7 @@ class Handshakes:
         self._waiting: list[tuple[str, grpc.ServicerContext]] = []
 
     def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """The first request of a call, which is ended if that takes too long; empty if there is none."""
+        """The first request of a call, which is aborted if that takes too long; empty if there is none."""
         own = host_of(context.peer()), context
         with self._lock:
             self._waiting.append(own)

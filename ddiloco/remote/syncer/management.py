@@ -87,7 +87,7 @@ class Management:
         yield bytes(self.do(command, caller.host))
 
     def do(self, command: Command, host: str) -> Answer:
-        """Does what somebody at `host` asks, and says what was done."""
+        """Carries out a command of an operator at `host`; returns the answer."""
         answer = self._done(command)
         if command.verb != "status":
             self._tell(f"{host} asked to {command.verb}: {answer.line}")
@@ -151,7 +151,7 @@ class Management:
                 self._end(session, "evicted")
 
     def _evict(self, learner: int) -> Answer:
-        """Drops the connection of a learner that may not react; whatever process comes next is another."""
+        """Drops the connection of a learner that may hang; its next process is a new one."""
         present = [session for session in self._sessions() if session.learner == learner]
         if present:
             self._keep(lambda orders: orders._replace(evicted=(*orders.evicted[-_EVICTED:], learner)))

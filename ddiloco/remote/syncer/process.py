@@ -1,4 +1,4 @@
-"""The syncer, or one of its shards, as a process: a SyncerWorker whose learners come over the wire."""
+"""The syncer, or one of its shards, as a process: a SyncerWorker with remote learners."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OTHERS_SECONDS = 20.0  # for other shards to end after this one has
 
 
 class SyncerRun:
-    """One run of the decoupled family, seen from a shard of its syncer; learners come and go at any time."""
+    """One run of the decoupled family at one shard of its syncer; learners join and leave at any time."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class SyncerRun:
                 self._shards.end([core.versions[p] for p in self._own])
 
     def _is_over(self) -> bool:
-        """Whether the run ends, as far as this shard knows, and not only its process."""
+        """Whether, to this shard's knowledge, the run ends and not only its process."""
         if self._shard:
             return self._shards.ended.is_set() and not self._shards.superseded
         finished = self._shards.finished or (self._shards.count == 1 and self._syncer.core.finished)
@@ -221,7 +221,7 @@ class SyncerRun:
         self._server.tell_where(self._shards.addresses)
 
     def _await_others(self) -> None:
-        """Lets other shards end, whose last merges and records belong to the result."""
+        """Waits for other shards to end, whose last merges and records belong to the result."""
         if self._shards.count > 1:
             self.end()
             seconds = _LEAVE_SECONDS if self._shards.finished else _OTHERS_SECONDS
@@ -229,7 +229,7 @@ class SyncerRun:
                 self._shards.wait_for_others(seconds)
 
     def _is_trained(self) -> bool:
-        """Whether a learner has come to the last step; all may also have left because they were drained."""
+        """Whether a learner has reached the last step; without any, whether all were drained."""
         if self._shard:
             return False
         records.write_out(self._record, _SUMMARY_SECONDS, summary=True)

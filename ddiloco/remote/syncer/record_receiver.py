@@ -1,4 +1,4 @@
-"""Takes the records that learners send, counts those that were lost, and tells how each process ended."""
+"""Receives learners' records, counts lost ones, and records how each process ended."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class SyncerServer:
         self._open.set()
 
     def tell_where(self, addresses: Sequence[str]) -> None:
-        """Tells learners, also those that come, where all shards answer."""
+        """Sends all learners, present and future, the addresses of all shards."""
         with self._lock:
             self._addresses = addresses
             sessions = list(self._sessions.values())
@@ -168,7 +168,7 @@ class SyncerServer:
         return not late
 
     def close(self) -> None:
-        """Answers no more; learners that were not told that the run is over look for another syncer."""
+        """Stops serving; learners without the end of the run look for another syncer."""
         self._open.set()
         self._listening.stop(grace=1.0)
 
@@ -296,7 +296,7 @@ class SyncerServer:
             self._end(session, reason)
 
     def _wait_for_turn(self, session: Session, cost: int) -> None:
-        """Reads on no sooner than others are served too; the transport holds back who says more."""
+        """Delays reading until others are served too; the transport slows faster senders."""
         while not session.over and not self._over and not self._has_turn(session, cost):
             time.sleep(0.05)
 
@@ -327,7 +327,7 @@ class SyncerServer:
         # At another shard the number may have become as large as that of any process.
         most = max(session.newest_incarnation + LEAP, FURTHEST if self._terms.shards > 1 else 0)
         if report.incarnation > most:
-            raise WireError("incarnation beyond belief", str(report.incarnation))
+            raise WireError("incarnation out of range", str(report.incarnation))
         if report.incarnation != session.incarnation:
             if not self._rejoins.take(session.learner, time.monotonic()):
                 raise WireError("too many incarnations", f"more than {REJOINS} at once")
@@ -351,7 +351,7 @@ class SyncerServer:
         self._changed.notify_all()
 
     def _end(self, session: Session, reason: str) -> None:
-        """Closes a session; the core hears that its learner is lost, whatever the reason."""
+        """Closes a session; the core is notified that its learner is lost."""
         with self._coming_and_going:
             # The learner sees the end, and may be here again, before all of this is done.
             if session.close(reason):

@@ -79,7 +79,7 @@ class Session:
                 self.say(pb.ToLearner(leave=True))
 
     def begun(self, incarnation: int) -> None:
-        """Hears that the syncer counts this incarnation."""
+        """The incarnation is live at the syncer."""
         self.counted = incarnation
 
     @property

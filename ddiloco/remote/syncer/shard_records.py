@@ -1,4 +1,4 @@
-"""Records of the syncer's other shards on their way to the first, whose process writes all of the run's."""
+"""Records of the syncer's other shards in transit to the first, which writes all of the run's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may join: by a token or mutual TLS, shared by all or one's own; beyond loopback one is needed."""
+"""Credentials: a token or mutual TLS, shared or one for each learner; required beyond the loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARD = -3  # likewise: a shard of the syncer
 
 
 class Caller(NamedTuple):
-    """Who calls: the learner whose own credentials were shown, None if they are shared; and its host."""
+    """The caller of an rpc: the learner of its own credentials, None if they are shared; and its host."""
 
     learner: int | None
     host: str
@@ -96,7 +96,7 @@ class Security:
         return self.admits(((TOKEN_KEY, f"Bearer {token}"),))
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
-        """Who makes an admitted call: the learner that the token is of, or else the certificate."""
+        """The caller of an admitted call: the token's learner, or else the certificate's."""
         shown = self._shows(context.invocation_metadata()) if self.asks else None
         if shown in (OPERATOR, SHARD):
             return Caller(shown, host_of(context.peer()))

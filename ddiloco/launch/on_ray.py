@@ -256,7 +256,7 @@ class RayRun:
         return code
 
     def _failing(self, names: Collection[str]) -> str | None:
-        """"the syncer" or "every learner" if restarted too often since the run last merged; else None."""
+        """Names the syncer or all learners, if restarted too often since the run last merged; else None."""
         begun = collections.Counter[str]()  # those that took the place of one that was refused have its name
         job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
         for actor in cluster_state.actor_table(None, job).values():

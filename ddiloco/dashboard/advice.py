@@ -50,8 +50,8 @@ def not_finite(view: RunView) -> Iterator[Advice]:
             left = f", and {one.left_out} of its offers were left out" if one.left_out else ""
             yield Advice(
                 f"Learner {one.learner}: its loss is not a number.",
-                f"Its newest steps gave NaN or infinity{left}. The others go on without it.",
-                "Restart it, so that it takes the global model again. If it comes again, look at its data, "
+                f"Its newest steps gave NaN or infinity{left}. The others continue without it.",
+                "Restart it, so that it loads the global model. If this repeats, check its data, "
                 "its devices (config.sdc_check_every) and the learning rate.",
                 one.learner,
                 commands=_control(view, f"drain {one.learner}", f"add {one.learner}"),
@@ -81,8 +81,8 @@ def dead(view: RunView) -> Iterator[Advice]:
             texts = (event.text for event in view.events if event.text.startswith(died))
             yield Advice(
                 f"Learner {one.learner} has been dead for {seconds(one.state_seconds)}.",
-                next(texts, "Its process or its connection has ended. The others go on without it."),
-                f"Start it again with the same number; learners/{one.learner}/traceback.txt may say why.",
+                next(texts, "Its process or its connection has ended. The others continue without it."),
+                f"Restart it with the same number; learners/{one.learner}/traceback.txt may have the cause.",
                 one.learner,
             )
 
@@ -126,9 +126,9 @@ def thin_link(view: RunView) -> Iterator[Advice]:
         why = _not_through(one, others) or _late(one, others)
         if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
             why = (
-                f"It steps, but has sent {size(one.sent)} where its pace wants {size(fair * one.clock)}; "
-                f"{share(one.merged_share or 0.0)} of its work is merged, of the others' "
-                f"{share(_usual_share(view))}."
+                f"It steps, but has sent {size(one.sent)}, not {size(fair * one.clock)}; "
+                f"{share(one.merged_share or 0.0)} of its work is merged, and {share(_usual_share(view))} of "
+                "the others'."
             )
         if why and view.syncer.rounds and not one.quarantined and not one.not_finite:
             codec = view.setting("outer.codec", "f32")
@@ -282,7 +282,7 @@ def grace_unused(view: RunView) -> Iterator[Advice]:
     if slack > 0.5 * step and (s.grace_seconds or 0.0) < 0.05 * slack:
         yield Advice(
             f"Grace is unused: rounds wait {seconds(s.grace_seconds)} of {seconds(slack)} of slack.",
-            f"{share(1 - s.mean_share)} of those who could be in a merge are not, though waiting is free.",
+            f"{share(1 - s.mean_share)} of the possible offers miss their merges, though waiting is free.",
             f"Raise config.sync.gamma ({gamma:g} now) to 0.8, and config.sync.max_grace if that bounds it.",
             trouble=False,
         )
@@ -308,7 +308,7 @@ def waiting(view: RunView) -> Iterator[Advice]:
         yield Advice(
             f"Learners wait: {share(waited)} of the chips' time.",
             f"With algorithm {view.setting('algorithm')} they wait for the slowest, and for the network.",
-            "The preset `decoupled` (a quorum below M, no bound on running ahead) waits for nobody.",
+            "The preset `decoupled` (a quorum below M, no bound on running ahead) never waits.",
             trouble=False,
         )
 
@@ -333,7 +333,7 @@ RULES: Sequence[Rule] = (
 )
 
 _REMEDIES = (
-    (r"the loss is", "Restart that learner; if it comes again, look at its data, devices and learning rate."),
+    (r"the loss is", "Restart that learner; if this repeats, check its data, devices and learning rate."),
     (
         r"skips steps",
         "Lower inner.learning_rate; if others do not skip theirs, look at its data and devices.",

@@ -30,7 +30,7 @@ STATES = {
     "waiting": (10, 9, "waits for peers or network"),
     "recovering": (1, 18, "starts, joins or recovers"),
     "spare": (15, 4, "spare"),
-    "hung": (1, 18, "hangs, or is not heard"),
+    "hung": (1, 18, "hangs, or is silent"),
     "dead": (8, 4, "dead"),
     "finished": (17, 2, "has finished"),
 }

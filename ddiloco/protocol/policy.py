@@ -85,7 +85,7 @@ class SyncPolicy:
         if self.max_run_ahead is not None and self.quorum is not None:
             raise ValueError(
                 "max_run_ahead: is bounded, so quorum must be None (all live learners); "
-                f"with a quorum of {self.quorum} the learners would wait for ever once fewer are live"
+                f"with a quorum of {self.quorum} the learners would wait forever once fewer are live"
             )
 
     @property

@@ -193,7 +193,7 @@ def _has_begun(workdir: pathlib.Path, resume: bool | None) -> bool:
         return True
     if resume is None:
         return False
-    raise run_mark.RunMarkError(f"{workdir}: no run has begun there that could go on")
+    raise run_mark.RunMarkError(f"{workdir}: has no run to resume")
 
 
 def _run_owned(

@@ -142,7 +142,7 @@ def check(needs: Needs, whose: str) -> None:
     """Raises ConfigError if the process cannot be on this host at all; `whose` begins the line."""
     if needs.least > (available := host_memory()):
         sizes = f"{needs.least / _GIB:.1f} GiB of memory, and this host has {available / _GIB:.1f} GiB"
-        raise ConfigError(f"{whose} needs at least {sizes}; --dry_run says for what")
+        raise ConfigError(f"{whose} needs at least {sizes}; see --dry_run")
 
 
 def _scoring_bytes(experiment: Experiment) -> int:

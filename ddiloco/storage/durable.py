@@ -163,7 +163,7 @@ class DurableState:
         try:
             self._save_incarnations(incarnations)
         except OSError as error:
-            self._alarm(error, "who joined is not durable")
+            self._alarm(error, "incarnations are not durable")
             return False
         return True
 

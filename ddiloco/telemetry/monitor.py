@@ -227,9 +227,9 @@ class Monitor:
             case "learner_lost" if not finished:
                 self._print(f"learner {learner} lost: {values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:
-                self._print(f"learner {learner} is silent; the others go on")
+                self._print(f"learner {learner} is silent; the others continue")
             case "learner_returned":
-                self._print(f"learner {learner} is heard again", unless_quiet=True)
+                self._print(f"learner {learner} sends messages again", unless_quiet=True)
             case "learner_ready" if was_away:
                 self._print(f"learner {learner} is back", unless_quiet=True)
 

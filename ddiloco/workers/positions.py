@@ -57,7 +57,7 @@ def dealt_or_told(state: SyncerState, experiment: Experiment, record: Callable[[
     try:
         return dealt(state, experiment)
     except DataError as error:
-        problem = f"{error}: learners that come again begin their data again"
+        problem = f"{error}: rejoining learners start their data over"
         record(records.Alarm(problem, time.time()))
         return with_positions(state, dict.fromkeys(range(experiment.most_learners), ""))
 

@@ -227,7 +227,7 @@ class SnapshotTaker:
             self._alarm(f"{problem.removeprefix(f'{self.folder}: ')}: a snapshot is given up")
 
     def _alarm(self, problem: str) -> None:
-        self._record(records.Alarm(f"{self.folder}: {problem}; training goes on", time.time()))
+        self._record(records.Alarm(f"{self.folder}: {problem}; training continues", time.time()))
 
 
 def _after(step: int, every: int) -> int:

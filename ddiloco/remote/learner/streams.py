@@ -302,7 +302,7 @@ class Streams:
                 self._held.hold(p, update.version, pieces)
             return pieces
         if self._held is None or not count <= min(update.version, MOST_DIFFERENCES):
-            raise WireError("differences that nobody asked for", f"{count} to version {update.version}")
+            raise WireError("differences that were not requested", f"{count} to version {update.version}")
         form = self._terms.difference[p]
         arrays = receive([*form] * count, header.size, stream)
         differences = [arrays[i : i + len(form)] for i in range(0, len(arrays), len(form))]

@@ -63,7 +63,7 @@ class Management:
         if shard and self._orders.stopped:
             stop()
         elif not shard and (kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None))):
-            tell(f"the run goes on that was stopped{kept}")
+            tell(f"the stopped run continues{kept}")
 
     def attach(self, sessions: Callable[[], Sequence[Session]], end: Callable[[Session, str], None]) -> None:
         """`sessions`: those of the learners that are connected; `end` closes one, for a reason."""
@@ -158,9 +158,7 @@ class Management:
         if present:
             self._keep(lambda orders: orders._replace(evicted=(*orders.evicted[-_EVICTED:], learner)))
         told = (
-            f"learner {learner} is dropped; it may come back"
-            if present
-            else f"learner {learner} is not there"
+            f"learner {learner} is dropped; it may rejoin" if present else f"learner {learner} is not there"
         )
         return Answer(bool(present), told, {"learner": learner})
 

@@ -206,12 +206,12 @@ class HostOffers:
             growing, step = self._growing.get(fragment), offer.contribution.step
             same = growing is not None and growing.offer.round == offer.round
             if same and step < growing.offer.contribution.step:
-                raise WireError("another offer", "a newer one has come already")
+                raise WireError("another offer", "a newer one has arrived already")
             if not same or step > growing.offer.contribution.step or host in growing.hosts:
                 growing = _Growing(offer, formats, blocks)  # what came before will never be whole
             self._growing.pop(fragment, None)
             if growing.offer != offer:
-                raise WireError("another offer", "a learner's hosts differ in what they say of it")
+                raise WireError("another offer", "a learner's hosts differ on it")
             try:
                 for gathered, part in zip(growing.gathered, blocks, strict=True):
                     gathered.add(part)

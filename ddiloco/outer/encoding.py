@@ -36,7 +36,7 @@ Tensors = tuple[jax.Array, ...]
 
 
 class InvalidContribution(ValueError):
-    """What a learner sent cannot be merged; the message says what is wrong with it."""
+    """An offer that cannot be merged; the message names the problem."""
 
 
 def wire_format(layout: FragmentLayout, fragment: int, codec: str) -> tuple[ArrayFormat, ...]:

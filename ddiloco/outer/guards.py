@@ -42,7 +42,7 @@ _CLEAR = 3.0  # ... of rounds times the others' average squared: where that is s
 
 
 class Offered(NamedTuple):
-    """What the gates know of one learner's offer."""
+    """A learner's offer as the gates see it."""
 
     learner: int  # its number
     steps: int  # inner steps that the offer stands for
@@ -203,7 +203,7 @@ class Notice(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Who is left out of a round, and what is to be told about it."""
+    """The left-out learners of a round, and the notices about it."""
 
     left_out: frozenset[int]
     notices: tuple[Notice, ...]

@@ -48,7 +48,7 @@ class StandingOrders(NamedTuple):
 
 
 def load(folder: pathlib.Path) -> StandingOrders:
-    """What was said, nothing at first; raises RunMarkError: the file cannot be used."""
+    """The orders so far, empty at first; raises RunMarkError: the file cannot be used."""
     path = folder / NAME
     try:
         values = json.loads(path.read_text())

@@ -1,7 +1,6 @@
-"""What a remote run's evaluator and syncer tell each other, in a folder of the workdir.
+"""Files by which a remote run's evaluator and syncer communicate, in a folder of the workdir.
 
-The evaluator adds a line for each score. At the end the syncer says in a file which score is the last that it
-wants.
+The evaluator adds a line for each score. At the end the syncer writes which score is the last.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Scores:
         file.close()
 
     def new(self) -> list[Scored]:
-        """The scores that have come since the last call; for the syncer."""
+        """The scores since the last call; for the syncer."""
         try:
             with self._lines.open("rb") as file:
                 file.seek(self._read)
@@ -78,12 +77,12 @@ class Scores:
         return found
 
     def want(self, wanted: Wanted) -> None:
-        """Says which score is the last; for the syncer. Raises OSError."""
+        """Writes which score is the last; for the syncer. Raises OSError."""
         self._wanted.parent.mkdir(exist_ok=True)
         array_file.replace(self._wanted, [json.dumps(wanted._asdict()).encode()])
 
     def wanted(self) -> Wanted | None:
-        """The last score that the syncer wants, if it has said so."""
+        """The last score that the syncer wants, if it has written that."""
         try:
             values: dict[str, Any] = json.loads(self._wanted.read_text())
             return Wanted(**{**values, "versions": tuple(values["versions"])})

@@ -1,4 +1,4 @@
-"""What the author of a training loop says of it; docs/your_own.md explains it."""
+"""A user's training loop; docs/your_own.md explains it."""
 
 from __future__ import annotations
 

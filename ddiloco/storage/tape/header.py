@@ -1,4 +1,4 @@
-"""The first record of a tape: whose it is, what it began from, and the machine that it was recorded on."""
+"""The first record of a tape: its process, its initial state, and the machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Header:
 
     @property
     def actor(self) -> str:
-        """Whose tape it is: "learner 2", "the syncer", "shard 1 of the syncer"."""
+        """The process of the tape: "learner 2", "the syncer", "shard 1 of the syncer"."""
         if self.learner is not None:
             return f"learner {self.learner}"
         return f"shard {self.shard} of the syncer" if self.shards > 1 else "the syncer"

@@ -149,7 +149,7 @@ def test_of_a_disk_that_hangs_an_alarm_tells_once(data_dir, tmp_path):
     desk.taker.take(CheckpointWritten(0, 1, (3, 4, 5)))
     for now in (200.0, 300.0):
         desk.taker.timeout(now)
-    assert desk.alarms[0].endswith("is not completed, and none is taken meanwhile; training continues")
+    assert desk.alarms[0].endswith("is not complete, and none is taken meanwhile; training continues")
     assert len(desk.alarms) == 1 and desk.taker.under_way and desk.taker.next_deadline() is None
     desk.taker.close()
     assert desk.noted[-1] == ("snapshot_given_up", {"number": 1, "step": 8, "reason": "the run is over"})

@@ -214,7 +214,7 @@ def syncer_at_its_limit(view: RunView) -> Iterator[Advice]:
 
 
 def _scarce(s: SyncerView) -> str:
-    """What would allow more merges a second, by where a merge spends its time."""
+    """Remedies for slow merges, by where a merge spends its time."""
     if s.disk_seconds is None or s.merge_seconds is None:
         return "more cores or a faster disk"
     return "a faster disk" if s.disk_seconds > s.merge_seconds else "more cores"

@@ -250,7 +250,7 @@ class PageServer:
         return answer
 
     async def _news(self) -> AsyncIterator[bytes]:
-        """What is to be seen, whenever it has changed since the page was made."""
+        """The page's content, whenever it has changed."""
         self._watching += 1
         try:
             while not self._over.is_set():

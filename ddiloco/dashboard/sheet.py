@@ -114,7 +114,7 @@ def _templates() -> jinja2.Environment:
 
 
 def progress(view: RunView) -> list[str]:
-    """How far a run is, and how long it has taken."""
+    """Progress and duration of a run."""
     step, total = view.summary.get("step") or 0, view.summary.get("total_steps")
     elapsed = f"{seconds(view.now)}{' of virtual time' if view.virtual else ''}"
     parts = [f"step {step} of {total}" if total else "no step yet", elapsed]
@@ -168,7 +168,7 @@ def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
 
 
 def in_words(spans: Sequence[StateSpan]) -> str:
-    """What a lane shows."""
+    """The states of a lane as text."""
     total: dict[str, float] = {}
     for state, start, end in spans:
         total[state] = total.get(state, 0.0) + end - start
@@ -221,7 +221,7 @@ def where_time_went(view: RunView) -> list[tuple[str, float | None, float | None
 
 
 def limits(view: RunView) -> list[tuple[str, Any, str]]:
-    """What the syncer does, beside what it should or could do at most; what is not known is left out."""
+    """The syncer's load beside its limits, as far as known."""
     s = view.syncer
     each = f"{seconds(None if not s.due_per_second else 1 / s.due_per_second)} from round to round"
     rows = [

@@ -87,7 +87,7 @@ class RoundView:
 
 @dataclasses.dataclass(frozen=True)
 class SyncerView:
-    """What the syncer does against what it should and can."""
+    """The syncer's load and its limits."""
 
     rounds: int
     skipped: int  # since it fell behind
@@ -270,7 +270,7 @@ def _since(moment: float, spans: Iterable[StateSpan]) -> list[StateSpan]:
 
 
 def _state(of: LearnerProgress, now: float, going_on: bool) -> tuple[str, float]:
-    """What a learner does, and since when; it has hung if it should step and does not."""
+    """A learner's state and its start; `hung` if it should step and does not."""
     state = of.lane.state or "absent"
     stepped = of.stepped_at if state == "stepping" and going_on else None
     if stepped is not None and (of.silent or now - stepped > of.standstill()):
@@ -329,7 +329,7 @@ def _known(lines: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _rate_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> float | None:
-    """How much a count went up in a second."""
+    """Increase of a count in a second."""
     counts = _known(lines, name)
     return (counts[-1] - counts[0]) / span if counts and span else None
 

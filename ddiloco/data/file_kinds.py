@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes and lines; its name counts only where it promises what these are not."""
+"""The kind of a file, by its first bytes and lines; its name counts only if it contradicts them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Content = Literal["rows", "plain", "parquet"]
 
 
 class FileKind(NamedTuple):
-    """How a file is read."""
+    """A reader of one kind of file."""
 
     content: Content
     """rows: a JSON object a line."""
@@ -232,7 +232,7 @@ def _is_cut(text: str, error: json.JSONDecodeError | None) -> bool:
 
 
 def _one_json_value(text: str, whole: bool) -> Literal["array", "object"] | None:
-    """What the text is, if that is JSON but not an object a line: an array, or objects over several lines."""
+    """The kind of JSON that is not an object a line: an array, or objects over several lines; else None."""
     if not text.startswith(("[", "{")):
         return None
     kind: Literal["array", "object"] = "array" if text[0] == "[" else "object"

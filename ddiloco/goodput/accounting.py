@@ -1,4 +1,4 @@
-"""What goodput, uptime and lost time mean, for real runs and simulated ones (docs/dashboard.md)."""
+"""Definitions of goodput, uptime and lost time, for real and simulated runs (docs/dashboard.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_UNCUT = 10_000  # spans of a learner that may reach out of the window; only
 
 
 class State(enum.Enum):
-    """What a learner's chips do."""
+    """State of a learner's chips."""
 
     STARTING = "starting"  # before the first step: compiles, loads; not allocated yet
     STEPPING = "stepping"  # useful work
@@ -178,11 +178,11 @@ class Timelines:
         return total
 
     def states(self) -> collections.Counter[State]:
-        """How many learners are in each state, of those that have entered any."""
+        """Number of learners in each state, of those that have entered any."""
         return collections.Counter(track.state for track in self._tracks.values() if track.state is not None)
 
     def alive(self, first: int) -> tuple[int, int]:
-        """How many learners are neither FAILED nor away, and of how many.
+        """Number of learners neither FAILED nor away, and their total.
 
         Of those that have come, and of the `first`. One that has FINISHED is alive, as is one of the first
         that has not come yet.

@@ -57,7 +57,7 @@ PAUSE = 60.0  # seconds until a process is begun again where a node refused it, 
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What one process of a learner takes of its node."""
+    """Resources of one process of a learner."""
 
     cpus: float = 1.0  # cores
     gpus: float = 0.0
@@ -240,7 +240,7 @@ class RayRun:
         return operator_orders.has_failed(self._workdir / FOLDER)
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
-        """Which actor has ended, and with which exit code; waits for one so long at most."""
+        """The actor that has ended, and its exit code; waits so long at most."""
         done, _ = ray.wait(list(self._running), timeout=seconds)
         names = [self._running.pop(code) for code in done]
         return [(name, self._code(name, code)) for name, code in zip(names, done, strict=True)]
@@ -271,7 +271,7 @@ class RayRun:
         return "every learner" if learners and all(learners) else None
 
     def _leave_draining_nodes(self) -> None:
-        """Makes learners leave nodes that are about to go, while their work can still be merged."""
+        """Makes learners leave draining nodes while their work can still be merged."""
         draining = cluster_state.get_draining_nodes()
         if not draining:
             return

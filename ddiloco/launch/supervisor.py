@@ -85,7 +85,7 @@ class Roles:
 
     @property
     def needed(self) -> list[Role]:
-        """Those that make up the run, as far as they were started."""
+        """The started roles that the run cannot do without."""
         started = [role for role in self.shards if role.process is not None]
         return [self.syncer, *started, *self.learners]
 
@@ -237,7 +237,7 @@ class Supervisor:
                     process.join()
 
     def _put_in(self, spare: Role, role: Role) -> None:
-        """Gives the spare's process to the role; another is made once that process has had time to begin."""
+        """Gives the spare's process to the role; a new spare is started a little later."""
         self._note_end(role)
         role.process, spare.process = spare.process, None
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
@@ -308,7 +308,7 @@ def _refused(role: Role) -> bool:
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
-    """What each of a role's processes gets beside the role's arguments, and its environment."""
+    """Further arguments and environment of each of a role's processes."""
     if role.hosts == 1:
         return [([], role.environment)]
     with reserved_ports(2) as port:  # free a moment ago; should one be taken, all are started again

@@ -74,7 +74,7 @@ class LocalOffers:
 
     @property
     def waiting(self) -> int:
-        """How many no sender has taken yet."""
+        """Number of queued offers."""
         return self._waiting
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:

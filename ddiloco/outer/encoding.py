@@ -64,7 +64,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(layout: FragmentLayout, config: OuterConfig) -> Traffic:
-    """What fragments take on the wire under these settings."""
+    """The wire format of fragments under these settings."""
     by_codec = (encoded_bytes(layout, codec) for codec in ("f32", config.codec, config.update_codec))
     return Traffic(*by_codec)
 

@@ -30,7 +30,7 @@ class FragmentState(NamedTuple):
 
 
 class NextVersion(NamedTuple):
-    """What a merge makes."""
+    """The result of a merge."""
 
     pieces: tuple[np.ndarray, ...]  # of the newest version, read-only
     metrics: dict[str, float]  # those of `OuterResult`

@@ -66,7 +66,7 @@ class Offered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What a gate may compare a round with."""
+    """Earlier rounds that a gate may compare with."""
 
     rounds: int = 0  # of this fragment so far
     fragments: int = 1  # of which there were rounds
@@ -83,7 +83,7 @@ class Past:
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """When a learner's offer is left out of a merge, and when all of them are."""
+    """Rules for leaving out offers."""
 
     gates: tuple[str, ...] = setting(
         ("tokens", "norm", "direction"), "what offers are judged by; (): all that are finite are merged"
@@ -184,7 +184,7 @@ GATES: dict[str, Gate] = {"tokens": tokens, "norm": norm, "direction": direction
 
 
 class Notice(NamedTuple):
-    """What was done about a learner: `kind` is "unsound", "left_out", "quarantined" or "released"."""
+    """An action on a learner: `kind` is "unsound", "left_out", "quarantined" or "released"."""
 
     kind: str
     learner: int
@@ -211,7 +211,7 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass
 class _Standing:
-    """What a guard remembers of a learner."""
+    """A guard's state of a learner."""
 
     out_of_line: collections.deque[bool] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=12)
@@ -390,7 +390,7 @@ def sampled_cosines(
 
 
 def _lines(size: int, total: int, rng: np.random.Generator) -> np.ndarray | None:
-    """Which lines of a piece are in the sample; None: all of the piece."""
+    """The lines of a piece in the sample; None: the whole piece."""
     wanted = SAMPLE * size // (total * _LINE)
     return None if total <= SAMPLE or size < _LINE else rng.integers(0, size // _LINE, max(1, wanted))
 

@@ -1,4 +1,4 @@
-"""What the protocol cores ask of their drivers. The end of long work is an event."""
+"""Actions, the output of the protocol cores. Long work ends with an event."""
 
 from __future__ import annotations
 

@@ -208,5 +208,5 @@ class EvaluatorProcess:
         )
 
     def _tokens_so_far(self) -> int:
-        """As the syncer's process has written them last, at most some seconds ago."""
+        """Tokens as last written by the syncer's process, at most some seconds ago."""
         return sum(read_json(self._workdir / "summary.json").get("tokens", {}).values())

@@ -60,7 +60,7 @@ Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """What a program has done at some points of its run.
+    """A program's hooks into its run.
 
     Attributes:
       claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.

@@ -23,7 +23,7 @@ from ddiloco.training.mesh import MeshConfig
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """How much is logged during training."""
+    """Logging during training."""
 
     every: int = setting(4, "steps between two points of a learner's curves", at_least=1)
     writers: tuple[str, ...] = setting(
@@ -48,7 +48,7 @@ BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long, and on how many rows, a learner trains."""
+    """Length of training, and rows of a learner."""
 
     steps: int = setting(480, "T: global steps; a learner is done when its clock reaches them", at_least=1)
     tokens: int | None = setting(
@@ -84,7 +84,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """How the global model is scored on held-out rows."""
+    """Evaluation of the global model on held-out rows."""
 
     every: int | None = setting(
         48, "global steps between two evaluations; 0: only first and last ones; None: none", at_least=0
@@ -176,7 +176,7 @@ class Experiment:
             raise ValueError(problem)
 
     def _problems(self) -> Iterator[str]:
-        """Which settings contradict each other, each in a line that begins with the one to change."""
+        """Contradicting settings, each in a line that begins with the one to change."""
         if self.driver == "remote":  # only the first of all problems is shown
             yield from self._problems_of_joining()
         learners, baseline = self.most_learners, self.algorithm in BASELINES

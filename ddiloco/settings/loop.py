@@ -13,7 +13,7 @@ NAME = "loop"  # instead of a model's name
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """How every process of the run makes the loop."""
+    """The user's loop, as every process of the run makes it."""
 
     factory: str = setting("", "module:function or file.py:function that makes a ddiloco.Loop")
     settings: Any = setting(None, "keyword arguments of the function, besides its place")

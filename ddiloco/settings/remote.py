@@ -12,7 +12,7 @@ HANDSHAKE = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class RemoteConfig:
-    """How the processes of learners and syncer stay connected and are restarted."""
+    """Connections, and restarts of the processes of learners and syncer."""
 
     hosts: tuple[int, ...] = setting(
         (),

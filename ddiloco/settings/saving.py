@@ -16,7 +16,7 @@ class TapeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecoveryConfig:
-    """What is kept for processes that are started again."""
+    """State kept for restarted processes."""
 
     checkpoint_every: float = setting(
         60.0,
@@ -35,7 +35,7 @@ class RecoveryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotConfig:
-    """How often snapshots are taken, how many are kept, and when one is given up."""
+    """Interval, number and timeout of snapshots."""
 
     every: int = setting(0, "global steps between two; 0: none", at_least=0)
     keep: int = setting(2, "number of complete snapshots kept, the newest", at_least=1)

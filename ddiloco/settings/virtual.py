@@ -15,7 +15,7 @@ BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
 
 @dataclasses.dataclass(frozen=True)
 class VirtualConfig:
-    """What the virtual driver simulates. Tuples have one entry for each learner, or one for all."""
+    """The simulated hardware. Tuples have one entry for each learner, or one for all."""
 
     step_seconds: tuple[float, ...] = setting(
         (1.0,), "seconds of a step on all chips of a learner", above=0.0
@@ -58,7 +58,7 @@ class VirtualConfig:
     spare_capacity: SpareCapacity = section(SpareCapacity)
 
     def problems(self, num_learners: int) -> Iterator[str]:
-        """Which settings do not fit each other or the learners, each in a line that begins with the field."""
+        """Settings that contradict each other or the learners, each in a line that begins with the field."""
         if (self.availability == "trace") is (self.trace is None):
             wanted = "must name a file" if self.trace is None else "needs availability to be trace"
             yield f"trace: is {self.trace}, but {wanted}; availability is {self.availability}"

@@ -52,11 +52,11 @@ class DurableStateError(Exception):
 
 
 class _Superseded(OSError):
-    """What is to be made durable is of a start before this one."""
+    """The state to write is of an earlier start."""
 
 
 class _Made(NamedTuple):
-    """How a version of a fragment was made."""
+    """The origin of a fragment's version."""
 
     round: RoundId
     version: int

@@ -91,7 +91,7 @@ class Scores:
 
     @contextlib.contextmanager
     def attending(self) -> Iterator[bool]:
-        """Lets the syncer see that there is an evaluator, until the `with` block ends or this process does.
+        """Marks an evaluator as present until the `with` block or this process ends.
 
         Gives False if there is one already.
         """

@@ -12,7 +12,7 @@ PREFIX = "shard-"
 
 
 class ShardState(NamedTuple):
-    """As the shard's newest process wrote it."""
+    """The state written by the shard's newest process."""
 
     start: str  # of the run, as its mark names it: what is of another start is void
     shards: int  # S, of which it is one

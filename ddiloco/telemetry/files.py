@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 30  # of a file that grows by what a learner says
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives the path to write to; at the end of the `with` block the file there takes the place of `path`.
+    """Yields a path to write to; after the `with` block that file replaces `path`.
 
     A reader sees the old file or the new one. Raises OSError where the disk refuses; the old one then stands.
     """

@@ -19,7 +19,7 @@ SHORTEST = 600.0  # seconds without a step that mean nothing yet to an engine
 
 
 class Health:
-    """What is known of this process's health.
+    """The health of this process.
 
     It is ready once it has been said to be, and lives unless a learner in the middle of its steps takes no
     further one for more than `shortest` seconds and ten times the median of the last ones, before the first

@@ -49,7 +49,7 @@ LONGEST_RECALL = 900.0  # seconds to read what earlier processes have left, a Gi
 
 
 class Monitor:
-    """Takes records from any thread and writes what a run leaves behind (docs: the workdir's contract).
+    """Receives records from any thread and writes the run's files (docs: the workdir's contract).
 
     Nothing that goes wrong in here ends the run: a file that cannot be written, or a record that cannot
     be read, is shown once on stderr and kept in the summary's `alarms`; files are tried again.

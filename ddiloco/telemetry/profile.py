@@ -15,7 +15,7 @@ FOLDER = "profile"  # of a run, in its workdir
 
 
 class Watch(Protocol):
-    """What sees the records of a process as they pass."""
+    """An observer of a process's records."""
 
     def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
         """`record`, with what passes through it seen."""

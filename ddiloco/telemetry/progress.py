@@ -91,7 +91,7 @@ def fitted(parts: Sequence[str], columns: int) -> str:
 
 
 class RecentSpeed:
-    """How fast a run has recently been, from samples of its step and its tokens."""
+    """The recent speed of a run, from samples of its step and its tokens."""
 
     def __init__(self) -> None:
         self._samples: collections.deque[tuple[float, int, int]] = collections.deque()

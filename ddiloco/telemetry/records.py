@@ -1,4 +1,4 @@
-"""What the threads of a run tell its monitor. Threads only put these in a queue.
+"""Records, from the threads of a run to its monitor.
 
 `time` is in unix seconds in real runs and in virtual seconds in virtual ones. Values may be device
 scalars that are complete; only the monitor's thread turns them into floats.
@@ -183,7 +183,7 @@ def guarded(notices: Sequence[Notice], round_id: RoundId, time: float) -> list[R
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known about a run before it starts."""
+    """Facts about a run before it starts."""
 
     algorithm: str
     num_learners: int  # as many as it starts with

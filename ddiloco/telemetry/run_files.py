@@ -159,7 +159,7 @@ class RunFiles:
 
     @property
     def started(self) -> float:
-        """When the run began; 0 before that."""
+        """Start of the run; 0 before that."""
         return self.state.slots.start if self.state.slots is not None else 0.0
 
     def read(self, budget: float = math.inf) -> bool:

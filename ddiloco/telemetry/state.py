@@ -1,4 +1,4 @@
-"""What the records of a run add up to: the one fold of summary, progress line, figures, page and report.
+"""The state of a run, folded from its records: for summary, progress line, figures, page and report.
 
     threads --records--> monitor --> RunState --> summary.json, progress line, loss.png, metrics
                             |--> RunLines --> *.jsonl --> RunFiles --> RunState --> view --> page, report
@@ -84,7 +84,7 @@ def _recent(length: int) -> Any:
 
 @dataclasses.dataclass
 class LearnerProgress:
-    """What one learner did."""
+    """Progress of one learner."""
 
     steps: int = 0
     tokens: int = 0
@@ -144,7 +144,7 @@ class RoundStats:
 
     @property
     def recorded(self) -> int:
-        """Those of them that were told of."""
+        """The recorded ones among them."""
         return self.quorums.total()
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ class RoundStats:
         return sum(size * n for size, n in self.quorums.items()) / self.live if self.live else None
 
     def mean_seconds(self, name: str) -> float | None:
-        """What a round took on average, of ROUND_SECONDS; None before the first."""
+        """Mean seconds of a round's parts, by ROUND_SECONDS; None before the first."""
         return self.seconds[name] / self.recorded if self.recorded else None
 
 
@@ -206,7 +206,7 @@ class RunState:
     # What it is told.
 
     def apply(self, record: Record) -> None:
-        """Takes a record in; one of the protocol of an unknown name changes nothing."""
+        """Applies a record; an unknown one of the protocol changes nothing."""
         match record:
             case StepDone():
                 self._seen(record.time)

@@ -1,4 +1,4 @@
-"""What may be written to a terminal: no control characters, and only as much as its reader takes."""
+"""Safe output to a terminal: no control characters, and no blocking on its reader."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a loop runs, and on which share of the data.
+    """A loop's devices and share of the data.
 
     Attributes:
       learner: its number, from 0.

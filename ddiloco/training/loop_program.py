@@ -43,7 +43,7 @@ class LoopProgram:
         self._all = [_abstract(leaf) for leaf in self._all]
 
     def compile(self) -> None:
-        """Takes a step on a state that is thrown away; raises ConfigError for what no Loop may give."""
+        """Takes a step on a scratch state; raises ConfigError for invalid results of the loop."""
         batch = next(iter(self.loop.batches()), None)
         if batch is None:
             raise ConfigError("loop.batches: gave no batch, but must give an endless iterator of them")

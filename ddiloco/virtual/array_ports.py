@@ -1,4 +1,4 @@
-"""What a virtual fleet asks of arrays, and counting substitutes for a fleet without any."""
+"""The arrays of a virtual fleet as an interface, and counting substitutes for a fleet without any."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Observer:
         """The core of a `VirtualLearner` has taken up what a checkpoint holds."""
 
     def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
-        """What was done about learners whose offers for a round are not merged."""
+        """The guard's actions on learners whose offers were left out."""
 
 
 class CountingLearner(LearnerArrays):
@@ -82,7 +82,7 @@ class CountingLearner(LearnerArrays):
         self.drawn = 0  # batches, from the start of its data
 
     def position(self) -> int:
-        """How many batches it has drawn."""
+        """Number of batches read."""
         return self.drawn
 
     def draw_from(self, position: int) -> None:
@@ -90,7 +90,7 @@ class CountingLearner(LearnerArrays):
         self.drawn = position or 0
 
     def state(self) -> tuple[None, int]:
-        """How many batches it has drawn."""
+        """Number of batches read."""
         return None, self.drawn
 
     def restore(self, arrays: None, values: int) -> None:

@@ -1,4 +1,4 @@
-"""What happens to learners and when: changes from a seeded model, or from a trace in a CSV file."""
+"""Availability of learners over time: changes from a seeded model, or from a trace in a CSV file."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NOTICED = 5.0  # seconds until a learner notices that it is cut off
 
 @dataclasses.dataclass(frozen=True)
 class Durations:
-    """How long what is not simulated takes, in virtual seconds."""
+    """Durations of processes that are not simulated, in virtual seconds."""
 
     merge: Callable[[], float] = lambda: 0.0
     notice_seconds: float = 0.0  # until the syncer hears of a death

@@ -80,7 +80,7 @@ def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
 
 
 def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:
-    """What the failure model does to the experiment's jobs: one for each learner, or one in all."""
+    """The failure model's changes to the experiment's jobs: one for each learner, or one in all."""
     v = experiment.virtual
     jobs = 1 if experiment.algorithm in BASELINES else experiment.sync.num_learners
     chips = v.chips(experiment.sync.num_learners)
@@ -90,7 +90,7 @@ def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:
 
 
 def changes_of(experiment: Experiment) -> list[Change]:
-    """What happens to a decoupled run's learners, drawn or read from the trace; may raise ConfigError."""
+    """Changes of a decoupled run's learners, sampled or from the trace; may raise ConfigError."""
     v, learners = experiment.virtual, experiment.sync.num_learners
     match v.availability:
         case "trace":
@@ -116,7 +116,7 @@ def check_fleet(experiment: Experiment) -> None:
 
 
 def _problems(experiment: Experiment) -> Iterator[str]:
-    """Which settings fit no fleet, each in a line that begins with the one to change."""
+    """Settings without a possible fleet, each in a line that begins with the one to change."""
     v, algorithm, baseline = experiment.virtual, experiment.algorithm, experiment.algorithm in BASELINES
     if base_learners(experiment) < 1:
         yield (

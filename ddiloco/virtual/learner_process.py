@@ -20,7 +20,7 @@ from ddiloco.workers.learner_actor import LearnerActor
 
 @dataclasses.dataclass
 class VirtualPlace:
-    """Where a learner runs: its hardware and its link, which outlive its process.
+    """A learner's hardware and link, which outlive its process.
 
     A process starts on `share` of the chips; with `paused` it takes no step until it is resumed.
     """

@@ -180,7 +180,7 @@ class TapingObserver(RecordingObserver):
 
 
 class _Arrays(TrainingArrays):
-    """Those of one process of a learner, which joins with the inner state that `recovery` then gives."""
+    """The arrays of one process of a learner, which joins with the inner state of `recovery`."""
 
     def __init__(
         self, equipment: Equipment, erred: Erred, recovery: Callable[[], Sequence[np.ndarray] | None]
@@ -272,7 +272,7 @@ def run_without_arrays(
 
 
 def rehearse(experiment: Experiment, traffic: Traffic) -> int:
-    """How many global steps the fleet takes within its budget of tokens or of time; nothing is trained.
+    """Number of global steps of the fleet within its budget of tokens or time; nothing is trained.
 
     A whole run of these steps comes nearest to a budget of tokens, and takes its last step within one of
     time: the rehearsal ends when the budget is spent, but in the run learners slower than the first go on.

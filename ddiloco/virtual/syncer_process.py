@@ -47,12 +47,12 @@ class VirtualSyncer:
 
     @property
     def offers(self) -> Collection[events.FragmentArrived]:
-        """Those whose arrays are kept."""
+        """Offers whose arrays are kept."""
         return () if self._actor is None else self._actor.offers.keys()
 
     @property
     def lineage(self) -> int:
-        """Of the versions that the present process makes."""
+        """Lineage of the versions of the present process."""
         return self._process
 
     def furthest(self, learner: int) -> Watermark:
@@ -68,7 +68,7 @@ class VirtualSyncer:
         self._alarm.clear()
 
     def _disconnect(self) -> None:
-        """What was sent, or was to be, is forgotten with its connections."""
+        """Drops sent and queued messages with their connections."""
         self._sent.clear()
         for updates in self._updates.values():
             updates.messages.clear()

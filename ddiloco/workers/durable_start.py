@@ -1,4 +1,4 @@
-"""What a syncer begins with: durable rounds of an earlier process, or initial parameters."""
+"""The initial state of a syncer: durable rounds of an earlier process, or initial parameters."""
 
 from __future__ import annotations
 

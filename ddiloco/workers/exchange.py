@@ -1,4 +1,4 @@
-"""What a learner and the syncer exchange: offers, deliveries."""
+"""Messages between learner and syncer workers: offers, deliveries."""
 
 from __future__ import annotations
 

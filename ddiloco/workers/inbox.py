@@ -1,4 +1,4 @@
-"""What waits for a learner's thread: only the newest update of each fragment, however long a step takes."""
+"""The inbox of a learner's thread: only the newest update of each fragment, however long a step takes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class LearnerArrays(Protocol):
     def apply(
         self, fragment: int, mixing: float, payload: Payload, merged: int | None = None, rebase: bool = False
     ) -> None:
-        """As an ApplyUpdate says."""
+        """Applies an ApplyUpdate."""
 
     def state(self) -> tuple[Any, Any]:
         """All that the next steps depend on, for `restore`: arrays, and JSON values."""
@@ -62,7 +62,7 @@ class LearnerArrays(Protocol):
 
 
 class LearnerDriver(Protocol):
-    """What a learner's actor has done for it. No call but `inner_state` waits."""
+    """The calls of a learner's actor on its driver. No call but `inner_state` waits."""
 
     def handled(self, event: events.LearnerEvent, decided: Sequence[Any], now: float) -> None:
         """The core has decided on an event; nothing of it is carried out yet."""
@@ -122,7 +122,7 @@ class LearnerActor:
         return tokens, metrics
 
     def handle(self, event: events.LearnerEvent, now: float, fragments: Sequence[Payload] = ()) -> None:
-        """Takes an event, with the fragments that go with it (`fragments_with`)."""
+        """Handles an event, with the fragments that it carries (`fragments_with`)."""
         decided = self.core.handle(event, now)
         self._driver.handled(event, decided, now)
         came = dict(zip(fragments_with(event), fragments, strict=True)) if fragments else {}

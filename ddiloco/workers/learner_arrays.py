@@ -73,7 +73,7 @@ class Program(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Equipment:
-    """What a learner works with; programs may be shared by learners on the same mesh."""
+    """A learner's programs, which learners on the same mesh may share, and data."""
 
     program: Program
     transfer: FragmentTransfer

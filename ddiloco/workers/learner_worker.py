@@ -44,18 +44,18 @@ Result = TypeVar("Result")
 
 
 class Checkpoints(NamedTuple):
-    """How a learner's state is kept."""
+    """Writes a learner's checkpoints."""
 
     keeper: Checkpointing
     about: Mapping[str, Any]  # what a StateHeader says of the run
 
 
 class OfferLink(Protocol):
-    """Takes a learner's offers to the syncer, one after the other."""
+    """Sends a learner's offers to the syncer, in order."""
 
     @property
     def waiting(self) -> int:
-        """How many it has not begun to send."""
+        """Number of offers not yet begun to be sent."""
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer; must not wait."""
@@ -131,7 +131,7 @@ class LearnerWorker:
 
     @property
     def core(self) -> LearnerCore:
-        """What decides; only the thread may change it."""
+        """The core; only the thread may change it."""
         return self._actor.core
 
     def start(self) -> None:
@@ -380,7 +380,7 @@ class LearnerWorker:
 
 
 class DeviceCalls:
-    """Makes one call after another that may wait for the devices, for a thread that stays responsive.
+    """Makes calls in order that may wait for the devices, for a thread that stays responsive.
 
     Its thread is a daemon: if a device never answers, the process can still end.
     """

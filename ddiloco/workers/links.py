@@ -10,7 +10,7 @@ from ddiloco.workers.exchange import Delivery
 
 
 class LearnerLink(Protocol):
-    """How the syncer reaches one incarnation of a learner."""
+    """The syncer's link to one incarnation of a learner."""
 
     def deliver(self, delivery: Delivery) -> None:
         """Hands over a delivery, without waiting for the learner; records the bytes that this moves."""

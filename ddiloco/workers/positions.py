@@ -1,4 +1,4 @@
-"""Where learners' data go on by the watermarks of the durable rounds, where these are of other learners."""
+"""Data positions of learners, from the watermarks of durable rounds of another number of learners."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _position(mark: Watermark) -> dict[str, Any]:
 
 
 def _shards(position: Mapping[str, Any]) -> int:
-    """Of how many shards a position is; 0: it names none that can be."""
+    """Number of shards of a position; 0: none that is possible."""
     try:
         found = int(position["stream"]["num_shards"])
     except (ValueError, TypeError, LookupError, OverflowError):

@@ -40,7 +40,7 @@ class ResumedLearner:
 
 
 def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
-    """What the headers of learners' states say of the run: one that says otherwise is not gone on with."""
+    """The run's identity as in headers of learners' states; others are not resumed."""
     outer = experiment.outer
     return {
         "run": run,
@@ -53,7 +53,7 @@ def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> di
 def from_checkpoint(
     state: LearnerState, about: Mapping[str, Any], merged: Sequence[Watermark], versions: Sequence[int]
 ) -> ResumedLearner | None:
-    """How a learner goes on with its own state of before; None: only the inner state can be used.
+    """A learner's resumption of its own earlier state; None: only the inner state can be used.
 
     So it is where the data are dealt otherwise, which may give others what is in work of the state that is
     not merged, where its offers were encoded otherwise, and where all fragments have newer versions: then

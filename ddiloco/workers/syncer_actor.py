@@ -30,7 +30,7 @@ class FragmentVersion(NamedTuple):
 
 
 class SyncerDriver(Protocol):
-    """What a syncer's actor has done for it. No call waits."""
+    """The calls of a syncer's actor on its driver. No call waits."""
 
     def handled(self, event: events.SyncerEvent, decided: Sequence[Any], now: float) -> None:
         """The core has decided on an event; nothing of it is carried out yet."""
@@ -86,7 +86,7 @@ class SyncerActor:
         self.perform(decided)
 
     def take_offer(self, event: events.FragmentArrived, arrays: Decoded, now: float) -> None:
-        """Takes a learner's fragment, decoded and found sound."""
+        """Accepts a learner's fragment, decoded and validated."""
         decided = self._decide(event, now)
         self.offers.setdefault(event, arrays)  # the first, if it comes twice
         self.perform(decided)

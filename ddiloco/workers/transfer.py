@@ -36,7 +36,7 @@ class Offer:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def on_host(self) -> tuple[np.ndarray, ...]:
-        """What the syncer gets, in host memory; waits for the copy that was started earlier."""
+        """The syncer's copy, in host memory; waits for the transfer that was started earlier."""
         arrays = host_arrays(self.arrays)
         shapes = self.shapes or tuple(array.shape for array in arrays)
         return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
@@ -164,7 +164,7 @@ class FragmentTransfer:
 
 
 def placement(layout: FragmentLayout, fragment: int, shardings: Shardings) -> tuple[NamedSharding, ...]:
-    """Where the pieces of a global fragment lie on a learner's devices."""
+    """Sharding of the pieces of a global fragment on a learner's devices."""
     of, shapes = homes(shardings), dict(layout.shapes)
     return tuple(
         _piece_sharding(shardings, *of[piece.name], shapes[piece.name], shape)

@@ -73,7 +73,7 @@ class ShardBook:
         return self._addresses[shard]
 
     def name(self, shard: int) -> str:
-        """What lines for people call it."""
+        """The shard's name in messages."""
         which = f"shard {shard} of the syncer" if self.shards > 1 else "the syncer"
         return f"{which} at {self._addresses[shard]}" if self._addresses[shard] else which
 
@@ -423,7 +423,7 @@ class SyncerClients:
 
     @property
     def newest_incarnation(self) -> int:
-        """Of this learner, as far as any shard knew."""
+        """The largest incarnation of this learner known to any shard."""
         return max(client.newest_incarnation for client in self.all)
 
     @property

@@ -308,7 +308,7 @@ class Follower:
             streams.send(round_id, contribution, made)
 
     def _welcomed(self, order: pb.Order.Adopt) -> Sequence[Pieces]:
-        """What all shards' welcomes have brought; raises WireError if host 0 was brought other versions."""
+        """The fragments of all shards' welcomes; raises WireError if host 0 received other versions."""
         welcomes = order.welcomes
         with self._change:
             here = {(w, p, version): key for key in self._here for w, p, version, _ in [key]}
@@ -331,7 +331,7 @@ class Follower:
         return pieces
 
     def _connect(self, order: pb.Order.Streams) -> None:
-        """Takes part in the learner's new connection to a shard of the syncer."""
+        """Joins the learner's new connection to a shard of the syncer."""
         if not order.shard:
             self._token = order.peers_token
             self._donor.admit(self._security.among_peers(self._token))

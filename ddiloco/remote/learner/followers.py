@@ -150,7 +150,7 @@ class Followers:
             self.order(pb.Order(streams=streams))
 
     def send(self, round_id: RoundId, contribution: Contribution) -> None:
-        """Has the others send their blocks of an offer."""
+        """Orders the other hosts to send their blocks of an offer."""
         fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
         self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1])))
 
@@ -161,11 +161,11 @@ class Followers:
         self._deliver_complete(key_of(told))
 
     def forget(self, told: EventDelivery) -> None:
-        """Has the others let go of their blocks of an update that will not be applied."""
+        """Orders the other hosts to drop their blocks of an update that will not be applied."""
         self.order(pb.Order(forget=here_message(key_of(told))))
 
     def drawn(self, number: int) -> list[pb.Drawn]:
-        """What the others have drawn of the batch with this number; waits for it."""
+        """The other hosts' parts of the batch with this number; waits for them."""
         with self._change:
             while len(self._drawn.get(number, ())) < self.count and not self._over:
                 self._change.wait()
@@ -178,7 +178,7 @@ class Followers:
 
     @contextlib.contextmanager
     def doing(self, copy: int, order: pb.Order) -> Iterator[None]:
-        """Has the others do something with a copy, for which `done` waits within the `with` block."""
+        """Orders an operation on a copy from the other hosts; `done` waits for it within the `with` block."""
         with self._change:
             self._done[copy] = []
         try:
@@ -189,7 +189,7 @@ class Followers:
                 del self._done[copy]
 
     def done(self, copy: int, until: float) -> list[pb.FromHost.Done]:
-        """What all others say once that is done, `until` by time.monotonic; raises WireError if it is not."""
+        """All other hosts' results, `until` by time.monotonic; raises WireError if one is missing."""
         with self._change:
             said = self._done[copy]
             self._change.wait_for(

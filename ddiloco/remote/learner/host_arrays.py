@@ -42,7 +42,7 @@ def inner_of(equipment: Equipment) -> InnerFormat:
 
 
 def needs_of(equipment: Equipment) -> Needs:
-    """Which blocks of a learner's arrays this host needs, by the names that `TrainingArrays.state` gives."""
+    """The blocks of a learner's arrays that this host needs, by the names of `TrainingArrays.state`."""
     program: TrainProgram = equipment.program
     inner = program.inner_needs()
 

@@ -1,4 +1,4 @@
-"""How a learner of several hosts keeps its inner optimizer state, and gets it back when it is restarted."""
+"""Recovery of the inner optimizer state of a learner of several hosts."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _NO_PROXY = "no_grpc_proxy"  # variable with the hosts that JAX, by gRPC, reache
 
 
 class HostPlace(NamedTuple):
-    """Which of its learner's hosts this process is."""
+    """This process's place among its learner's hosts."""
 
     number: int  # from 0
     count: int  # of them

@@ -18,7 +18,7 @@ _FEW = 8  # elements of a mean that may well all be above 0 in one state and not
 
 
 class Profile(NamedTuple):
-    """What is compared of one leaf: its root mean square, whether it may be below 0, and its factor."""
+    """The compared properties of a leaf: root mean square, whether it may be negative, and its factor."""
 
     size: float
     negative: bool

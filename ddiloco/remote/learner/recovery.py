@@ -1,4 +1,4 @@
-"""How a restarted learner continues: its inner optimizer state.
+"""Recovery of a restarted learner's inner optimizer state.
 
 The inner state is, in this order: a peer's that has taken in no fewer steps than the learner's own last copy
 on disk, that copy unless its steps were undone, a fresh one. Before the first merge no peer is asked: all
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class ProcessRecovery:
-    """Where a learner's process finds the state that the syncer does not have, and keeps it for the next."""
+    """Finds and keeps the state of a learner's process that the syncer does not have."""
 
     def __init__(
         self,

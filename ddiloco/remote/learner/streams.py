@@ -50,7 +50,7 @@ class Host(NamedTuple):
 
 
 class _Offer(NamedTuple):
-    """What a learner sends for a round."""
+    """A learner's offer for a round."""
 
     round: RoundId
     contribution: Contribution
@@ -109,7 +109,7 @@ class HeldVersions:
         self._closed = False
 
     def hold(self, fragment: int, version: int, pieces: Pieces) -> None:
-        """Takes a version that came whole, unless a newer one is here."""
+        """Stores a whole version, unless a newer one has arrived."""
         with self._change:
             if version >= self._versions.get(fragment, (0, ()))[0]:
                 self._versions[fragment] = version, pieces

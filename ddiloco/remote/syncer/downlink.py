@@ -1,4 +1,4 @@
-"""What waits to be sent to a learner: fragment numbers only, so that a slow learner costs no memory."""
+"""The queue of fragments to a learner: numbers only, so that a slow learner costs no memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class NewestFragments:
 
 
 class _Item(NamedTuple):
-    """What is sent next to each of a learner's hosts."""
+    """The next message to each of a learner's hosts."""
 
     header: pb.DownHeader  # without what is said of the payload
     whole: Pieces
@@ -170,7 +170,7 @@ class Downlink:
             self._change.notify_all()
 
     def messages(self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None) -> Iterator[bytes]:
-        """What one stream of a host sends: a header, its payload's chunks, the next header; ends when closed.
+        """The messages of one stream of a host: header, chunks of its payload, next header; ends when closed.
 
         `needs`: by fragment, the blocks of each piece that the host needs; None: all.
         """
@@ -206,7 +206,7 @@ class Downlink:
         return item
 
     def _decided(self) -> _Item | None:
-        """What is due next; None: nothing."""
+        """The next message; None: nothing."""
         if self._welcoming:
             return self._item(self._welcoming.pop(0), self._welcome)
         while self._updates:

@@ -74,7 +74,7 @@ class Listening:
         self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
 
     def claim(self) -> None:
-        """Takes the port.
+        """Binds the port.
 
         Raises:
           ConfigError: it is not available.
@@ -96,12 +96,12 @@ class Listening:
         return self.port
 
     def stop(self, grace: float | None) -> None:
-        """Lets go of the port, and ends all calls; those under way after `grace` seconds, None: at once."""
+        """Releases the port, and ends all calls; running ones after `grace` seconds, None: at once."""
         self._server.stop(grace).wait(5.0)
 
 
 def take_descriptors() -> None:
-    """Has this process open as many files and connections as the system lets it."""
+    """Raises this process's limit of open files and connections to the system's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
     if soft != resource.RLIM_INFINITY and soft < most:

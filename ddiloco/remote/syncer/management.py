@@ -75,7 +75,7 @@ class Management:
             return learner in self._orders.drained
 
     def answer(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """What the call gives."""
+        """The answer to a call."""
         caller = self._security.caller(context)
         if caller.learner not in (None, OPERATOR):
             whose = "a learner's credentials are for its own work; take the operator's"

@@ -172,7 +172,7 @@ class SyncerRun:
         return self._shards.superseded
 
     def end(self) -> None:
-        """Says to the other shards that this one ends with the run, if so, after its records are sent."""
+        """Notifies the other shards that this one ends with the run, if so, after its records are sent."""
         if self._is_over():
             core = self._syncer.core
             with contextlib.suppress(OSError):  # they wait for some seconds
@@ -186,7 +186,7 @@ class SyncerRun:
         return finished or not (self._syncer.failure or self._comes_back())
 
     def _finish(self) -> None:
-        """Makes durable that this shard has finished; it goes on serving until all have."""
+        """Makes durable that this shard has finished; it serves until all have."""
         try:
             self._shards.finish()
         except OSError as error:
@@ -261,7 +261,7 @@ class SyncerRun:
         return self._durable.pin(every, folder, versions)
 
     def _take_snapshot(self) -> bool:
-        """Has a snapshot taken soon; False: another shard takes them."""
+        """Requests a snapshot; False: another shard takes them."""
         if self._takes_snapshots:
             self._syncer.send(SnapshotAsked())
         return self._takes_snapshots

@@ -25,7 +25,7 @@ _ABSENT = 5.0  # that an evaluator may be away, since it is restarted, before th
 
 
 class LastScore(NamedTuple):
-    """What is known of the global model at the end of a run."""
+    """The score of the global model at the end of a run."""
 
     loss: float | None
     sample: str | None

@@ -116,7 +116,7 @@ class SyncerServer:
 
     @property
     def connected(self) -> int:
-        """How many learners are connected."""
+        """Number of connected learners."""
         with self._lock:
             return len(self._sessions)
 

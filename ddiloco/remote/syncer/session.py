@@ -137,7 +137,7 @@ class Session:
                 self._contexts.remove(context)
 
     def messages(self) -> Iterator[bytes]:
-        """What the control stream sends; ends when the session is closed, after all earlier messages."""
+        """The messages of the control stream; ends when the session is closed, after all earlier messages."""
         while True:
             with self._change:
                 while not self._waiting:
@@ -182,7 +182,7 @@ class _Growing:
 
 
 class HostOffers:
-    """Of one learner, at most one a fragment; a newer one takes the place of what never became whole."""
+    """Incomplete offers of a learner, at most one a fragment; a newer one replaces an incomplete one."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -196,7 +196,7 @@ class HostOffers:
         formats: Sequence[ArrayFormat],
         blocks: Sequence[Blocks],
     ) -> tuple[np.ndarray, ...] | None:
-        """Takes one host's blocks; gives the arrays once all hosts' are there.
+        """Adds one host's blocks; returns the arrays once all hosts' have arrived.
 
         Raises:
           WireError: the hosts do not say the same of the offer, or their blocks are not the arrays.

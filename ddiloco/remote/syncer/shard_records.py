@@ -25,7 +25,7 @@ _CONNECT_SECONDS = 2.0
 
 
 class ShardRecords:
-    """Takes them, in threads of gRPC's, and counts those that were lost."""
+    """Receives other shards' records, in gRPC's threads, and counts lost ones."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ShardRecords:
         self._received: dict[tuple[int, int], Received] = {}  # by shard and process
 
     def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """Takes a shard's records until its call ends; ends the call if they cannot be read."""
+        """Receives a shard's records until its call ends; aborts the call if they cannot be read."""
         hello = self._hello(self._handshakes.first(requests, context), context)
         try:
             for data in requests:

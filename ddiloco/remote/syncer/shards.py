@@ -98,7 +98,7 @@ class Shards:
             self.ended.set()
 
     def wait_for_others(self, seconds: float) -> dict[int, ShardState]:
-        """Those that have ended, once all others have or after so many seconds."""
+        """The shards that have ended, once all others have or after so many seconds."""
         until = time.monotonic() + seconds
         while True:
             self.look()

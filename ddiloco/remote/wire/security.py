@@ -40,7 +40,7 @@ UNKNOWN = Caller(None, "an unknown host")
 
 @dataclasses.dataclass(frozen=True)
 class Security:
-    """What one end presents and requires."""
+    """Credentials that one side presents and requires."""
 
     # Sent with every call, in the clear unless there is TLS; None: none is asked for
     token: str | None = dataclasses.field(default=None, repr=False)
@@ -52,7 +52,7 @@ class Security:
     operator: str | None = dataclasses.field(default=None, repr=False)
 
     def of(self, learner: int) -> Security:
-        """What this learner presents.
+        """The credentials of this learner.
 
         Raises:
           ConfigError: there are tokens, but none is this learner's.
@@ -64,7 +64,7 @@ class Security:
         return Security(self.tokens[learner], self.tls)
 
     def of_shards(self) -> Security:
-        """What a shard of the syncer presents to the first one: it knows all tokens, as no learner does."""
+        """The credentials of a shard at the first one: all tokens, which no learner knows."""
         return Security(self._shard_token, self.tls)
 
     @property
@@ -74,12 +74,12 @@ class Security:
         return digest.hexdigest() if known else None
 
     def among_peers(self, token: str) -> Security:
-        """What learners present to each other, with the token that the syncer gave them for that."""
+        """The credentials between learners, with the token that the syncer gave them."""
         return Security(token, self.tls)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a learner sends with each call."""
+        """A learner's credentials as metadata of each call."""
         return () if self.token is None else ((TOKEN_KEY, f"Bearer {self.token}"),)
 
     def admits(self, metadata: tuple | None) -> bool:

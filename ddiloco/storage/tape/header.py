@@ -17,7 +17,7 @@ from ddiloco.storage.tape.entries import InnerOrigin
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What numerical results depend on besides the settings."""
+    """Properties of the machine that affect numerical results."""
 
     platform: str  # "cpu", "gpu" or "tpu"
     devices: tuple[str, ...]  # the kind of each device of the mesh
@@ -30,7 +30,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class ResumedWith:
-    """What a learner has when it goes on with a state of before, as `LearnerCore.resume` takes it.
+    """The state with which a learner resumes, as in `LearnerCore.resume`.
 
     The state is that which another tape of the learner names, or is kept with the tapes.
     """
@@ -74,7 +74,7 @@ class Header:
 
     @property
     def fragments(self) -> tuple[int, ...]:
-        """Those that the process merges."""
+        """The fragments that the process merges."""
         return () if self.state is None else fragments_of(self.shard, self.shards, len(self.state.versions))
 
 

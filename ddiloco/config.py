@@ -31,7 +31,7 @@ class Marks(TypedDict, total=False):
     # "process": no number of a run follows from it, so that each process may have its own; "resume": a run
     # may resume with another; "never": it stays
     may_change: Literal["process", "resume", "never"]
-    because: str  # why it stays, for who changes it
+    because: str  # the reason, for the error
     both_ends: bool  # learners and syncer must have the same, unless each process may have its own
 
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 EVERY = 2.0  # seconds between two looks, at least
 SHARE = 0.01  # of a core that a run gives to looking; ten times that while much is still to be read
 READ = 0.1  # seconds at a time for what is new in the files
-UNSEEN = 10.0  # seconds between two readings while nobody watches
+UNSEEN = 10.0  # seconds between two readings without visitors
 
 COOKIE = "ddiloco_token"
 LONGEST_TOKEN = 1000
-_SILENCE = 10.0  # seconds after which a watcher is told that the run still answers
+_SILENCE = 10.0  # seconds between keep-alives to a visitor
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -124,7 +124,7 @@ class PageServer:
         self._changed = asyncio.Event()
         self._watching = 0
         self._over = threading.Event()
-        self._wake, self._waked = socket.socketpair()  # so that nobody need wait for its end
+        self._wake, self._waked = socket.socketpair()  # so that its end is immediate
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
 
     def start(self) -> None:

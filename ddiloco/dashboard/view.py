@@ -93,7 +93,7 @@ class SyncerView:
     skipped: int  # since it fell behind
     abandoned: int
     rounds_per_second: float | None  # lately, as all down to `merging`
-    due_per_second: float | None  # by the pace of the learners
+    due_per_second: float | None  # by the learners' speed
     busy: float | None  # the share of the time that went into merging and making durable
     merge_seconds: float | None  # of a round: the merge alone, and
     disk_seconds: float | None  # its write; None: not measured, as in virtual time
@@ -102,7 +102,7 @@ class SyncerView:
     inbox: int | None  # the most messages that waited
     merging: int | None  # the most merges that waited for the one under way
     mean_quorum: float | None
-    mean_share: float | None  # of those who were there, in the merges
+    mean_share: float | None  # of the present learners, in the merges
     quorum_seconds: float | None  # means over all rounds
     grace_seconds: float | None
     sync_seconds: float | None
@@ -301,7 +301,7 @@ def _syncer(run: RunFiles) -> SyncerView:
     summary, rounds = run.summary, run.state.rounds
     lately = [line["time"] for line in rounds.recent]
     span = lately[-1] - lately[0] if len(lately) > 1 else 0.0
-    last = list(rounds.recent)[1:]  # whose work is all in the span
+    last = list(rounds.recent)[1:]  # with all of their work in the span
     merges, writes = (_known(last, name) for name in ("merge_seconds", "disk_seconds"))
     spent = sum(merges) + sum(writes) if merges else sum(_known(last, "sync_seconds"))
     return SyncerView(

@@ -146,7 +146,7 @@ def write(
     try:
         _write(config, tokenizer, sources, partial, threads, print_line)
         partial.rename(folder)
-    except RuntimeError as error:  # ArrayRecord's, with what the disk said
+    except RuntimeError as error:  # ArrayRecord's, with the disk's error
         raise OSError(errno.EIO, str(error).splitlines()[0], str(partial)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

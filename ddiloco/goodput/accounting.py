@@ -22,7 +22,7 @@ class State(enum.Enum):
     SKIPPING = "skipping"  # steps that change nothing, as loss or gradient is not finite; known at their end
     WAITING_FOR_PEERS = "waiting_for_peers"  # at its run-ahead bound, or for the slowest of its own chips
     WAITING_FOR_NETWORK = "waiting_for_network"  # for bytes that training cannot go on without
-    DETECTING = "detecting"  # stands still because of a failure whose cause is not known yet
+    DETECTING = "detecting"  # stands still before a failure is detected
     RECONFIGURING = "reconfiguring"  # rejoins, restores, fetches, compiles, takes slices in or out
     REPLAYING = "replaying"  # does again the work that was lost
     STANDBY = "standby"  # spare chips, kept idle

@@ -144,7 +144,7 @@ class RayRun:
         self._running: dict[Any, str] = {}  # by the exit code to come, the actor that it is of
         self._begun: dict[str, tuple[Assignment, Security, Options]] = {}  # by actor, what it was made with
         self._groups: list[Any] = []
-        self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
+        self._left: set[tuple[str, str]] = set()  # learner, and the node that it was asked to leave
         # Rounds merged, and how often each actor was begun before the last of them
         self._seen: tuple[int, collections.Counter[str]] | None = None
         self.actors: dict[str, Any] = {}
@@ -212,7 +212,7 @@ class RayRun:
         settled_at = time.monotonic() + SETTLED_SECONDS
         due_at: dict[str, float] = {}  # of those that a node has refused, or could not begin
         while True:
-            if stop.is_set():  # told each time: another process may be the syncer by now
+            if stop.is_set():  # sent each time: another process may be the syncer by now
                 self.actors[SYNCER].end.remote()
             for name, code in self._ended(POLL):
                 refused = code == REFUSED and name != EVALUATOR

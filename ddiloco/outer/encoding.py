@@ -192,7 +192,7 @@ def _read(codec: Codec, arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]
 class Difference(NamedTuple):
     """One step of a fragment from a version to the next."""
 
-    arrays: tuple[np.ndarray, ...]  # what travels, as `wire_format` says of the codec
+    arrays: tuple[np.ndarray, ...]  # the arrays on the wire, in the codec's `wire_format`
     # The next version, which a `FragmentDecoder` of the codec makes of the arrays and the last one
     pieces: Tensors
     left_out: Tensors  # what the codec left out, in the pieces' shapes

@@ -23,7 +23,7 @@ import numpy as np
 from ddiloco.config import setting
 
 _FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/guards.md
-_DISPUTED = 100.0  # the same where half of a round are as long as each other: nobody knows who is right
+_DISPUTED = 100.0  # the same if half of a round have about the same norm: either half may be right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
 _WARM_UP = 6  # rounds of a fragment before offers are judged by those of earlier rounds
@@ -34,7 +34,7 @@ _RECALL = 24  # rounds of a fragment in which what passed is no reason to leave 
 _STILL = 1e-7  # root mean square of the largest piece, below which a fragment did not move: rare rows do not
 _LONGEST = 30.0  # times the parameters themselves: a longer outer gradient is no training
 _OPPOSED = 0.25  # the typical cosine of a round from which one that turns away is plain at once
-_SCORES = 256  # rounds over which cosines are averaged; one alone says little late in training
+_SCORES = 256  # rounds over which cosines are averaged; a single one is noise late in training
 _TURNS = 3  # of each fragment before an average counts, since rounds that are close share their data
 _STRETCH = 24  # rounds at least in which a learner must have turned away: an honest one may meet odd data
 _NOWHERE = 0.1  # of the others' average; honest learners came down to 0.16 ...
@@ -50,7 +50,7 @@ class Offered(NamedTuple):
     peak: float  # the largest root mean square of one piece of it
     # The median of its cosines with the other offers of the round; None where there are not two
     cosine: float | None = None
-    tokens: int = 0  # that the steps trained on, as the learner says
+    tokens: int = 0  # claimed tokens of the steps
 
     @property
     def pace(self) -> tuple[float, float]:
@@ -309,7 +309,7 @@ class Guard:
             standing.out_of_line.clear()
             return [Notice("released", learner, f"its last {_RELEASE} offers would have passed")]
         standing.out_of_line.append(why is not None)
-        # Where half of them are out of line, nobody knows who is right.
+        # If half of them are out of line, either half may be right.
         minority = 2 * (len(self.quarantined) + 1) < len(self._standings)
         if why is None or sum(standing.out_of_line) < _STRIKES or not minority:
             return []

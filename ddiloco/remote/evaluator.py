@@ -102,7 +102,7 @@ class EvaluatorProcess:
         self._answered: set[str] = set()
         self._tries = 0
         self._patience = time.monotonic() + _LONGEST_WAIT
-        self._over, self._look_at = False, 0.0  # as the summary said; when to look again anyhow
+        self._over, self._look_at = False, 0.0  # by the summary; when to look again anyhow
 
     def run(self, stop: threading.Event) -> None:
         """Follows the run in the workdir to its end, or until `stop` is set.

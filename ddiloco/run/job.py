@@ -321,7 +321,7 @@ def _check_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
     saved = read_json(workdir / "config.json")
     try:
         then = parse(saved) if saved else experiment
-    except ConfigError:  # of another version, of which nobody knows
+    except ConfigError:  # of another version, whose identity is unknown
         return
     check_resumable(then, experiment)
 

@@ -17,7 +17,7 @@ from ddiloco.telemetry.alarms import Alarms
 
 UNFINISHED = ".new"  # how the name of a file ends that is still being written
 MAX_PENDING = 1 << 24  # bytes of a file that the disk has not taken
-MAX_BYTES = 1 << 30  # of a file that grows by what a learner says
+MAX_BYTES = 1 << 30  # of a file of learners' records
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ class Durations:
     """Durations of processes that are not simulated, in virtual seconds."""
 
     merge: Callable[[], float] = lambda: 0.0
-    notice_seconds: float = 0.0  # until the syncer hears of a death
+    notice_seconds: float = 0.0  # until the syncer detects a death
     recovery_seconds: float = 0.0  # from a learner's start until it asks to join
 
 

@@ -46,7 +46,7 @@ class _Step:
     clock: int
     tokens: int
     metrics: Mapping[str, Any]
-    left: float  # seconds on all chips, as of the last change of pace
+    left: float  # seconds on all chips, as of the last change of speed
     ends_at: float | None = None  # None while paused
 
 
@@ -80,7 +80,7 @@ class VirtualLearner:
         self._paused = place.paused  # what the chips do instead of stepping
         self._hung = 0  # hangs so far; only the end of the newest one counts
         self._deaf = False
-        self._share = place.share  # of its chips, and so of its pace
+        self._share = place.share  # of its chips, and so of its speed
         self._inbox: list[tuple[events.FromSyncer | events.Disconnected, Sequence[Payload]]] = []
         self._offers = WaitingFragments(place.up, calendar, functools.partial(send, self))
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
@@ -152,7 +152,7 @@ class VirtualLearner:
         if not self.alive:
             return
         if share is not None:
-            self._put_off_step()  # what is left of it is done at another pace
+            self._put_off_step()  # the rest is done at another speed
             self._share = share
         self._paused = None
         self._continue()

@@ -122,7 +122,7 @@ class Assembly:
           ConfigError: there are fewer pieces than fragments.
         """
         sync, outer = self.experiment.sync, self.experiment.outer
-        shapes = self.recipe.shapes  # a loop that has none says so itself
+        shapes = self.recipe.shapes  # a loop without any raises by itself
         try:
             return fragment(shapes, sync.num_fragments, outer.fragmentation)
         except ValueError as error:

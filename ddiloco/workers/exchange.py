@@ -27,7 +27,7 @@ class EventDelivery:
     # By fragment that goes with it and by learner: how far its work is in the version
     watermarks: Mapping[int, Watermarks] = dataclasses.field(default_factory=dict)
     # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
-    # sent in their place to who has that version; (): it cannot.
+    # sent in their place to learners with that version; (): none.
     difference: Pieces = ()
 
 

@@ -47,7 +47,7 @@ class Checkpoints(NamedTuple):
     """Writes a learner's checkpoints."""
 
     keeper: Checkpointing
-    about: Mapping[str, Any]  # what a StateHeader says of the run
+    about: Mapping[str, Any]  # the run's fields of a StateHeader
 
 
 class OfferLink(Protocol):

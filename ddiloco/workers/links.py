@@ -58,5 +58,5 @@ class Links:
         """Forgets one that is gone if its connection is over; it may have reconnected meanwhile."""
         with self._setting:
             link = self._links.get((learner, incarnation))
-            if getattr(link, "over", False):  # links without connections lead to who is there while it lives
+            if getattr(link, "over", False):  # links without connections live as long as the learner
                 del self._links[learner, incarnation]

@@ -71,7 +71,7 @@ class SyncerActor:
         self.offers: dict[events.FragmentArrived, Decoded] = {}
         self._driver = driver
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
-        # By fragment, the newest, and the one before: the core tells of that until it hears of the newest.
+        # By fragment, the newest version and the one before, which the core sends until it knows the newest.
         self._versions = {p: [version] for p, version in versions.items()}
         self._measured: dict[int, Mapping[str, Any]] = {}  # by fragment, of its newest merge
         self._ended = False

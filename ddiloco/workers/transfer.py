@@ -32,7 +32,7 @@ class Offer:
     # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
     residual: tuple[jax.Array, ...] = ()
     own: tuple[jax.Array, ...] = ()  # the fragment itself, which stays with the learner too. (): not kept.
-    # Those of `arrays` for the syncer, as `ddiloco.outer.encoding.wire_format` says. (): their own.
+    # The syncer's formats of `arrays` (`ddiloco.outer.encoding.wire_format`). (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def on_host(self) -> tuple[np.ndarray, ...]:

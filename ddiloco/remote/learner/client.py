@@ -126,7 +126,7 @@ class SyncerClient:
         self._session = ""  # name of the last connection
         self._connection: _Connection | None = None
         self._inbox: Inbox | None = None
-        self.over = False  # the shard has said that the run is over
+        self.over = False  # the shard has sent that the run is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._control: grpc.Call | None = None
@@ -182,7 +182,7 @@ class SyncerClient:
         sent = self.outbox.finish(deadline - time.monotonic())
         self.outbox.say(pb.FromLearner(goodbye=True))
         self._closing.set()
-        # The syncer ends the call once it has heard the goodbye.
+        # The syncer ends the call after the goodbye.
         if self._thread.ident is not None:
             self._thread.join(max(1.0, deadline - time.monotonic()))
         with self._lock:

@@ -216,7 +216,7 @@ class Follower:
                 try:
                     self._go_on(order.go_on)
                     self._done(order.go_on)
-                except (OSError, ValueError, TimeoutError) as error:  # host 0 says how it begins then
+                except (OSError, ValueError, TimeoutError) as error:  # host 0 then orders another start
                     self._done(order.go_on, f"{error}")
                 self._donor.attach(None, self._inner, self._patience())
             case "fetch":

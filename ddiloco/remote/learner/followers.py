@@ -90,12 +90,12 @@ class Followers:
         self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
         self._copies: dict[int, set[int]] = {}  # by host: numbers of the copies on its disk
         self._donors: dict[int, str] = {}  # by host: HOST:PORT, of those that give
-        self._done: dict[int, list[pb.FromHost.Done]] = {}  # by copy, what hosts have said of it
+        self._done: dict[int, list[pb.FromHost.Done]] = {}  # results by copy
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
         self._own: dict[Key, EventDelivery] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[pb.Drawn]] = {}  # by number of the batch
         self._numbers = itertools.count(1)
-        self._streams: dict[int, tuple[int, Broke]] = {}  # by shard: their number, who hears
+        self._streams: dict[int, tuple[int, Broke]] = {}  # by shard: their number, and the callback
         self._over = False
         self._security, self._patience = security, patience
         gate = Gate(security.admits, "the learner's host 0 asks for another token")

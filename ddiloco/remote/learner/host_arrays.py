@@ -69,11 +69,11 @@ class HostArrays(TrainingArrays):
         self._on_cpu = device.platform == "cpu"
 
     def _settled(self, arrays: Any) -> Any:
-        # CPU devices take up programs in any order, and two that exchange would wait for each other for ever.
+        # CPU devices start programs in any order, and two collectives could deadlock.
         return jax.block_until_ready(arrays) if self._on_cpu else arrays
 
     def draw_from(self, position: dict[str, Any] | None) -> None:
-        pass  # where batches begin all hosts have been told
+        pass  # all hosts have the batches' start already
 
     def _drawn(self) -> tuple[Any, int]:
         batch: HostBatch = next(self._equipment.batches)

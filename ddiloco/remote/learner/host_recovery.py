@@ -25,7 +25,7 @@ class HostRecovery(ProcessRecovery):
     def __init__(self, followers: Followers, *parts: Any) -> None:
         super().__init__(*parts)
         self._followers = followers
-        self._like = 0  # the own copy, if it says what others must be like
+        self._like = 0  # the own copy, if others must be like it
 
     def keep(self, state: LearnerState, snapshot: int = 0) -> None:
         """As a ProcessRecovery's; the other hosts keep theirs. One for a snapshot is there once all have."""

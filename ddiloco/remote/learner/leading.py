@@ -43,7 +43,7 @@ class Lead:
     ) -> None:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
-        self.left = threading.Event()  # set once the others are told to leave
+        self.left = threading.Event()  # set once the others have the order to leave
         self._learner, self._terms, self._stop = learner, terms, stop
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving

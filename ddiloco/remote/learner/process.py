@@ -280,7 +280,7 @@ class LearnerProcess:
         try:
             resumed = from_checkpoint(state, about, clients.furthest, clients.versions)
             if resumed is not None and resumed.values["position"] is not None:
-                equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
+                equipment.batches.set_state(resumed.values["position"])  # the tape records their start
             if resumed is not None and self._lead is not None:
                 self._lead.go_on(state.arrays.number)
             if resumed is not None:

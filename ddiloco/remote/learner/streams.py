@@ -151,7 +151,7 @@ class Collector:
         self._lock = threading.Lock()
         self._welcome = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
-        self._data = NOTHING_MERGED  # the furthest of which the welcome says
+        self._data = NOTHING_MERGED  # the furthest work in the welcome
         self._later: dict[int, EventDelivery] = {}  # by collected fragment, its newest update
         self._deliver = deliver
 
@@ -282,7 +282,7 @@ class Streams:
                 if pieces is not None:
                     self._collector.take(header, update, pieces)
                 del pieces  # while nothing comes, no old version is held
-        except Exception as error:  # of memory too: who steps without updates looks alive to everyone
+        except Exception as error:  # of memory too: a learner that steps without updates would look alive
             self._broke(error)
 
     def _wanted(self) -> bytes:

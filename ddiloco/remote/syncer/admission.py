@@ -40,7 +40,7 @@ class Admission:
     def __init__(self, terms: Terms, run: str, shard: int = 0) -> None:
         """`run`: the syncer's; `shard`: which of its processes this is."""
         self._terms, self._run, self._shard = terms, run, shard
-        self._places: dict[int, list[int]] = {}  # by learner: who has had its place, the last has it
+        self._places: dict[int, list[int]] = {}  # by learner: processes that held its number, in order
 
     def refusal(
         self, hello: pb.Hello, caller: Caller, present: Session | None, newest: int, now: float

@@ -84,7 +84,7 @@ class NewestFragments:
 class _Item(NamedTuple):
     """The next message to each of a learner's hosts."""
 
-    header: pb.DownHeader  # without what is said of the payload
+    header: pb.DownHeader  # without the fields of the payload
     whole: Pieces
     differences: Sequence[Pieces]  # that lead to the whole, which can be sent in their place
 
@@ -126,7 +126,7 @@ class Downlink:
         self._taken = [0] * hosts
         self._change = threading.Condition()
         self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
-        self._data = NOTHING_MERGED  # as the welcome says
+        self._data = NOTHING_MERGED  # as in the welcome
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
         self._updates: dict[int, None] = {}  # in the order in which they became due
         self._sent: dict[int, int] = {}  # version by fragment

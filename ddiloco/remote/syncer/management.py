@@ -54,7 +54,7 @@ class Management:
         self._security, self._most_learners = security, most_learners
         self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
         self._lock = threading.Lock()  # of the orders
-        self._keeping = threading.Lock()  # while it is written; who is drained must not wait for a disk
+        self._keeping = threading.Lock()  # while it is written; draining must not wait for a disk
         self._folder = folder
         self._shards = shards
         self._sessions: Callable[[], Sequence[Session]] = tuple

@@ -139,10 +139,10 @@ class SyncerRun:
         If an earlier syncer has merged the last step, and no learner comes back to this one, all have left.
         Of several shards each goes on serving until all have finished, and the first one gives the result.
         """
-        if self._shards.finished:  # before: whoever has not heard of it may still come
+        if self._shards.finished:  # before: learners that do not know may still connect
             self._server.away |= set(range(self._assembly.experiment.most_learners))
         alone = self._alone or self._serve()
-        # Learners that were told that the run is over would not be there for the next syncer.
+        # Learners that knew the run to be over would not wait for the next syncer.
         over = self._is_over()
         if over:
             patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
@@ -340,7 +340,7 @@ def run_syncer(
     keep = assembly.experiment.recovery.keep_versions
     durable = DurableState(folder, assembly.layout, record, stop, run, keep)
     if earlier is not None and not earlier.start:
-        with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
+        with contextlib.suppress(OSError):  # removed; the fragments still identify the run
             durable.complete()
     made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, comes_back)
     with made.locks:
@@ -400,7 +400,7 @@ def tell_of_the_end(
     port is taken.
     """
     e, mark = assembly.experiment, run_mark.begun(folder)
-    if mark is None:  # it was removed since: learners could not be told from those of another run
+    if mark is None:  # removed since: learners of another run could not be recognised
         return
 
     terms, ignore = terms_of(e, assembly.layout), lambda *told: None

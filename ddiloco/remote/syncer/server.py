@@ -30,7 +30,7 @@ from ddiloco.workers.exchange import CheckpointWritten, Leave
 from ddiloco.workers.links import LearnerLink
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
-JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before
+JOINING = 2.0  # seconds from a learner's connection to its join, if it has joined before
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
@@ -80,7 +80,7 @@ class SyncerServer:
         self._over = False
         self._open = threading.Event()  # until then learners' messages stay in their outboxes
         self._sessions: dict[str, Session] = {}
-        self.away: set[int] = set()  # learners that are not connected, and have said no goodbye
+        self.away: set[int] = set()  # disconnected learners without a goodbye
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
@@ -205,7 +205,7 @@ class SyncerServer:
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
-        # Of the fastest, so that one that claims to be slow has nobody wait for it where there are others.
+        # Of the fastest, so that a learner that claims to be slow delays no other.
         seconds = min(filter(None, (self._boundary_seconds(s.learner) for s in others)), default=0.0)
         return pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds)
 
@@ -271,7 +271,7 @@ class SyncerServer:
             addresses = self._addresses
         if addresses:
             session.say(pb.ToLearner(shards_at=pb.ShardsAt(addresses=addresses)), replaces=True)
-        if self._over or self._management.drained(hello.learner):  # it was away when it was told
+        if self._over or self._management.drained(hello.learner):  # it was disconnected at the end
             session.deliver(Leave())
         return session
 
@@ -332,7 +332,7 @@ class SyncerServer:
             if not self._rejoins.take(session.learner, time.monotonic()):
                 raise WireError("too many incarnations", f"more than {REJOINS} at once")
             with self._coming_and_going:
-                if not session.over:  # else nobody would hear that this incarnation is lost
+                if not session.over:  # else the loss of this incarnation would go unnoticed
                     self._begins(session, report.incarnation)
                     self._send(event)
             return

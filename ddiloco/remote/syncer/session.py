@@ -158,7 +158,7 @@ class Session:
         self.down.close()
         for context in calls:
             context.cancel()
-        if self.control is not None:  # of who reads nothing it would not end by itself
+        if self.control is not None:  # without a reader it would not end
             last = threading.Timer(LAST_SECONDS, self.control.cancel)
             last.daemon = True
             last.start()

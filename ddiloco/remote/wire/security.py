@@ -24,7 +24,7 @@ PEER_NAME = "ddiloco-learner"  # in every learner's certificate, whatever its ho
 
 
 NOBODY = -1  # in a learner's place: the token is of one and the certificate of another
-OPERATOR = -2  # likewise: who may manage the run, but is no learner
+OPERATOR = -2  # likewise: the operator, who is no learner
 SHARD = -3  # likewise: a shard of the syncer
 
 
@@ -48,7 +48,7 @@ class Security:
     tls: tuple[bytes, bytes, bytes] | None = dataclasses.field(default=None, repr=False)
     # By learner, the token of its own, which the syncer asks for in place of `token`
     tokens: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
-    # The token of who manages the run, where learners have tokens of their own; None: nobody may
+    # The operator's token, if learners have tokens of their own; None: no operator
     operator: str | None = dataclasses.field(default=None, repr=False)
 
     def of(self, learner: int) -> Security:
@@ -198,7 +198,7 @@ class Gate(grpc.ServerInterceptor):
 
     def __init__(self, admits: Callable[[tuple], bool], refusal: str) -> None:
         """`admits`: judges a call's metadata. `refusal`: a line for the other end."""
-        self.refused: Callable[[str], None] = lambda host: None  # hears of each, with the host it came from
+        self.refused: Callable[[str], None] = lambda host: None  # called for each, with its host
         self._admits, self._refusal = admits, refusal
         self._ends = grpc.stream_stream_rpc_method_handler(self._end)
 

@@ -15,15 +15,15 @@ from ddiloco.telemetry.state import SETTLED, trained_in_vain
 SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
 LONG_ABSENCE = 10.0  # seconds that a host may take to connect
-WAITS = 0.2  # of its steps' time for data
-LEAST_SHARE = 0.7  # of the work that should be merged
+WAITS = 0.2  # share of the step time spent waiting for data
+LEAST_SHARE = 0.7  # share of the work that should be merged
 _HERE = ("stepping", "waiting", "hung", "finished")
-_WIDE = ("f32", "bf16", "int8")  # codecs that a narrower one could take the place of
+_WIDE = ("f32", "bf16", "int8")  # codecs with a narrower alternative
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Something that is wrong with a run or, if it is no trouble, could be better."""
+    """A problem of a run or, without `trouble`, a possible improvement."""
 
     what: str
     why: str
@@ -397,7 +397,7 @@ def _usual_share(view: RunView) -> float | None:
 
 
 def _unmerged(view: RunView, one: LearnerView) -> bool:
-    """Whether it is there and trains in vain, lately too.
+    """Whether a present learner trains in vain, lately too.
 
     A learner that took its last steps alone, after all merges, was in as many merges as the others.
     """

@@ -21,7 +21,7 @@ FOLDER = "evaluator"  # of a run, in its workdir
 
 
 class Wanted(NamedTuple):
-    """The last score that a syncer wants, of the fragments as it leaves them."""
+    """The last score that a syncer wants, of its final fragments."""
 
     run: str
     ask: str
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A score of the global model; `loss` None: none is wanted, or `problem` says why there is none."""
+    """A score of the global model; `loss` None: none was wanted, or `problem` has the reason."""
 
     run: str
     step: int  # the global step
@@ -48,7 +48,7 @@ class Scored:
 
 
 class Scores:
-    """The folder, as one of the two sees it."""
+    """The folder of scores, for either side."""
 
     def __init__(self, workdir: pathlib.Path) -> None:
         self._lock = workdir / EVALUATOR_LOCK
@@ -100,5 +100,5 @@ class Scores:
             yield take(file.fileno())
 
     def attended(self) -> bool | None:
-        """Whether there is an evaluator at the moment; None: in this workdir there never was one."""
+        """Whether there is an evaluator at present; None: there has never been one in this workdir."""
         return is_locked(self._lock)

@@ -42,7 +42,7 @@ class VirtualSyncer:
 
     @property
     def core(self) -> SyncerCore | None:
-        """That of the process, if it is up."""
+        """The process's core, while it is up."""
         return None if self._actor is None else self._actor.core
 
     @property
@@ -56,11 +56,11 @@ class VirtualSyncer:
         return self._process
 
     def furthest(self, learner: int) -> Watermark:
-        """The furthest of a learner's work that is merged, or that the present process may merge."""
+        """The furthest merged work of the learner, or that the present process may still merge."""
         return self.durable.furthest(learner) if self.core is None else self.core.furthest(learner)
 
     def crash(self) -> None:
-        """Ends the process: membership, rounds in flight and merges under way are lost."""
+        """Ends the process: membership, open rounds and running merges are lost."""
         self._actor = None
         self._process += 1
         self._merging_until = 0.0
@@ -74,7 +74,7 @@ class VirtualSyncer:
             updates.messages.clear()
 
     def restart(self) -> None:
-        """A new process, from what was durable."""
+        """A new process, from the durable state."""
         if self._actor is None:
             fleet = self._fleet
             others = (other.durable.incarnations for other in fleet.syncers)
@@ -101,7 +101,7 @@ class VirtualSyncer:
     def _received(
         self, event: events.FragmentArrived, payload: Payload
     ) -> tuple[events.FragmentArrived | events.OfferFailed, Payload]:
-        """The event with what is to be merged; if the fragment is unsound, that the offer failed."""
+        """The event with its arrays; OfferFailed if the fragment is invalid."""
         try:
             return event, self.arrays.received(event.round.fragment, payload)
         except InvalidContribution as error:
@@ -152,7 +152,7 @@ class VirtualSyncer:
             self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
 
     def _has(self, receiver: tuple[int, int], event: events.FromSyncer) -> bool:
-        """Whether the link has taken its fragments already: like a real connection it carries each once."""
+        """Whether the link already carries its fragments: like a real connection it carries each once."""
         match event:
             case events.Welcomed():
                 return all((receiver, p) in self._sent for p in fragments_with(event))
@@ -161,7 +161,7 @@ class VirtualSyncer:
         return False
 
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
-        """Bytes that go with an event: differences to what a learner was sent, if they are half as many."""
+        """Bytes of an event: differences to the receiver's version, if they are half as many."""
         welcomed, traffic, size = isinstance(event, events.Welcomed), self.arrays.traffic, 0
         for p, version in _versions(event).items():
             missing = version - self._sent.get((receiver, p), version)

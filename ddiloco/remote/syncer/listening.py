@@ -25,7 +25,7 @@ class Handshakes:
     """Calls before their first message: bounded in time and number, so that others are served."""
 
     def __init__(self, seconds: float, most: int) -> None:
-        """`most`: with one more the oldest is ended of the machine that has most of them."""
+        """`most`: beyond it the oldest call of the machine with most calls is aborted."""
         self._seconds, self._most = seconds, most
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, grpc.ServicerContext]] = []
@@ -54,7 +54,7 @@ class Handshakes:
 
 
 class Listening:
-    """A gRPC server that has its port to itself before it answers."""
+    """A gRPC server that binds its port before it serves."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class Listening:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, once the port is taken."""
+        """HOST:PORT, once the port is bound."""
         host = self._address.rpartition(":")[0]
         return f"{socket.gethostname() if host in ('', '0.0.0.0', '[::]') else host}:{self.port}"
 
     def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
-        """Answers from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
+        """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()
         wire.serve(self._server, wire.CONTROL, handlers)
         self._answering()
@@ -110,9 +110,9 @@ def take_descriptors() -> None:
 
 
 def _options(config: RemoteConfig, num_learners: int) -> list[tuple[str, int]]:
-    """Bounds on connections, also those that say nothing: half of the descriptors are for the disk.
+    """Bounds on connections, silent ones too: half of the descriptors are for the disk.
 
-    Only where learners need more than that do they get it, but for a few.
+    If learners need more than that, they get almost all.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:

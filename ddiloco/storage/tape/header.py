@@ -23,7 +23,7 @@ class Machine:
     devices: tuple[str, ...]  # the kind of each device of the mesh
     mesh: Mapping[str, int]  # devices along each axis
     visible: int  # devices that the process sees
-    xla_flags: str  # from $XLA_FLAGS, without what a replay in one process cannot have alike
+    xla_flags: str  # from $XLA_FLAGS, without flags that a replay in one process must change
     packages: Mapping[str, str]  # versions by name
     threads: int = 0  # with which XLA computes on CPU devices: by them it splits sums; 0 on others
 
@@ -52,15 +52,15 @@ class Header:
     driver: str  # the run's
     config: str  # fingerprint of the settings that numbers and decisions depend on, hex
     layout: str  # fingerprint of the fragments, hex
-    machine: Machine  # what else the numbers depend on
+    machine: Machine  # for further effects on numbers
     now: float  # seconds on the clock of the entries
     wall: float  # unix seconds at `now`; in virtual time the same as `now`
     # Learner only: where its batches begin, as `Batches.get_state` gives it; None: at the start
     position: Mapping[str, Any] | None = None
-    state: SyncerState | None = None  # syncer only: what it began from
-    sha256: tuple[str, ...] = ()  # syncer only: of each of its fragments that it began from, hex
-    resumed: ResumedWith | None = None  # learner only: what it resumed with, if it did
-    run: str = ""  # its random id, hex; empty in virtual time, where everything follows from the seed
+    state: SyncerState | None = None  # syncer only: its initial state
+    sha256: tuple[str, ...] = ()  # syncer only: of each of its initial fragments, hex
+    resumed: ResumedWith | None = None  # learner only: the resumed state, if any
+    run: str = ""  # its random id, hex; empty in virtual time, where the seed determines all
     lineage: int = 0  # syncer only: of the versions that it makes
     shard: int = 0  # of the syncer: which of its processes
     shards: int = 1  # S

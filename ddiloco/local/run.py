@@ -105,9 +105,9 @@ class LocalRun:
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
     ) -> None:
-        """`workdir`: for merged fragments, tapes and snapshots; None: nothing is kept.
+        """`workdir`: for merged fragments, tapes and snapshots; None: nothing is stored.
 
-        A run that has begun in the workdir goes on.
+        A run in the workdir is continued.
 
         Raises:
           ConfigError: the disk refuses.

@@ -67,7 +67,7 @@ class Observer:
         """A `VirtualLearner` has made a checkpoint of its state."""
 
     def resumed(self, learner: Any, checkpoint: VirtualCheckpoint, out: list[Any], now: float) -> None:
-        """The core of a `VirtualLearner` has taken up what a checkpoint holds."""
+        """The core of a `VirtualLearner` has resumed a checkpoint."""
 
     def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
         """The guard's actions on learners whose offers were left out."""

@@ -34,8 +34,8 @@ def base_learners(experiment: Experiment) -> int:
 def chips_by_learner(experiment: Experiment) -> dict[int, int]:
     """The chips of each learner.
 
-    Learner 0 of a baseline is its one job; further learners stand for its spares, or for chips that come and
-    go, so that the metrics have them.
+    Learner 0 of a baseline is its one job; further learners stand for its spares, or for chips that are added
+    and removed, so that the metrics have them.
     """
     v, learners = experiment.virtual, experiment.sync.num_learners
     chips = v.chips(learners)

@@ -100,7 +100,7 @@ class VirtualLearner:
         self._go_on()
 
     def start_from(self, checkpoint: VirtualCheckpoint, data: Watermark) -> None:
-        """Goes on from a checkpoint; `data`: after which work its data go on."""
+        """Resumes a checkpoint; `data`: the work behind which its data continue."""
         self.arrays.restore(*checkpoint.state)
         if data.bare != checkpoint.work.reached:
             self._actor.draw_from(data.position)

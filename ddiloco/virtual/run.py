@@ -274,8 +274,8 @@ def run_without_arrays(
 def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     """Number of global steps of the fleet within its budget of tokens or time; nothing is trained.
 
-    A whole run of these steps comes nearest to a budget of tokens, and takes its last step within one of
-    time: the rehearsal ends when the budget is spent, but in the run learners slower than the first go on.
+    A run of that many steps spends nearest to a budget of tokens, and takes its last step within one of time:
+    the rehearsal ends when the budget is spent, but a run continues until slower learners are done.
 
     `traffic`: bytes of each fragment. Batches count as full; a real run differs by its padding.
 

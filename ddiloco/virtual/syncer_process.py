@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VirtualSyncer:
-    """A shard's process; what it has committed survives its crashes."""
+    """A shard's process; its commits survive its crashes."""
 
     def __init__(self, fleet: Fleet, arrays: SyncerArrays, shard: int = 0) -> None:
         """`shard`: which of the fleet's it is."""

@@ -33,7 +33,7 @@ Between = Callable[[Callable[[], Any]], Any]
 
 
 def at_once(call: Callable[[], Any]) -> Any:
-    """The result of the call: nobody else hands anything to its devices."""
+    """The result of the call, with exclusive use of the devices."""
     return call()
 
 
@@ -166,7 +166,7 @@ class Assembly:
     def check(self, begins: bool = True) -> None:
         """Checks that the settings can work, before anything is compiled.
 
-        `begins`: whether the run does; one that goes on needs no parameters to begin from.
+        `begins`: whether the run is new; a resumed one needs no initial parameters.
 
         Raises:
           ConfigError: fragments, mesh and rows do not fit each other or the devices here.
@@ -281,7 +281,7 @@ class Assembly:
         return self.recipe.program(mesh, self.recipe.kind(shards))
 
     def peak_flops(self, mesh: Mesh) -> float | None:
-        """Operations a second of all its devices, as the settings say or their kind has; None: not known."""
+        """Operations a second of all its devices, by the settings or their kind; None: unknown."""
         device: jax.Device = mesh.devices.flat[0]
         peak = self.experiment.log.peak_flops or chips.peak_flops(device.device_kind)
         return None if peak is None else peak * mesh.size

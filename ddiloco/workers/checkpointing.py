@@ -24,11 +24,11 @@ class Checkpointing:
         record: Callable[[Any], None],
         written: Callable[[int, LearnerState | str], None] = lambda number, result: None,
     ) -> None:
-        """`keep` makes a state durable, for the snapshot with this number or, with 0, in the newest's place.
+        """`keep` makes a state durable, under this snapshot's number or, with 0, as the newest.
 
-        It is None for a learner that has nowhere to keep one. `every`: seconds between two; 0: none but for
-        snapshots. `what`: whose, for alarms. `written` hears of each for a snapshot: the state, or
-        why it is not kept.
+        `keep` is None for a learner without a place for checkpoints. `every`: seconds between two; 0: only
+        for snapshots. `what`: the learner's name, for alarms. `written` is called with each snapshot's state,
+        or the problem.
         """
         self._keep, self._every, self._what, self._record = keep, every, what, record
         self._written = written

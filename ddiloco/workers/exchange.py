@@ -69,7 +69,7 @@ class BetweenSteps:
     answer: concurrent.futures.Future[Any]  # cancelled when it is no longer wanted
 
     def make(self) -> None:
-        """Makes the call, and answers with its result or with what it raised."""
+        """Makes the call, and answers with its result or exception."""
         if self.answer.set_running_or_notify_cancel():
             try:
                 self.answer.set_result(self.call())
@@ -95,7 +95,7 @@ class CheckpointWritten:
 
     @classmethod
     def of(cls, learner: int, number: int, result: LearnerState | str) -> CheckpointWritten:
-        """Of what was written, or why it was not."""
+        """From the result of a write, or its problem."""
         if isinstance(result, str):
             return cls(learner, number, problem=result)
         return cls(learner, number, tuple(fragment.version for fragment in result.header.work.fragments))

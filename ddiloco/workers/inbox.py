@@ -22,7 +22,7 @@ class Inbox:
         self._newest: dict[int, list[Delivery]] = {}  # by fragment
 
     def put(self, delivery: Delivery) -> EventDelivery | None:
-        """Puts one in; never waits. Returns the older update that it replaces: nobody will get that."""
+        """Adds a delivery; never waits. Returns the update that it replaces, which will not be delivered."""
         held, replaced = [delivery], None
         fragment = _updated(delivery)
         if fragment is not None:

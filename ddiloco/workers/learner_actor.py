@@ -90,9 +90,9 @@ class LearnerActor:
     """One process of a learner, which ends with it.
 
     Attributes:
-      core: decides.
-      arrays: what it decides on.
-      trained: steps that the inner state has taken in.
+      core: makes the decisions.
+      arrays: carry them out.
+      trained: steps in the inner state.
     """
 
     def __init__(self, core: LearnerCore, arrays: Any, driver: LearnerDriver, trained: int = 0) -> None:
@@ -107,9 +107,9 @@ class LearnerActor:
         self.perform(self.core.join())
 
     def resume(self, work: LearnerWork, data: Watermark = NOTHING_MERGED) -> list[actions.LearnerAction]:
-        """Takes up the work of a process before it, whose arrays are loaded; gives what is to be performed.
+        """Continues an earlier process, whose arrays are loaded; returns the actions to carry out.
 
-        `data`: the furthest work of the learner that may be merged, behind which its data are drawn by now.
+        `data`: the furthest work of the learner that may be merged, behind which its data continue.
         """
         decided = self.core.resume(work, data)
         self._keep_position(work.steps)

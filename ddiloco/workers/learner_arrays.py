@@ -276,7 +276,7 @@ class TrainingArrays:
         return {"anchor": self._anchors, "residual": self._residuals}
 
     def lose(self) -> None:
-        """Drops the state, as when a process dies; batches already drawn do not come again."""
+        """Drops the state, as when a process dies; batches already read are not read again."""
         self._state = None
         self._offers.clear()
         for held in self._held.values():

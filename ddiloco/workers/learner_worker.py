@@ -77,10 +77,10 @@ class _Step(NamedTuple):
 class LearnerWorker:
     """One learner's thread; sole owner of its actor.
 
-    Up to `steps_in_flight` steps are handed to the devices at a time, so that these never wait for this
-    thread; a step is reported once the devices have finished it. The core gets a heartbeat whenever the
-    syncer has heard nothing for `core.heartbeat` seconds, in mid-step too, unless that step takes so much
-    longer than those before it that the devices may hang.
+    Up to `steps_in_flight` steps are dispatched to the devices, so that they never wait for this thread; a
+    step is reported once the devices have finished it. The core gets a heartbeat after `core.heartbeat`
+    seconds without a message to the syncer, in mid-step too, unless that step takes so much longer than
+    earlier ones that the devices may hang.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class LearnerWorker:
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
         """`to_syncer`: sends an event to a shard of the syncer.
-        `inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
-        `stepped` is called after each finished step.
-        `tape` and `checkpoints` are None if no tape and no state of it is kept. `resumed`: the state of
-        before with which the learner goes on; None: it joins.
+
+        `inner_state`: for a learner welcomed with these versions; may wait. None: a fresh one. `stepped` is
+        called after each finished step. `tape` and `checkpoints`: None for none. `resumed`: the state to
+        resume; None: the learner joins.
         """
         self.inbox = Inbox()
         self.tokens = 0  # trained on so far, steps under way too; written by this thread alone
@@ -401,9 +401,9 @@ class DeviceCalls:
     def wait(
         self, call: Callable[[], Result], seconds: Callable[[], float], meanwhile: Callable[[], None]
     ) -> Result:
-        """The result of `call`, or what it raises.
+        """The result of `call`, or its exception.
 
-        Until the result is there it waits for `seconds()`, calls `meanwhile`, and waits again.
+        Until then it waits for `seconds()`, calls `meanwhile`, and waits again.
         """
         answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
         self._calls.put((answer, call))

@@ -44,8 +44,8 @@ class Merged:
 class Merging:
     """The fragments of one process of the syncer, owned by that process's thread.
 
-    Merges run one after the other on a thread, the only one that changes the GlobalModel; meanwhile further
-    threads make fragments durable, each by itself. What comes of it goes to the owner's inbox.
+    Merges run in order on a thread, the only one that changes the GlobalModel; meanwhile further threads make
+    fragments durable. Results go to the owner's inbox.
 
     Attributes:
       under_way: rounds that are being merged; one at a time, others wait or are made durable.
@@ -90,7 +90,7 @@ class Merging:
         self._merger.submit(self._merge, action, given)
 
     def done(self, merged: Merged) -> dict[str, Any]:
-        """A merge that was begun is over; what was measured of it."""
+        """Ends a merge; returns its measurements."""
         self.under_way -= 1
         return {**merged.metrics, "merging": self.under_way}
 

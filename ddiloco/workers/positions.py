@@ -19,7 +19,7 @@ MOST_SHARDS = 1 << 20  # that an earlier run is believed to have had
 
 
 def with_positions(state: SyncerState, positions: Mapping[int, str]) -> SyncerState:
-    """The state in which these learners' data go on at these positions, whichever fragment is asked."""
+    """The state with these data positions of these learners, in all fragments."""
 
     def placed(known: Watermarks) -> dict[int, Watermark]:
         marks = {m: known.get(m, NOTHING_MERGED) for m in positions}
@@ -29,12 +29,12 @@ def with_positions(state: SyncerState, positions: Mapping[int, str]) -> SyncerSt
 
 
 def dealt(state: SyncerState, experiment: Experiment) -> SyncerState:
-    """The state with the data dealt again to this run's learners, if all positions are of other shards.
+    """The state with data divided anew among this run's learners, if all positions are of other shards.
 
-    The next version of any fragment has them all: positions of other shards then count no longer.
+    The next version of any fragment has all of them: positions of other shards are void then.
 
     Raises:
-      DataError: there are others, and what one learner said of its data is no position.
+      DataError: there are others, and one learner's position is invalid.
     """
     ours: dict[int, Watermark] = {}
     for m, mark in ((m, mark) for known in state.watermarks for m, mark in known.items()):
@@ -53,7 +53,7 @@ def dealt(state: SyncerState, experiment: Experiment) -> SyncerState:
 
 
 def dealt_or_told(state: SyncerState, experiment: Experiment, record: Callable[[Any], None]) -> SyncerState:
-    """The state as `dealt`; where that cannot be, learners begin their data again, and an alarm says so."""
+    """The state as `dealt`; if that fails, learners start their data over, with an alarm."""
     try:
         return dealt(state, experiment)
     except DataError as error:

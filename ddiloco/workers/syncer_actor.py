@@ -66,7 +66,7 @@ class SyncerActor:
     """
 
     def __init__(self, core: Any, driver: SyncerDriver, versions: Mapping[int, FragmentVersion]) -> None:
-        """`versions`: by fragment, what is committed."""
+        """`versions`: the committed ones, by fragment."""
         self.core = core
         self.offers: dict[events.FragmentArrived, Decoded] = {}
         self._driver = driver

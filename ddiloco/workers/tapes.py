@@ -65,7 +65,7 @@ class Tapes:
           learner: its number.
           process: its first incarnation.
           equipment: the learner's.
-          resumed: what it resumes with, if it does.
+          resumed: the resumed state, if any.
         """
         if self.folder is None:
             return LearnerTape(learner, process)

@@ -43,7 +43,7 @@ class ShardBook:
     """
 
     def __init__(self, address: str, shards: int = 1) -> None:
-        """`address`: HOST:PORT of the first shard; it and the others say where the rest are."""
+        """`address`: HOST:PORT of the first shard, from which the others' addresses come."""
         self.shards = shards
         self._addresses = [address, *[""] * (shards - 1)]
         self._run = ""
@@ -79,10 +79,10 @@ class ShardBook:
 
 
 class SyncerClient:
-    """Connects to one shard, again whenever the connection breaks, until `finish` or a refusal.
+    """Connects to one shard, again after each disconnect, until `finish` or a refusal.
 
-    Without a connection steps go on, and messages to the shard wait in the outbox. A message from the shard
-    that cannot be read ends the connection, and is counted in `malformed`.
+    Without a connection steps continue, and messages to the shard wait in the outbox. An invalid message of
+    the shard ends the connection, and is counted in `malformed`.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class SyncerClient:
         followers: Followers | None = None,
         host: Host | None = None,
     ) -> None:
-        """`book`: of all shards, and where each is; `shard`: which of them.
+        """`book`: addresses of all shards; `shard`: which of them.
 
-        `process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
-        `donor_port`: where peers may ask for the inner state; 0: nowhere. `accepted` is called each time.
-        `decode`: of updates that come as differences; None: none do. `followers`: the other hosts of the
-        learner, of which this is `host`; both None: it is a single one.
+        `process`: unix microseconds of the process's start. `note` is called with a line on a lost
+        connection. `donor_port`: where peers may request the inner state; 0: nowhere. `accepted` is called
+        for each connection. `decode`: of updates sent as differences; None: none are. `followers`: the other
+        hosts of the learner, of which this is `host`; both None: a single one.
         """
         self.outbox = Outbox(learner)
         self.shard, self.book = shard, book
@@ -174,7 +174,7 @@ class SyncerClient:
         return connection.peers(timeout) if connection is not None else pb.Peers()
 
     def finish(self, timeout: float) -> bool:
-        """Sends what is left and a goodbye, if there is a connection; returns whether all was sent.
+        """Sends the rest and a goodbye, if there is a connection; returns whether all was sent.
 
         Waits up to `timeout` seconds for records to be sent and read; not at all after a refusal.
         """
@@ -255,7 +255,7 @@ class SyncerClient:
 
         Raises:
           grpc.RpcError: it could not be made, or broke.
-          LookupError: nobody has said where the shard is.
+          LookupError: the shard's address is unknown.
           WireError: a message from the shard cannot be read.
         """
         with contextlib.ExitStack() as stack:
@@ -460,6 +460,6 @@ class SyncerClients:
         self.first.put(delivery)
 
     def finish(self, timeout: float) -> bool:
-        """Sends what is left, records for up to `timeout` seconds, and a goodbye; whether all was sent."""
+        """Sends the rest, records for up to `timeout` seconds, and a goodbye; whether all was sent."""
         sent = self.first.finish(timeout)
         return all([sent, *(client.finish(0.0) for client in self.all[1:])])

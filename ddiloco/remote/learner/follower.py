@@ -1,4 +1,4 @@
-"""A host of a learner that follows host 0: does what it orders, and exchanges its own blocks of fragments."""
+"""A follower: a further host of a learner, which obeys host 0, and exchanges its own blocks of fragments."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ class Follower:
             return min((key for key in self._here if key[1:] == version_of), default=(0, *version_of))
 
     def _taken_here(self, key: Key) -> Pieces:
-        """A fragment that this host has: host 0 knows. What is older is forgotten."""
+        """Notifies host 0 of a fragment that this host has, and drops older ones."""
         with self._change:
             pieces = self._here.pop(key)
             forget_older(self._here, key)

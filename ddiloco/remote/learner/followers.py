@@ -71,16 +71,16 @@ class Followers:
         lost: Callable[[str], None],
         leaving: Callable[[], None],
     ) -> None:
-        """Listens to nobody yet.
+        """Not listening yet.
 
         Args:
           count: of followers.
           learner: the learner's number.
           terms: which they must share.
           security: what they must show.
-          patience: seconds without a sign of one, after which it is lost.
-          lost: hears in a line that one is gone, in whatever way.
-          leaving: hears that one was asked to end.
+          patience: seconds without a message of a follower, after which it is lost.
+          lost: called with a line when one is gone, for any reason.
+          leaving: called when one was asked to end.
         """
         self.count = count
         self.told: Callable[[pb.FromHost], None] = lambda message: None  # of what is not handled here
@@ -109,8 +109,8 @@ class Followers:
     def gather(self, stop: threading.Event, note: Callable[[str], None]) -> bool:
         """Waits until all have connected; False if `stop` is set first.
 
-        However long that takes: who still compiles, or prepares data, would begin again for ever. `note`
-        takes a line on whom it waits for.
+        There is no timeout: a host that compiles, or prepares data, would start over forever. `note` is
+        called with a line on the missing hosts.
         """
         noted_at = time.monotonic() + NOTED_EVERY
         with self._change:
@@ -139,10 +139,9 @@ class Followers:
                 orders.put(order)
 
     def connect(self, streams: pb.Order.Streams, broke: Broke) -> None:
-        """Has the others exchange their blocks with a shard of the syncer, in a session.
+        """Orders the other hosts to exchange their blocks with a shard of the syncer, in a session.
 
-        `streams` gets its number. `broke` hears if such a stream has ended, unless others have taken its
-        place.
+        `streams` gets its number. `broke` is called if such a stream ends, unless others have replaced it.
         """
         with self._change:
             streams.number = next(self._numbers)
@@ -283,7 +282,7 @@ class Followers:
                 self.told(message)
 
     def _deliver_complete(self, key: Key) -> None:
-        """Delivers what all hosts have, and forgets what is older than that."""
+        """Delivers updates that all hosts have, and drops older ones."""
         with self._change:
             if key not in self._own or len(self._here.get(key, ())) < self.count:
                 return

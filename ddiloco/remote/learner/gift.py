@@ -1,4 +1,4 @@
-"""The receiving end of inner optimizer states: what a peer has to give, and its blocks for this host."""
+"""Receives inner optimizer states: a peer's header, and its blocks for this host."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Gift:
         self._header: pb.DonationHeader | None = None
 
     def open(self) -> Gift:
-        """Waits for the peer to say what it gives; returns this.
+        """Waits for the peer's header; returns self.
 
         Raises:
           grpc.RpcError: it cannot be reached, or does not give.

@@ -40,7 +40,7 @@ class HostRecovery(ProcessRecovery):
             self._followers.done(copy, time.monotonic() + bounded_reads.LONGEST)
 
     def _taken(self, gift: Gift) -> InnerState:
-        """All hosts fetch their blocks; raises WireError, too, where another one does not come to its own."""
+        """Lets all hosts fetch their blocks; raises WireError if any of them fails."""
         copy, addresses = gift.rest
         if not copy:
             raise WireError("donation to one host")

@@ -1,4 +1,4 @@
-"""Host 0 of a learner of several: what it has beside what a learner's only process has."""
+"""Host 0 of a learner of several: its parts beyond those of a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a peer's inner state is plausible: a peer may lie about what it gives."""
+"""Plausibility of a peer's inner state, since a peer may lie."""
 
 from __future__ import annotations
 

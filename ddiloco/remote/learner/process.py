@@ -269,9 +269,9 @@ class LearnerProcess:
         inner: InnerFormat,
         about: Mapping[str, Any],
     ) -> ResumedLearner | None:
-        """The learner's own newest state, if this process goes on with it.
+        """The learner's own newest state, if this process resumes it.
 
-        Without one, or with one that cannot be used whole, it joins as a new learner, with the inner state.
+        Without a state that can be used whole, it joins as a new learner, with the inner state.
         """
         begun, client = time.monotonic(), clients.first
         state = recovery.newest()

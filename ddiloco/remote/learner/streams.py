@@ -227,7 +227,7 @@ class Streams:
     ) -> None:
         """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
-        `broke` hears why no update will come any more, `pace` how fast welcomes come. `decode`: of updates
+        `broke`: called with the reason for the end of updates; `pace`: the speed of welcomes. `decode`: of updates
         that come as differences; None: none do. `host`: None where the learner is a single one.
         """
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)

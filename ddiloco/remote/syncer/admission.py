@@ -23,9 +23,9 @@ MOST_REPLACED = 64  # replaced processes of one learner that are remembered
 
 
 class Refusal(NamedTuple):
-    """Why a hello is refused: how the call ends, the line for the learner, and what is counted.
+    """A refused hello: the status of the call, the line for the learner, and the counter.
 
-    `alarm`: the line for whoever runs the syncer; None where nothing worse than a mistake is behind it.
+    `alarm`: the line for the operator; None for a mere mistake.
     """
 
     code: grpc.StatusCode
@@ -45,11 +45,11 @@ class Admission:
     def refusal(
         self, hello: pb.Hello, caller: Caller, present: Session | None, newest: int, now: float
     ) -> Refusal | None:
-        """Why the process is not let in; None: it is.
+        """The refusal of a process; None: it is accepted.
 
         Args:
-          hello: what it says.
-          caller: whose credentials it has shown.
+          hello: its message.
+          caller: by its credentials.
           present: the learner's open session, if there is one.
           newest: the learner's newest incarnation, 0 if none is known.
           now: monotonic seconds.

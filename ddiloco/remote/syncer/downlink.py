@@ -104,10 +104,10 @@ class _Item(NamedTuple):
 
 
 class Downlink:
-    """The fragments that one learner still has to get, taken by all of its streams.
+    """The fragments queued for one learner, sent by all of its streams.
 
-    A fragment that is updated or sent again while it waits here is sent once, in its newest version. All
-    hosts of a learner get the same versions in the same order, so that each comes to the same parameters.
+    A fragment that is updated or resent while queued is sent once, in its newest version. All hosts of a
+    learner get the same versions in the same order, so that their parameters agree.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class Downlink:
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
-        """Sends all fragments, in place of what was to be sent.
+        """Sends all fragments, in place of the queue.
 
-        A learner that asks again while its welcome is under way gets that one: it is never lost.
+        A learner that joins again during its welcome gets that one: it is never lost.
         """
         with self._change:
             if event.incarnation == self._welcome:

@@ -24,10 +24,10 @@ _EVICTED = 1000  # orders to drop a learner that are remembered
 
 
 class Management:
-    """Answers commands, each in a thread of gRPC's, and obeys what other shards of the syncer were asked.
+    """Answers commands, each in a thread of gRPC's, and obeys orders given to other shards of the syncer.
 
-    A learner that is drained is told that the run is over, and told again whenever it comes back: its process
-    ends with exit code 0. A run that is stopped stays so for engines, which start the syncer again.
+    A drained learner is sent the end of the run, at each connection: its process ends with exit code 0. A
+    stopped run stays stopped for engines, which restart the syncer.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Management:
         shard: int = 0,
         shards: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`tell` takes a line on each command; learners are numbered below `most_learners`.
+        """`tell` is called with a line on each command; learner numbers are below `most_learners`.
 
-        `step`: the global one. `take_snapshot`: has one taken soon; False if none are taken at all. `folder`:
-        the syncer's, with what was asked of earlier ones. `shard`: which this is; where the first goes on
-        with a stopped run it undoes that. `shards`: HOST:PORT of all of them.
+        `step`: the global one. `take_snapshot`: requests one; False if none are taken at all. `folder`: the
+        syncer's, with earlier orders. `shard`: number of this one; the first revokes a stop when it resumes
+        the run. `shards`: HOST:PORT of all of them.
 
         Raises:
-          RunMarkError: what was asked before cannot be read.
+          RunMarkError: the earlier orders cannot be read.
         """
         self._security, self._most_learners = security, most_learners
         self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
@@ -119,7 +119,7 @@ class Management:
         return f", {address}" if address else ""
 
     def look(self) -> None:
-        """Obeys what is ordered by now, of whichever shard; what cannot be read is looked at again."""
+        """Obeys the present orders, of any shard; reads an invalid file again later."""
         if self._folder is not None and self._keeping.acquire(blocking=False):
             try:
                 with contextlib.suppress(RunMarkError):
@@ -128,7 +128,7 @@ class Management:
                 self._keeping.release()
 
     def _keep(self, change: Callable[[StandingOrders], StandingOrders]) -> str:
-        """Changes the orders for good, and obeys them; what an answer says where the disk refuses."""
+        """Makes new orders durable, and obeys them; returns the error of a disk that refuses."""
         with self._keeping:
             kept = ""
             try:

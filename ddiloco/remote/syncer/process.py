@@ -136,8 +136,8 @@ class SyncerRun:
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; waits while there are no learners.
 
-        If an earlier syncer has merged the last step, and no learner comes back to this one, all have left.
-        Of several shards each goes on serving until all have finished, and the first one gives the result.
+        If an earlier syncer has merged the last step, and no learner connects, all have left. Each of several
+        shards serves until all have finished; the first returns the result.
         """
         if self._shards.finished:  # before: learners that do not know may still connect
             self._server.away |= set(range(self._assembly.experiment.most_learners))
@@ -168,7 +168,7 @@ class SyncerRun:
 
     @property
     def superseded(self) -> bool:
-        """Whether the run was started again, so that this process cannot go on with it."""
+        """Whether the run was restarted elsewhere, so that this process must end."""
         return self._shards.superseded
 
     def end(self) -> None:
@@ -234,7 +234,7 @@ class SyncerRun:
         return max(step, self._syncer.core.step) >= self._assembly.experiment.train.steps
 
     def _durable_state(self, resumed: bool) -> tuple[GlobalModel, SyncerState | None]:
-        """Makes durable what the run begins with; the model of this shard, and what is known."""
+        """Makes the initial state durable; returns the model of this shard, and the state."""
         durable, every = self._durable, range(self._assembly.layout.num_fragments)
         durable.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as own, contextlib.ExitStack() as others:
@@ -254,7 +254,7 @@ class SyncerRun:
         return self._durable.pace.patience(e.snapshot.timeout, size)
 
     def _pin(self, folder: pathlib.Path, versions: Sequence[int]) -> int:
-        """As the durable state, of all shards: what they send to learners is durable in one folder before."""
+        """Pins the durable state of all shards: every version that they send is in one folder before."""
         every = range(self._assembly.layout.num_fragments)
         if versions:
             self._durable.await_shown([p for p in every if p not in self._own], versions)
@@ -328,11 +328,11 @@ def run_syncer(
     alone: bool = False,
     comes_back: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
+    """Makes and runs a SyncerRun with durable state in `folder`; a run in there is continued.
 
-    Of several shards it is the first, which begins the run and gives its result.
-    `alone`: all learners have left after their last step, and only the result is to be saved.
-    `comes_back`: whether the run goes on with another syncer though `stop` is set.
+    Of several shards it is the first, which starts the run and returns its result. `alone`: all learners have
+    left after their last step, and only the result is to be saved. `comes_back`: whether another syncer will
+    continue the run if `stop` is set.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
@@ -356,13 +356,13 @@ def run_shard(
     security: Security,
     folder: pathlib.Path,
 ) -> str | None:
-    """Runs a shard beside the first, once that has begun the run in `folder`; why it failed, if it did.
+    """Runs a further shard, once the first has started the run in `folder`; returns the error, if any.
 
-    It ends with the run, and before where `stop` is set: then another process goes on.
+    It ends with the run, or when `stop` is set: then another process continues.
 
     Raises:
       ConfigError: the port or the fragments are another process's.
-      DurableStateError, RunMarkError: what is in the folder cannot be used.
+      DurableStateError, RunMarkError: the folder's content cannot be used.
     """
     e = assembly.experiment
     listening.claim()
@@ -394,10 +394,10 @@ def run_shard(
 def tell_of_the_end(
     assembly: Assembly, *, listening: Listening, security: Security, folder: pathlib.Path
 ) -> None:
-    """Tells learners that come that the run in `folder` is over: some were away when the others heard of it.
+    """Sends the end of the run in `folder` to learners that were disconnected at that time.
 
-    Returns once all have left, or each has had the time to try. May raise RunMarkError, or ConfigError: the
-    port is taken.
+    Returns once all have left, or each has had the time to connect. May raise RunMarkError, or ConfigError:
+    the port is in use.
     """
     e, mark = assembly.experiment, run_mark.begun(folder)
     if mark is None:  # removed since: learners of another run could not be recognised

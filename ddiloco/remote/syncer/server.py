@@ -57,7 +57,7 @@ class SyncerServer:
         versions: Callable[[], Sequence[int]] = tuple,
         shard: int = 0,
     ) -> None:
-        """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
+        """`connect`, `send` and `take_offer`: as those of a SyncerWorker.
 
         `run`: its id. `management`: answers an operator. `boundary_seconds`: that a learner takes for the
         steps that its devices have at a time; 0.0: not known. `crowded`: whether so much of what learners
@@ -141,12 +141,11 @@ class SyncerServer:
                 self._changed.wait(0.2)
 
     def stop(self, timeout: float, patience: float = 0.0, last: Callable[[], object] = lambda: None) -> bool:
-        """Ends the run for all learners and waits for their goodbyes; returns whether all came.
+        """Ends the run for all learners and waits for their goodbyes; returns whether all arrived.
 
-        Then `last` is called, before nobody is answered any more.
-
-        Those that are `away` have `patience` seconds to come and hear of it. Who has not joined has nothing
-        to say: it may compile for minutes, while an engine counts the seconds until it kills this process.
+        Then `last` is called, before the server stops. Learners that are `away` have `patience` seconds to
+        connect. Unjoined learners need no goodbye: one may compile for minutes, while an engine counts the
+        seconds until it kills this process.
         """
         begun = time.monotonic()
         with self._lock:

@@ -1,4 +1,4 @@
-"""One learner's connection on the syncer's side: its messages, its hosts' offers, what it was asked for."""
+"""The syncer's side of one learner's connection: its messages, its hosts' offers, its open requests."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class HostOffers:
         """Adds one host's blocks; returns the arrays once all hosts' have arrived.
 
         Raises:
-          WireError: the hosts do not say the same of the offer, or their blocks are not the arrays.
+          WireError: the hosts differ on the offer, or their blocks do not make up the arrays.
         """
         fragment = offer.round.fragment
         with self._lock:

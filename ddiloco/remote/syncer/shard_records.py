@@ -122,7 +122,7 @@ class RecordsLink:
             self._change.notify_all()
 
     def finish(self, timeout: float) -> None:
-        """Sends what is left, if there is a connection."""
+        """Sends the rest, if there is a connection."""
         with self._change:
             self._closing = True
             self._change.notify_all()

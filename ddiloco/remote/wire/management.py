@@ -60,7 +60,7 @@ def ask(address: str, security: Security, command: Command, timeout: float) -> A
     """Sends a command to the syncer at HOST:PORT; `timeout` is in seconds.
 
     Raises:
-      grpc.RpcError: it cannot be reached, or refuses who asks.
+      grpc.RpcError: it cannot be reached, or refuses the caller.
       WireError: its answer cannot be read.
     """
     with security.channel(address, wire.options(timeout)) as channel:

@@ -63,7 +63,7 @@ class Received:
         return 0 if self._following is None else max(0, batch.first - self._following)
 
     def new(self, batch: pb.Records) -> Iterator[pb.Record]:
-        """The records of the batch that come after all that came before; each counts as received at once."""
+        """The records of the batch after all earlier ones; each counts as received at once."""
         for number, record in enumerate(batch.records, batch.first):
             if number >= (self._following or 0):
                 self._following = number + 1

@@ -227,8 +227,8 @@ class Streams:
     ) -> None:
         """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
-        `broke`: called with the reason for the end of updates; `pace`: the speed of welcomes. `decode`: of updates
-        that come as differences; None: none do. `host`: None where the learner is a single one.
+        `broke`: called with the reason for the end of updates; `pace`: the speed of welcomes. `decode`:
+        of updates sent as differences; None: none are. `host`: None where the learner is a single one.
         """
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host

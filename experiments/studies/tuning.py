@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.cli import program
@@ -183,6 +183,30 @@ class Tuned(NamedTuple):
             if len(same) > 1 and all(same) and math.isfinite(losses[self.best]):
                 found.append(name)
         return found
+
+
+def tune(
+    plan: TuningPlan, losses: Callable[[list[tuple[TuningRow, Point]]], list[tuple[float, int]]]
+) -> list[Tuned]:
+    """The end of every row's climb; rows climb side by side, a point each at a time.
+
+    `losses`: the mean loss and the tokens of the runs at each of these points.
+    """
+    climbs = {
+        row.label: climb([*row.axes.values()], row.start, plan.budget, row.together) for row in plan.rows
+    }
+    points = {label: next(one) for label, one in climbs.items()}
+    tried: dict[str, list[Tried]] = {row.label: [] for row in plan.rows}
+    best: dict[str, Point] = {}
+    while points:
+        asked = [(row, points.pop(row.label)) for row in plan.rows if row.label in points]
+        for (row, point), found in zip(asked, losses(asked), strict=True):
+            tried[row.label].append(Tried(point, *found))
+            try:
+                points[row.label] = climbs[row.label].send(found[0])
+            except StopIteration as end:
+                best[row.label] = end.value
+    return [Tuned(row, tried[row.label], best[row.label], plan.budget) for row in plan.rows]
 
 
 def neighbours(row: TuningRow, point: Point) -> list[Point]:

@@ -16,7 +16,6 @@ SLOW = (
     "memory",
     "accelerator",
     "donation",
-    "durability",
     "tape",
     "guard",
 )

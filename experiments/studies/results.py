@@ -59,7 +59,8 @@ COLUMNS |= {
     "train_loss": Column("training loss", 1, ".4f"),
     "num_params": Column("parameters"),
     "rounds": Column("rounds"),
-    "left_out": Column("left out"),  # offers
+    "left_out": Column("offers left out"),
+    "honest_left_out": Column("of honest learners"),
     "tokens_per_second": Column("tokens/s"),
     "rounds_skipped": Column("skipped"),
     # Of `merge_figures`.

@@ -261,11 +261,6 @@ def test_both_rules_are_told_of_a_fleet_whose_links_are_just_full(programs, tmp_
         assert 0 < row["round_seconds"] < 24 and 0.9 < row["largest_gap"] < 3
 
 
-def test_a_folder_follows_from_the_comparison_where_none_is_given():
-    assert runs.default_output("compare", "configs/dense.py:small") == "runs/compare-dense-small"
-    assert runs.default_output("compare", "configs/chaos.py") == "runs/compare-chaos"
-
-
 def asked(**overrides) -> dict[str, Any]:
     """All settings of a small run, with `train__steps=7` for train.steps."""
     pairs = [(name.replace("__", "."), str(value)) for name, value in overrides.items()]

@@ -152,11 +152,6 @@ def test_tuned_presets_are_points_of_the_grid_that_they_were_found_on():
         assert (e.train.tokens, e.eval.every) == (480 * 32 * 128, 0)
 
 
-def test_a_table_that_there_is_not_is_told():
-    with pytest.raises(program.UsageError, match=r"no preset 'sgd'; there are tiny, small"):
-        tuning.plan_of("configs/dense.py:sgd")
-
-
 def test_each_value_of_a_row_is_looked_at_before_anything_runs():
     row = tuning.TuningRow("a", "b", {}, {"rate": (1, 2, 4), "momentum": (0.0, 0.3)}, (2, 0.3), None)
     assert tuning.each_value(row) == [(2, 0.3), (1, 0.3), (4, 0.3), (2, 0.0)]

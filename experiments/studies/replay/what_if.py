@@ -108,7 +108,7 @@ class _Syncer(CountingSyncer):
     """Leaves out whose offers the guard left out in the run, merge by merge of each fragment."""
 
     def __init__(self, plan: ReplayPlan) -> None:
-        nothing = (0,) * len(plan.first.header.state.versions)
+        nothing = (0,) * len(plan.begins)
         super().__init__(Traffic(nothing, (1,) * len(nothing), nothing))
         self._left_out: dict[int, collections.deque[tuple[int, ...]]] = collections.defaultdict(
             collections.deque
@@ -157,12 +157,10 @@ def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> Wh
         observer=rounds,
         shards=header.shards,
     )
-    begun = SyncerState.initial(policy.num_fragments)
+    begun = _begun(plan)
     for syncer in fleet.syncers:
         syncer.crash()
-        syncer.durable = dataclasses.replace(
-            begun, versions=header.state.versions, merged_steps=header.state.merged_steps
-        )
+        syncer.durable = begun
         syncer.restart()
     first, last = _span(plan)
     fleet.schedule(change for change in _changes(plan, first) if change.learner in learners)
@@ -170,6 +168,15 @@ def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> Wh
     until = (last - first) * (_LONGEST if ended else 1.0)
     fleet.run(stop=lambda: fleet.calendar.now > until)
     return _outcome(rounds.records, 0.0)
+
+
+def _begun(plan: ReplayPlan) -> SyncerState:
+    """What the run began with, each fragment as the first process had it; no learner has taken part."""
+    states: dict[int, SyncerState] = {}
+    for header in (actor.tape.header for actor in plan.syncers):
+        states = dict.fromkeys(header.fragments, header.state) | states
+    each = [(states[p].versions[p], states[p].merged_steps[p]) for p in sorted(states)]
+    return SyncerState(*map(tuple, zip(*each, strict=True)))
 
 
 def _span(plan: ReplayPlan) -> tuple[float, float]:

@@ -35,7 +35,7 @@ from ddiloco.workers.exchange import CheckpointAsked, EventDelivery, Leave
 from ddiloco.workers.learner_arrays import Equipment
 from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
 from ddiloco.workers.resuming import about_states
-from experiments.bench.bench_model import assembly_of, initial_fragments, training_arrays
+from experiments.bench.learner import assembly_of, initial_fragments, training_arrays
 from experiments.bench.measuring import TIMEOUT, another_process, medians, receive_from, row
 
 

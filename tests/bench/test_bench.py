@@ -10,7 +10,6 @@ NAMES = ("merge", "snapshot", "protocol")
 SLOW = (
     "learner",
     "wire",
-    "restart",
     "syncer",
     "hosts",
     "memory",

@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -16,9 +18,9 @@ from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header
+from ddiloco.remote.wire.payload import CHUNK_BYTES
 from ddiloco.remote.wire.security import Security
 from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, POISONS, Count, Impersonator, silence
-from experiments.studies.chaos.lying_donor import LyingDonor
 
 IDLE = 20  # calls of a kind that say nothing, at a time
 _ESCAPES = "\x1b[2J\x1b[31m\r\n" * 9
@@ -163,3 +165,36 @@ class Liar(Impersonator):
     def _garbage(self) -> None:
         sent = (b"\xff\xff\xff", b"", bytes(2 * wire.MAX_MESSAGE_BYTES))
         self._outgoing.put(self._rng.choice((self._rng.randbytes(99), *sent)))
+
+
+class LyingDonor:
+    """Gives what a peer gave, the sign of every number turned, as if it had trained longer than all."""
+
+    def __init__(self, count: Count) -> None:
+        """`count` hears of each donation."""
+        self._count = count
+        self._header: pb.DonationHeader | None = None
+        self._payload = b""
+        self._server = wire.server(20.0, 8)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        wire.serve(self._server, wire.DONATE, {"Donate": grpc.stream_stream_rpc_method_handler(self._donate)})
+
+    def learn(self, donation: Iterator[bytes]) -> None:
+        """Takes a sound donation, to give it on."""
+        header = pb.DonationHeader.FromString(next(donation))
+        payload = np.frombuffer(b"".join(donation), np.uint8)
+        words = payload[: len(payload) // 4 * 4].view(np.uint32) ^ np.uint32(1 << 31)
+        self._header, self._payload = header, words.tobytes() + payload[words.nbytes :].tobytes()
+
+    def _donate(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        wanted = pb.DonationRequest.FromString(next(requests, b""))
+        if self._header is None:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
+        header = pb.DonationHeader()
+        header.CopyFrom(self._header)
+        header.versions[:] = wanted.versions
+        header.trained = 1 << 50
+        yield header.SerializeToString()
+        for at in range(0, len(self._payload), CHUNK_BYTES):
+            yield self._payload[at : at + CHUNK_BYTES]
+        self._count("a false inner state: given")

@@ -1,7 +1,6 @@
 """Climbs on a grid, and what is told of them."""
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given
@@ -71,16 +70,6 @@ def test_a_budget_that_ends_the_climb_is_told():
     assert ended.cut_short()
     assert "2, cut short" in tuning.choices([ended])
     assert "20" not in tuning.choices([ended]).splitlines()[0]
-
-
-def test_a_setting_that_changes_nothing_is_told():
-    asked, best = climbed(lambda point: point[0])
-    row = tuning.TuningRow("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
-    ended = tuning.Tuned(row, [tuning.Tried(point, point[0], 10) for point in asked], best, 100)
-    assert ended.without_effect() == ["momentum"]
-    assert "| 0.3 (no effect) |" in tuning.choices([ended])
-    alone = tuning.Tuned(row, [tuning.Tried(best, math.inf, 0)], best, 100)
-    assert alone.without_effect() == []
 
 
 LONE = {"label": "x", "preset": "tiny", "axes": ["train.steps"], "train.steps": 5}

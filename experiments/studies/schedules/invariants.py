@@ -280,7 +280,10 @@ class Invariants:
     def _book_offer(self, which: RoundId, c: Contribution) -> None:
         """An offer is here that its learner was asked for; an early one may be asked for while it waits."""
         process, member = self._syncer, (c.learner, c.incarnation)
-        if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
+        asked = (which, member) in process.asked
+        if self.policy.takes_late_work:  # an answer to what was asked before it rejoined will do
+            asked = any(r.fragment == which.fragment and who == member for r, who in process.asked)
+        if asked and self._stands(member, _Standing.PRESENT):
             process.arrived[c] = which, process.asked[which, member]
             process.known[c] = max(c.steps, self._steps_on(c))
 

@@ -76,7 +76,7 @@ def test_a_seed_is_one_schedule():
     first, second = (RandomSchedule(draw_plan(11)) for _ in range(2))
     first.run()
     second.run()
-    assert first.told() == second.told()
+    assert first.history() == second.history()
     assert first.events == second.events > 0
     assert draw_plan(11) != draw_plan(12)
 

@@ -8,7 +8,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
 from tests.protocol.learner_desk import ask, finish, made, sent, start, step, welcomed
 
 
@@ -222,6 +222,35 @@ def test_of_a_learner_that_is_in_no_update_nothing_is_lost_with_rebase(rebase):
         assert out == [actions.ApplyUpdate(0, version, 0.0, None, rebase)]
         assert core.work.fragments[0].steps == (steps if rebase else 0) > -1
         assert core.offered == ({2} if rebase else set()), "only what can be added to any version"
+
+
+def test_an_offer_may_be_in_a_later_version_than_the_next_and_what_came_after_it_is_kept():
+    core = offered_then_stepped(rebase=True)
+    core.handle(events.UpdateArrived(0, 1, 4, NOTHING_MERGED), 0.0)
+    out = core.handle(events.UpdateArrived(0, 2, 8, Watermark(1, 2)), 0.0)
+    assert out == [actions.ApplyUpdate(0, 2, 0.0, 2, True)]
+    assert [(f.steps, f.tokens) for f in core.work.fragments] == [(2, 11)] and not core.offered
+
+
+def test_a_request_outlives_an_update_without_the_learners_work():
+    core = welcomed(num_fragments=1, interval=4, rebase=True)
+    step(core, 10)
+    ask(core, 3, due=4)
+    core.handle(events.UpdateArrived(0, 1, 4, NOTHING_MERGED), 0.0)
+    step(core, 10)
+    start(core)
+    [offer] = sent(finish(core))
+    assert (offer.version, offer.steps, offer.since) == (1, 3, NOTHING_MERGED)
+
+
+def test_unmerged_work_that_is_too_old_is_overwritten():
+    core = offered_then_stepped(rebase=True)
+    for version in range(1, MAX_AGE + 1):
+        core.handle(events.UpdateArrived(0, version, 4 * version, NOTHING_MERGED), 0.0)
+    assert core.work.fragments[0].steps == 4
+    out = core.handle(events.UpdateArrived(0, MAX_AGE + 1, 99, NOTHING_MERGED), 0.0)
+    assert [type(action) for action in out] == [actions.Drop, actions.ApplyUpdate]
+    assert not out[1].rebase and core.work.fragments[0].steps == 0 and not core.offered
 
 
 def test_of_offers_that_are_never_merged_the_newest_are_kept():

@@ -1,5 +1,7 @@
 """Rounds: how many at once, what is taken into a merge, and how the last ones end."""
 
+import dataclasses
+
 import pytest
 
 from ddiloco.protocol import actions, events
@@ -12,7 +14,7 @@ from ddiloco.protocol.messages import (
     RoundId,
     Watermark,
 )
-from ddiloco.protocol.policy import ALLOWANCE
+from ddiloco.protocol.policy import ALLOWANCE, MAX_AGE
 from ddiloco.protocol.prospects import MOST_TRIES
 from ddiloco.protocol.state import SyncerState
 from tests.protocol.desk import Desk, asked, merges, only, records
@@ -469,3 +471,76 @@ def test_whatever_comes_of_an_offer_its_arrays_are_released_or_merged():
     merge = only(actions.Merge, desk.offer(1, (4, 0)))
     assert [c.steps for c in merge.contributions] == [10, 4] and not desk.core.offers
     assert only(actions.Release, desk.offer(1, (4, 0))).offer in merge.contributions
+
+
+# Late offers.
+
+
+def _missed_by_learner_1(rebase=True):
+    """Learner 1's offer is still on its way while learner 0's is merged."""
+    desk = Desk(learners=2, num_fragments=1, interval=4, quorum=1, gamma=0.0, rebase=rebase)
+    for learner in (0, 1):
+        for step in range(1, 5):
+            desk.report(learner, step, steps=step, at=float(step))
+    assert merges(desk.offer(0, (4, 0))) == [(4, 0, [0])]
+    return desk
+
+
+def _next_merge(desk):
+    for step in range(5, 9):
+        desk.report(0, step, steps=step - 4, at=float(step))
+    return merges(desk.offer(0, (8, 0)))
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_an_offer_that_misses_its_round_is_merged_in_the_next_one(between):
+    desk = _missed_by_learner_1()
+    if between:
+        desk.merged(4, 0)
+    out = desk.offer(1, (4, 0))
+    assert (
+        not [a for a in out if isinstance(a, actions.Drop | actions.Release)] and len(desk.core.offers) == 1
+    )
+    assert desk.core.furthest(1) == Watermark(0, 4), "where a process of the learner would go on"
+    if not between:
+        desk.merged(4, 0)
+    assert _next_merge(desk) == [(8, 0, [0, 1])]
+    update = only(events.UpdateArrived, desk.merged(8, 0))
+    assert update.version == 2 and desk.core.state().watermarks[0][1].steps == 4
+
+
+def test_an_offer_of_work_that_is_merged_by_then_is_dropped():
+    desk = _missed_by_learner_1()
+    late = desk.reports[1]
+    desk.merged(4, 0)
+    desk.offer(1, (4, 0))
+    assert _next_merge(desk) == [(8, 0, [0, 1])]
+    desk.merged(8, 0)
+    known = late.counters[0]
+    again = Contribution(1, 1, 0, known.version, 4, known.steps, known.tokens, upto=Watermark(0, 5))
+    out = desk.tell(events.FragmentArrived(RoundId(4, 0), again))
+    assert only(actions.Release, out).offer == again and not desk.core.offers
+
+
+@pytest.mark.parametrize("lost", ["version", "lineage"])
+def test_late_work_on_a_version_that_is_too_old_or_of_no_history_is_dropped(lost):
+    desk = _missed_by_learner_1()
+    desk.merged(4, 0)
+    known = desk.reports[1].counters[0]
+    late = Contribution(1, 1, 0, 0, 4, known.steps, known.tokens, upto=Watermark(0, 4))
+    if lost == "lineage":
+        late = dataclasses.replace(late, lineage=7)
+    else:
+        for turn in range(2, 3 + MAX_AGE):
+            for step in range(4 * turn - 3, 4 * turn + 1):
+                desk.report(0, step, steps=step - 4 * turn + 4, at=float(step))
+            assert merges(desk.offer(0, (4 * turn, 0)))
+            desk.merged(4 * turn, 0)
+    out = desk.tell(events.FragmentArrived(RoundId(4, 0), late))
+    assert only(actions.Release, out).offer == late and not desk.core.offers
+
+
+def test_without_rebase_an_offer_that_misses_its_round_is_dropped():
+    desk = _missed_by_learner_1(rebase=False)
+    assert only(actions.Drop, desk.offer(1, (4, 0))).reason == "unexpected fragment"
+    assert not desk.core.offers

@@ -75,7 +75,8 @@ class FragmentTransfer:
         self.rebase = rebase
         self._layout = layout
         self._fragments = [
-            _Fragment(layout, p, shardings, codec, error_feedback) for p in range(layout.num_fragments)
+            _Fragment(layout, p, shardings, codec, error_feedback, rebase)
+            for p in range(layout.num_fragments)
         ]
 
     def offer(
@@ -124,13 +125,14 @@ class FragmentTransfer:
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
 
-        `pieces` of Theta_p: from the host, or as `place` gave them. With `offered`, an offer's `own`, it is
-        theta_p <- Theta_p + theta_p - offered instead.
+        `pieces` of Theta_p: from the host, or as `place` gave them. With `rebase`, where mixing is 0, it is
+        theta_p <- Theta_p + theta_p - offered if there is `offered`, an offer's `own`.
         """
         own, update = self._fragments[fragment], self.place(fragment, pieces)
-        if offered:
-            return {**params, **own.rebase(own.of(params), update, tuple(offered))}
-        return {**params, **own.mix(own.of(params), update, np.float32(mixing))}
+        if self.rebase:  # one program for both, of which the one without `offered` is seldom run
+            then = tuple(offered) or update
+            return {**params, **own.apply(own.of(params), update, then, np.bool_(bool(offered)))}
+        return {**params, **own.apply(own.of(params), update, np.float32(mixing))}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
@@ -147,19 +149,16 @@ class FragmentTransfer:
             copy = functools.partial(own.encode.trace, tensors, pieces, pieces if self.error_feedback else ())
         else:
             copy = functools.partial(own.copy.trace, tensors)
-        if self.rebase:
-            return {"copy": copy, "apply": functools.partial(own.rebase.trace, tensors, pieces, pieces)}
-        mixing = jax.ShapeDtypeStruct((), np.float32)
-        return {"copy": copy, "apply": functools.partial(own.mix.trace, tensors, pieces, mixing)}
+        scalar = functools.partial(jax.ShapeDtypeStruct, ())
+        rest = (pieces, scalar(np.bool_)) if self.rebase else (scalar(np.float32),)
+        return {"copy": copy, "apply": functools.partial(own.apply.trace, tensors, pieces, *rest)}
 
     def compile(self, params: Parameters) -> Parameters:
         """Compiles every offer and update now, so that no step waits for it; gives the parameters back."""
         for p, own in enumerate(self._fragments):
             zeros = self.place(p, [np.zeros(shape, np.float32) for shape in own.shapes])
             self.offer(p, params, zeros, zeros if self.error_feedback else ())
-            params = self.apply(p, params, zeros, 1.0)
-            if self.rebase:
-                params = self.apply(p, params, zeros, 0.0, zeros)
+            params = self.apply(p, params, zeros, 1.0, zeros if self.rebase else ())
         return params
 
 
@@ -184,7 +183,13 @@ class _Fragment:
     """One fragment of the arrays on a mesh: the compiled functions that take it out and put it back."""
 
     def __init__(
-        self, layout: FragmentLayout, p: int, shardings: Shardings, codec: str, error_feedback: bool
+        self,
+        layout: FragmentLayout,
+        p: int,
+        shardings: Shardings,
+        codec: str,
+        error_feedback: bool,
+        rebase: bool,
     ) -> None:
         self._layout, self._p, self._shardings, self._codec = layout, p, shardings, CODECS[codec]
         self._homes = homes(shardings)
@@ -195,8 +200,7 @@ class _Fragment:
         self.copy = jax.jit(self._copy, out_shardings=self.placement)
         self.encode = jax.jit(self._encode, out_shardings=(None, left))
         laid = {name: shardings[name] for name in self._arrays}
-        self.mix = jax.jit(self._mix, donate_argnums=0, out_shardings=laid)
-        self.rebase = jax.jit(self._rebase, donate_argnums=0, out_shardings=laid)
+        self.apply = jax.jit(self._rebase if rebase else self._mix, donate_argnums=0, out_shardings=laid)
 
     def of(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays that have some of the fragment."""
@@ -238,7 +242,10 @@ class _Fragment:
         )
         return self._put(tensors, mixed)
 
-    def _rebase(self, tensors: Parameters, update: Arrays, offered: Arrays) -> Parameters:
+    def _rebase(self, tensors: Parameters, update: Arrays, offered: Arrays, adds: jax.Array) -> Parameters:
         own = self._take(tensors)
-        later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
+        later = tuple(
+            jnp.where(adds, theirs + (ours - then), theirs)  # where, as in `_mix`
+            for ours, theirs, then in zip(own, update, offered, strict=True)
+        )
         return self._put(tensors, later)

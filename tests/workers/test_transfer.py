@@ -147,6 +147,30 @@ def test_compiling_changes_no_parameter(transfer, shardings):
     assert_equal(transfer.compile(placed(own, shardings)), own)
 
 
+@pytest.mark.parametrize("rebase", [False, True])
+def test_a_fragment_has_one_program_to_be_offered_and_one_to_be_updated(rebase, shardings):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    transfer, params = FragmentTransfer(LAYOUT, shardings, rebase=rebase), placed(numbers(0), shardings)
+    before = len(compiled)
+    params = transfer.compile(params)
+    assert len(compiled) - before == 2 * LAYOUT.num_fragments
+    offer = transfer.offer(SPLIT, params)
+    for own in (offer.own, ()):
+        params = transfer.apply(SPLIT, params, pieces_of(numbers(1)), 0.0, own)
+    assert len(compiled) - before == 2 * LAYOUT.num_fragments
+
+
+def test_with_rebase_an_update_without_an_offer_leaves_nothing_of_an_own_value_not_even_nan(shardings):
+    transfer, theirs = FragmentTransfer(LAYOUT, shardings, rebase=True), numbers(1)
+    params = placed({name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}, shardings)
+    for p in range(LAYOUT.num_fragments):
+        params = transfer.apply(p, params, take(LAYOUT, p, theirs), 0.0)
+    assert_equal(params, theirs)
+
+
 def rebased(now, then, theirs):
     """What rebasing comes to, reckoned in float64; pieces."""
     return [t.astype(np.float64) + n - o for n, o, t in zip(now, then, theirs, strict=True)]

@@ -43,11 +43,17 @@ class OuterStep:
     contributions, absent ones with weight 0, so that a changing quorum compiles nothing.
     """
 
-    def __init__(self, layout: FragmentLayout, config: OuterConfig, num_learners: int) -> None:
-        """Compiles nothing yet. `num_learners`: M, the most contributions that a round can have."""
+    def __init__(
+        self, layout: FragmentLayout, config: OuterConfig, num_learners: int, of_parameters: bool = True
+    ) -> None:
+        """Compiles nothing yet.
+
+        `num_learners`: M, the most contributions that a round can have. `of_parameters`: whether these are
+        theta_{m,p}, or outer gradients.
+        """
         self._layout = layout
         self._config = config
-        self._num_learners = num_learners
+        self._num_learners, self._of_parameters = num_learners, of_parameters
         self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
         lossy = config.update_codec != "f32"
         self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
@@ -90,7 +96,7 @@ class OuterStep:
         Args:
           pieces: Theta_p, float32, numpy or on the CPU device; never written.
           opt_state: the optimizer's state, whose memory the new one takes: do not use it again.
-          contributions: theta_{m,p} of up to M learners, each like `pieces`; never written.
+          contributions: of up to M learners, each like `pieces`; never written.
           weights: one for each contribution, not negative; only their ratios count.
           spare: jax arrays like `pieces` that nobody needs any more, whose memory the result takes. Where
             a numpy view of one is still alive, the result takes new memory instead.
@@ -139,11 +145,11 @@ class OuterStep:
         """For each tensor of fragment p the programs that measure it, and merge and step it."""
         merge = self._config.merge
         of_embeddings = self._config.embeddings if merge == "rda" else merge
-        on_cpu, count = jax.sharding.SingleDeviceSharding(self._device), self._num_learners
+        on_cpu = jax.sharding.SingleDeviceSharding(self._device)
         for piece, shape in zip(self._layout.fragments[p], self._layout.piece_shapes(p), strict=True):
             rule = of_embeddings if is_embedding(piece.name) else merge
-            tensor = _float32(shape, on_cpu)
-            yield _measuring(tensor, count), _stepping(self._config, rule, tensor, count)
+            kind = _float32(shape, on_cpu), self._num_learners, self._of_parameters
+            yield _measuring(*kind), _stepping(self._config, rule, *kind)
 
 
 def _float32(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
@@ -168,23 +174,23 @@ def _begin(config: OuterConfig, piece: jax.Array) -> Any:
 
 
 @functools.cache
-def _measuring(tensor: jax.ShapeDtypeStruct, count: int) -> jax.stages.Compiled:
-    return jax.jit(_norms_of).lower(tensor, (tensor,) * count).compile()
+def _measuring(tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) -> jax.stages.Compiled:
+    def measure(anchor: jax.Array, vectors: tuple[jax.Array, ...]) -> jax.Array:
+        return norms_of(vectors, anchor if of_parameters else None)
 
-
-def _norms_of(anchor: jax.Array, vectors: tuple[jax.Array, ...]) -> jax.Array:
-    return norms_of(vectors, anchor)
+    return jax.jit(measure, keep_unused=True).lower(tensor, (tensor,) * count).compile()
 
 
 @functools.cache
 def _stepping(
-    config: OuterConfig, rule: str, tensor: jax.ShapeDtypeStruct, count: int
+    config: OuterConfig, rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool
 ) -> jax.stages.Compiled:
     state = jax.eval_shape(functools.partial(_begin, config), tensor)
     numbers = _float32((count,), tensor.sharding)
     # Without `keep_unused`, `spare` would be dropped.
-    step = jax.jit(functools.partial(_step, config, rule), donate_argnums=(0, 1), keep_unused=True)
-    return step.lower(tensor, state, tensor, (tensor,) * count, numbers, numbers).compile()
+    step = functools.partial(_step, config, rule, of_parameters)
+    compiled = jax.jit(step, donate_argnums=(0, 1), keep_unused=True)
+    return compiled.lower(tensor, state, tensor, (tensor,) * count, numbers, numbers).compile()
 
 
 class _Measured(NamedTuple):
@@ -199,6 +205,7 @@ class _Measured(NamedTuple):
 def _step(
     config: OuterConfig,
     rule: str,
+    of_parameters: bool,
     spare: jax.Array,
     opt_state: Any,
     anchor: jax.Array,
@@ -207,7 +214,7 @@ def _step(
     norms: jax.Array,
 ) -> tuple[jax.Array, Any, _Measured]:
     del spare
-    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor, norms))
+    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
     updates, opt_state = make_outer_optimizer(config).update(merged.value, opt_state, anchor)
     new = optax.apply_updates(anchor, updates)
     # Of a sum of squares, which is not finite either where an element is not.

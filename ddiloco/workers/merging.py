@@ -44,8 +44,8 @@ class Merged:
 class Merging:
     """The fragments of one process of the syncer, owned by that process's thread.
 
-    Merges run one after the other on a thread, the only one that changes the GlobalModel; meanwhile further
-    threads make fragments durable, each by itself. What comes of it goes to the owner's inbox.
+    Merges run in order on a thread, the only one that changes the GlobalModel; meanwhile further threads make
+    fragments durable. Results go to the owner's inbox.
 
     Attributes:
       under_way: rounds that are being merged; one at a time, others wait or are made durable.
@@ -67,14 +67,11 @@ class Merging:
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
         self._committer = concurrent.futures.ThreadPoolExecutor(max(1, policy.overlap), "syncer-commit")
 
-    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], anchor: Pieces) -> None:
-        """Decodes a learner's fragment on the calling thread, whichever that is.
-
-        `anchor`: the committed version; the core drops contributions that were made on another.
-        """
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+        """Decodes a learner's fragment on the calling thread, whichever that is."""
         p, c = event.round.fragment, event.contribution
         try:
-            pieces = self._model.decode(p, arrays, anchor)
+            pieces = self._model.decode(p, arrays)
             self._model.validate(p, pieces)
         except Exception as error:
             self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)
@@ -90,7 +87,7 @@ class Merging:
         self._merger.submit(self._merge, action, given)
 
     def done(self, merged: Merged) -> dict[str, Any]:
-        """A merge that was begun is over; what was measured of it."""
+        """Ends a merge; returns its measurements."""
         self.under_way -= 1
         return {**merged.metrics, "merging": self.under_way}
 
@@ -121,7 +118,7 @@ class Merging:
             self._send(error)
 
     def _commit(self, action: actions.Merge, made: NextVersion, merge_seconds: float) -> None:
-        """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
+        """Makes a version durable; its fragment is not merged again before the core is notified."""
         which, version = action.round, action.version - made.empty
         try:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None

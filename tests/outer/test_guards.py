@@ -98,12 +98,6 @@ def test_more_tokens_than_its_steps_can_have_had_are_not_believed(rng):
     assert not Guard(CONFIG).judge(0, [*offers[:3], liar]).left_out, "where a step's tokens are not known"
 
 
-def test_whoever_took_more_steps_may_go_further(rng):
-    offers = [honest(rng, 0, steps=200), honest(rng, 1, steps=2), honest(rng, 2, steps=3)]
-    assert offers[0].norm > 20 * offers[1].norm
-    assert not norm(offers, Past())
-
-
 def unread() -> float:
     raise AssertionError("the parameters are read for nothing")
 
@@ -222,19 +216,6 @@ def test_no_more_than_a_minority_is_ever_in_quarantine(rng):
     assert len(guard.quarantined) == 2
 
 
-@settings(max_examples=3)
-@given(SEEDS)
-def test_the_same_offers_are_judged_the_same_again(seed):
-    def all_verdicts():
-        rng = np.random.default_rng(seed)
-        guard = Guard(CONFIG)
-        return [
-            guard.judge(r % 2, [honest(rng, m, rng.choice([1.0, 30.0])) for m in range(5)]) for r in range(30)
-        ]
-
-    assert all_verdicts() == all_verdicts()
-
-
 def test_a_learner_that_does_not_move_is_no_reason_to_leave_others_out():
     still = [Offered(m, 24, 0.0, 0.0) for m in range(3)]
     moving = Offered(3, 24, 1.0, 0.1)
@@ -316,7 +297,7 @@ def test_of_a_small_fragment_they_are_exact(seed, count):
     vectors = deltas(seed, shapes, count)
     anchor = [np.full(shape, 0.25, np.float32) for shape in shapes]
     sent = [[a - x for a, x in zip(anchor, v, strict=True)] for v in vectors]
-    cosines = sampled_cosines(anchor, sent, np.ones((3, count), np.float32))
+    cosines = sampled_cosines(sent, np.ones((3, count), np.float32), anchor)
     np.testing.assert_allclose(cosines, exact(vectors), atol=1e-6)
 
 
@@ -326,18 +307,18 @@ def test_of_a_large_fragment_they_are_within_the_noise_of_a_sample_and_follow_fr
     anchor = [np.zeros(shape, np.float32) for shape in shapes]
     sent = [[-x for x in v] for v in vectors]
     norms = np.float32([[np.linalg.norm(piece) for piece in column] for column in zip(*vectors, strict=True)])
-    cosines = sampled_cosines(anchor, sent, norms)
+    cosines = sampled_cosines(sent, norms, anchor)
     assert np.abs(cosines - exact(vectors)).max() < 5 / np.sqrt(SAMPLE)
-    again = sampled_cosines(anchor, sent, norms)
+    again = sampled_cosines(sent, norms, anchor)
     np.testing.assert_array_equal(cosines, again)
     other = norms.copy()
     other[0, 1] = np.nextafter(other[0, 1], np.float32(np.inf))
-    assert (sampled_cosines(anchor, sent, other)[0] != cosines).any()
+    assert (sampled_cosines(sent, other, anchor)[0] != cosines).any()
 
 
 def test_whoever_did_not_move_has_no_direction():
     anchor = [np.ones(4, np.float32)]
     sent = [[np.ones(4, np.float32)], [np.zeros(4, np.float32)]]
-    cosines = sampled_cosines(anchor, sent, np.float32([[0, 2]]))
+    cosines = sampled_cosines(sent, np.float32([[0, 2]]), anchor)
     assert np.isnan(cosines[0, 1])
     assert cosines[1, 1] == pytest.approx(1)

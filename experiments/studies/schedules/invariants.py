@@ -12,7 +12,7 @@ from typing import Any
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
@@ -20,7 +20,7 @@ from ddiloco.virtual.array_ports import VirtualCheckpoint
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
-TAKEN = "the number of a learner that still speaks"
+TAKEN = "the number of a live learner"
 
 
 class _Standing(enum.Enum):
@@ -43,8 +43,8 @@ class _Process:
         self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
         self.dismissed: set[Member] = set()  # told that they are no members
         self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
-        self.answers: dict[Contribution, int] = {}  # how often its learner had been asked when the offer came
-        self.arrived: dict[RoundId, set[Contribution]] = {}
+        # For which round an offer came, and how often its learner had been asked for it by then
+        self.arrived: dict[Contribution, tuple[RoundId, int]] = {}
         self.merging: dict[RoundId, actions.Merge] = {}
         self.refused: set[RoundId] = set()  # rounds with a merge whose offers were all left out
 
@@ -133,6 +133,7 @@ class Invariants:
         self._own = fragments_of(shard, shards, policy.num_fragments)
         self._learners = learners
         self.committed = SyncerState.initial(policy.num_fragments)
+        self._lineages: dict[tuple[int, int], int] = {}  # by fragment and version
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
         self.checks = 0  # events after which every rule held
@@ -174,7 +175,7 @@ class Invariants:
         taken = {c: r.id for r in core.rounds for c in r.arrived.values()}
         for c in self._syncer.early & taken.keys():
             self._book_offer(taken[c], c)
-        self._syncer.early = {offer.contribution for offer in core.offers} - taken.keys()
+        self._syncer.early = core.offers - taken.keys()
         self.checks += 1
 
     def commit(self, merge: actions.Merge, lineage: int = 0, left_out: Sequence[int] = ()) -> None:
@@ -192,9 +193,11 @@ class Invariants:
             ledger = self._learners.ledger(self.shard, c)
             self._check_steps(ledger, c)
             self._count_steps(ledger, c)
-            history = (ledger.lineage(c), self.committed.lineages[c.fragment])
+            history = (ledger.lineage(c), self._lineages.get((c.fragment, c.version), 0))
             require(history[0] == history[1], "work is merged into the history that it is of", c, history)
         self.committed = self.committed.after(merge.round, lineage, merged)
+        p = merge.round.fragment
+        self._lineages[p, self.committed.versions[p]] = lineage
         self.merged.add(merge.round)
 
     def _check_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
@@ -243,9 +246,9 @@ class Invariants:
         joins = (event.learner, event.incarnation) if isinstance(event, events.LearnerJoined) else None
         for member in core.state().incarnations:
             if member != joins:
-                self._hear(*member)
+                self._record_incarnation(*member)
 
-    def _hear(self, learner: int, incarnation: int) -> None:
+    def _record_incarnation(self, learner: int, incarnation: int) -> None:
         self._newest[learner] = max(incarnation, self._newest.get(learner, -1))
         key = self.shard, learner
         self._learners.largest[key] = max(incarnation, self._learners.largest.get(key, -1))
@@ -260,7 +263,7 @@ class Invariants:
                 if incarnation > newest:
                     process.standing[learner, newest] = _Standing.GONE
                     process.standing[learner, incarnation] = _Standing.JOINING
-                    self._hear(learner, incarnation)
+                    self._record_incarnation(learner, incarnation)
             case events.LearnerLost(learner=learner, incarnation=incarnation):
                 process.standing[learner, incarnation] = _Standing.GONE
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
@@ -277,10 +280,12 @@ class Invariants:
     def _book_offer(self, which: RoundId, c: Contribution) -> None:
         """An offer is here that its learner was asked for; an early one may be asked for while it waits."""
         process, member = self._syncer, (c.learner, c.incarnation)
-        if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
-            process.arrived.setdefault(which, set()).add(c)
+        asked = (which, member) in process.asked
+        if self.policy.takes_late_work:  # an answer to what was asked before it rejoined will do
+            asked = any(r.fragment == which.fragment and who == member for r, who in process.asked)
+        if asked and self._stands(member, _Standing.PRESENT):
+            process.arrived[c] = which, process.asked[which, member]
             process.known[c] = max(c.steps, self._steps_on(c))
-            process.answers[c] = process.asked[which, member]
 
     def _check_result(self, which: RoundId, left_out: tuple[int, ...]) -> None:
         """A merge has ended; if it is still under way here, it was not committed."""
@@ -323,7 +328,7 @@ class Invariants:
                     self._check_message(member, action.to(member[0]))
             case actions.Merge():
                 self._check_merge(action)
-                self._check_patience(action.round, now)
+                self._check_awaited(action.round, now)
                 by = event.report.learner if isinstance(event, events.StepReported) else None
                 for c in action.contributions:
                     if c.learner != by:  # else this very report may say that it has gone so far
@@ -331,7 +336,7 @@ class Invariants:
             case actions.Finish():
                 self._check_finish()
 
-    def _check_patience(self, which: RoundId, now: float) -> None:
+    def _check_awaited(self, which: RoundId, now: float) -> None:
         """By the core's own word: whom it expected, and until when, depends on all that it measured."""
         for r in self._syncer.core.rounds:
             owing = r.owed.keys() - r.arrived.keys()  # of one who gave and is asked again there is an offer
@@ -347,8 +352,8 @@ class Invariants:
                 made = all(self._was_made(*version) for version in known)
                 require(made and step == max(merged_steps), "a welcome tells what is committed", message)
                 marks = message.watermarks or (NOTHING_MERGED,) * len(versions)
-                told = zip(message.fragments or range(len(versions)), versions, marks, strict=True)
-                for p, version, mark in told:
+                fragments = zip(message.fragments or range(len(versions)), versions, marks, strict=True)
+                for p, version, mark in fragments:
                     self._check_watermark(member[0], p, version, mark)
             case events.NotMember(incarnation):
                 self._syncer.dismissed.add((member[0], incarnation))
@@ -366,11 +371,11 @@ class Invariants:
                 self._check_watermark(member[0], p, version, message.watermark)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
 
-    def _check_watermark(self, learner: int, p: int, version: int, told: Watermark) -> None:
+    def _check_watermark(self, learner: int, p: int, version: int, claimed: Watermark) -> None:
         if version == self.committed.versions[p]:
             truly = self.committed.watermarks[p].get(learner, NOTHING_MERGED)
             claim = "a learner is told how far its work is in a version"
-            require(told == truly, claim, learner, p, version, told, truly)
+            require(claimed == truly, claim, learner, p, version, claimed, truly)
 
     def _check_due(self, which: RoundId) -> None:
         require(which.fragment in self._schedule.due(which.step), "a round is one of the schedule", which)
@@ -388,7 +393,7 @@ class Invariants:
             require(asked.clock == which.step, "where all are needed, all give the round's step", asked)
         self._syncer.asked[which, member] += 1
 
-    def _check_come(self, which: RoundId, given: set[int]) -> None:
+    def _check_quorum(self, which: RoundId, given: set[int]) -> None:
         """Whether learners enough for a quorum have come to the round's step; one that died had given."""
         live = set(self._syncer.core.live)
         reports = {m: self._syncer.reports.get((m, self._newest[m])) for m in live}
@@ -414,17 +419,22 @@ class Invariants:
             waits = self.policy.max_run_ahead is not None and which in self._syncer.refused
             require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
         for c in given:
-            require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
+            age = merge.version - 1 - c.version
+            most = MAX_AGE if self.policy.takes_late_work else 0
+            require(c.fragment == p and 0 <= age <= most, "work is on one of the last versions", c)
             if c in self._syncer.early:
                 self._book_offer(which, c)
-            arrived = self._syncer.arrived.get(which, ())
-            require(c in arrived, "what is merged arrived while its learner took part", c)
+            came = self._syncer.arrived.get(c, (None, 0))[0]
+            known = came == which or (came is not None and self.policy.takes_late_work)
+            require(known, "what is merged arrived while its learner took part", c)
             self._check_steps(self._learners.ledger(self.shard, c), c)
+            mark = self.committed.watermarks[p].get(c.learner, NOTHING_MERGED)
+            require(c.since == mark, "work begins where what is merged of its learner's ends", c, mark)
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )
         if given:  # else who has come since is not asked for anything
-            self._check_come(which, learners)
+            self._check_quorum(which, learners)
         self._syncer.merging[which] = merge
         most = max(1, self.policy.overlap)
         require(len(self._syncer.merging) <= most, f"at most {most} rounds are in flight", merge)
@@ -435,7 +445,8 @@ class Invariants:
         since = self._steps_on(c) - self._syncer.known[c]
         fresh = since <= max(1, self.policy.interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
-        again = asked > self._syncer.answers[c]
+        of, before = self._syncer.arrived[c]
+        again = asked > (before if of == which else 0)
         require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
 
     def _begin(self, member: Member, event: events.SyncerEvent) -> None:

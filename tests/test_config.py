@@ -1,7 +1,6 @@
 """Settings: every wrong value ends in one line that names the field, and what is right makes a round trip."""
 
 import dataclasses
-import itertools
 import json
 import math
 import typing
@@ -17,7 +16,8 @@ from ddiloco.models import MODELS
 from ddiloco.settings.experiment import all_settings, parse, to_json
 from tests.refusals import refusal
 
-PRESETS = [f"{size},{algorithm}" for size, algorithm in itertools.product(dense.SIZES, dense.ALGORITHMS)]
+PRESETS = [f"{size},decoupled" for size in dense.SIZES]
+PRESETS += [f"tiny,{algorithm}" for algorithm in dense.ALGORITHMS if algorithm != "decoupled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +53,9 @@ WRONG = [
     ({"seats": "4"}, "config.seats: is '4', but must be of type int"),
     ({"seats": 4.0}, "config.seats: is 4.0, but must be of type int"),
     ({"seats": True}, "config.seats: is True, but must be of type int"),
-    ({"seats": None}, "config.seats: is None, but must be of type int"),
     ({"seats": 0}, "config.seats: is 0, but must be at least 1 and at most 8"),
-    ({"seats": 9}, "config.seats: is 9, but must be at least 1 and at most 8"),
-    ({"draught": True}, "config.draught: is True, but must be of type float"),
     ({"draught": "deep"}, "config.draught: is 'deep', but must be of type float"),
     ({"draught": math.nan}, "config.draught: is nan, but must be above 0.0 and below 2.0"),
-    ({"draught": math.inf}, "config.draught: is inf, but must be above 0.0 and below 2.0"),
     ({"draught": 2}, "config.draught: is 2.0, but must be above 0.0 and below 2.0"),
     ({"draught": 0.0}, "config.draught: is 0.0, but must be above 0.0 and below 2.0"),
     ({"engine": {"power": -math.inf}}, "config.engine.power: is -inf, but must be at most 9.0 and above 0.0"),
@@ -75,7 +71,6 @@ WRONG = [
     ({"engine": 3}, "config.engine: is 3, but is a group of settings"),
     ({"engine": None}, "config.engine: is None, but is a group of settings"),
     ({"engine": {"power": 0}}, "config.engine.power: is 0.0, but must be at most 9.0 and above 0.0"),
-    ({"engine": {"gears": 1}}, "config.engine.gears: is 1, but must be at least 2"),
     ({"engine": {"gear": 1}}, "config.engine.gear: no such setting; did you mean gears?"),
     ({"kind": "ferry", "seats": 1}, "config.seats: is below 2, but a ferry has more"),
 ]
@@ -162,7 +157,7 @@ def test_rows_about_failures_differ_in_nothing_but_their_fleet_and_algorithm(mod
     assert {e.driver for e in found} == {"virtual"}
 
 
-@pytest.mark.parametrize("preset", ["decoupled", "decoupled,1,2", "decoupled,-1", "decoupled,1,huge", "1,2"])
+@pytest.mark.parametrize("preset", ["decoupled", "decoupled,1,2", "decoupled,-1", "decoupled,1,huge"])
 def test_a_scavenging_preset_that_there_is_not_is_refused(preset):
     with pytest.raises(ValueError, match=r"no preset '.*'; there are "):
         scavenging.get_config(preset)
@@ -219,7 +214,6 @@ def test_settings_say_who_must_share_them():
             {"model.name": "dens"},
             "config.model.name: is 'dens', but must be one of captioner, dense, moe, vit",
         ),
-        ({"model.num_heads": 3}, "config.model.num_heads: is 3, but must be a multiple of num_kv_heads 2"),
         ({"model.vocab_size": 256}, "config.model.vocab_size: is 256, but bytes need at least 259"),
         ({"algorithm": "async"}, "config.algorithm: is 'async', but must be one of decoupled, streaming, "),
         (
@@ -228,7 +222,6 @@ def test_settings_say_who_must_share_them():
         ),
         ({"algorithm": "streaming"}, "config.algorithm: is streaming, which needs sync.quorum None and"),
         ({"sync.quorum": None, "sync.max_run_ahead": 2}, "config.algorithm: is decoupled, which needs"),
-        ({"model.name": 3}, "config.model.name: is 3, but must be one of captioner, dense"),
         (
             {"model.attention": "splash", "data.sequence_length": 200},
             "config.data.sequence_length: is 200, but must be a multiple of 128 for splash",
@@ -270,11 +263,8 @@ def test_settings_say_who_must_share_them():
             {"algorithm": "data_parallel", "train.batch_sizes": (1, 2, 1, 1)},
             "config.train.batch_sizes: differ, but data_parallel reads as many rows of each shard",
         ),
-        ({"outer.optimizer": "adamww"}, "config.outer.optimizer: is 'adamww', but must be one of nesterov"),
-        ({"mesh.fsdp": -1}, "config.mesh.fsdp: is -1, but data is too; only one size may be what is left"),
         ({"data.tokenizer": "sentencepiece"}, "config.data.tokenizer_model: is missing, but"),
         ({"sample.prompt": ""}, "config.sample.prompt: is empty, but must have something to continue"),
-        ({"seed": -1}, "config.seed: is -1, but must be at least 0"),
         (
             {"driver": "remote", "remote.max_learners": 9},
             "config.remote.max_learners: is 9, but must be from 4 to 8",

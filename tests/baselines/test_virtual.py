@@ -109,12 +109,6 @@ def test_a_job_without_elasticity_stands_still_and_starts_again_on_its_spares(wi
     assert lost == pytest.approx({"detecting": 6.0, "reconfiguring": 24.0, "standby": 42.0}, rel=1e-12)
 
 
-def test_a_failure_of_a_spare_troubles_nobody(without_arrays, interruptions):
-    interruptions((2.5, 3, NEVER))
-    run = without_arrays("data_parallel", availability="failures", num_chips=8, failures=MODEL)
-    assert times(run) == pytest.approx([n / 0.75 for n in range(1, 13)], rel=1e-12)
-
-
 def test_an_elastic_job_stands_still_whenever_chips_come_or_go_and_is_faster_between(without_arrays, extra):
     extra((0.0, 0), (3.5, 1), (9.25, 0))
     spare = {"availability": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
@@ -145,8 +139,8 @@ def test_a_job_goes_at_its_slowest_learners_pace_and_the_others_chips_wait(witho
     assert run.timelines.lost(run.seconds)["waiting_for_peers"] == pytest.approx(1 / 3, rel=1e-12)
 
 
-def test_a_lone_learner_waits_for_nobody(without_arrays):
-    run = without_arrays("lone_learner", step_seconds=(1.0, 3.0))
+def test_a_lone_learner_waits_for_nobody_and_exchanges_nothing(without_arrays):
+    run = without_arrays("lone_learner", step_seconds=(1.0, 3.0), bandwidth=(1.0,))
     assert times(run) == [float(n) for n in range(1, 13)]
     assert run.timelines.goodput(run.seconds) == 1.0
 
@@ -169,34 +163,6 @@ def test_an_exchange_that_the_backward_pass_covers_takes_no_time(data_dir, witho
     assert times(run) == [float(n) for n in range(1, 13)]
     run = without_arrays("data_parallel", bandwidth=(2.0 * num_params,))
     assert times(run) == pytest.approx([4 / 3 * n for n in range(1, 13)], rel=1e-12)
-
-
-def test_a_lone_learner_exchanges_nothing(without_arrays):
-    assert times(without_arrays("lone_learner", bandwidth=(1.0,)))[0] == 1.0
-
-
-def test_fewer_chips_compute_more_slowly_but_exchange_as_fast(data_dir, without_arrays, interruptions):
-    interruptions((0.0, 0, NEVER))
-    num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
-    failing = {"availability": "failures", "num_chips": 8, "failures": MODEL}
-    run = without_arrays("elastic_data_parallel", bandwidth=(num_params / 2,), **failing)  # 4 s for a step
-    step = 1 / 3 / 0.75 + 4.0
-    assert times(run) == pytest.approx([3.0 + step * n for n in range(1, 13)], rel=1e-12)
-
-
-@pytest.mark.parametrize(("pace", "seconds"), [(0.5, 12.0), (1.0, 8.0), (4.0, 6.5)])
-def test_an_exchange_runs_beside_the_backward_pass_for_as_long_as_that_takes_at_the_jobs_pace(
-    pace, seconds, data_dir, monkeypatch
-):
-    """A step of 6 s of work, of which 4 s are the backward pass, and an exchange of 6 s."""
-    e = virtual(data_dir, "elastic_data_parallel", virtual={"step_seconds": (6.0,)})
-    monkeypatch.setattr(
-        virtual_baseline, "phases", lambda *_: [virtual_baseline.JobPhase(0.0, State.STEPPING, pace)]
-    )
-    monkeypatch.setattr(virtual_baseline, "exchange_seconds", lambda *_: 6.0)
-    clock = virtual_baseline.JobClock(e, 1, lambda record: None)
-    clock.step()
-    assert clock.now == pytest.approx(seconds, rel=1e-12)
 
 
 def test_an_exchange_does_not_go_on_while_the_job_stands_still(data_dir, without_arrays, interruptions):

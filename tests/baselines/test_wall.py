@@ -2,7 +2,6 @@
 
 import threading
 
-import numpy as np
 import pytest
 
 from ddiloco.baselines.wall import BaselineRun
@@ -41,13 +40,6 @@ def test_a_baseline_is_the_plain_loop_over_its_shards(algorithm, shards, data_di
     assert outcome.eval_loss == evaluations[-1].loss
 
 
-def test_data_parallel_sees_every_row_that_the_learners_would(data_dir):
-    assembly = assembly_of(experiment(data_dir, "data_parallel"))
-    together = next(assembly.batches((0, 1)))
-    each = [next(assembly.batches((m,))) for m in (0, 1)]
-    assert_equal(together, {name: np.concatenate([batch[name] for batch in each]) for name in together})
-
-
 def test_a_stop_ends_a_baseline_at_a_step_boundary(data_dir, one_device):
     assembly = assembly_of(experiment(data_dir, "lone_learner", train={"steps": 1_000_000}))
     stop, taken = threading.Event(), []
@@ -79,12 +71,8 @@ def test_a_stop_ends_a_baseline_at_a_step_boundary(data_dir, one_device):
             "config.inner.accumulation: is 3, but a step has 4 rows, which is no multiple of it",
         ),
         ({"sync": {"num_fragments": 10_000}}, "config.sync.num_fragments: num_fragments is 10000, but"),
-        (
-            {"mesh": {"tensor": 3}},
-            "mesh: data=-1 x tensor=3 needs a multiple of 3",
-        ),
     ],
-    ids=["rows", "held-out rows", "accumulation", "fragments", "mesh"],
+    ids=["rows", "held-out rows", "accumulation", "fragments"],
 )
 def test_what_does_not_fit_is_told_before_anything_is_compiled(changes, told, data_dir):
     with pytest.raises(ConfigError) as raised:
@@ -123,13 +111,6 @@ def test_a_run_that_cannot_start_leaves_the_folder_of_an_earlier_one_alone(data_
     with pytest.raises(DataError, match="no_such_text"):
         run_job(unknown, tmp_path, threading.Event())
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-
-
-def test_a_workdir_that_is_a_file_is_told(data_dir, tmp_path, one_device):
-    path = tmp_path / "file"
-    path.write_text("")
-    with pytest.raises(ConfigError, match=f"^workdir: {path}: cannot be written to: "):
-        run_job(experiment(data_dir), path, threading.Event())
 
 
 def test_earlier_runs_are_set_aside_one_by_one(tmp_path, capsys):

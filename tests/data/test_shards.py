@@ -120,7 +120,7 @@ def finish(library, fleet, seen):
     fleets=st.lists(st.integers(1, 6), min_size=2, max_size=4).filter(lambda f: f[0] != f[1]),
     counts=st.lists(st.lists(st.integers(0, 30), min_size=6, max_size=6), min_size=4, max_size=4),
 )
-@settings(max_examples=times(15, 60))
+@settings(max_examples=times(10, 60))
 def test_no_token_of_an_epoch_is_lost_or_repeated(kind, lengths, lanes, fleets, counts):
     library = Library(lengths, lanes)
     seen, fleet = collections.Counter(), library.fleet(kind, fleets[0])

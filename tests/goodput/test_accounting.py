@@ -37,22 +37,6 @@ def shares(**lost):
     return {cause.value: lost.get(cause.value, 0.0) for cause in CAUSES}
 
 
-def test_the_example_of_the_documentation():
-    lines = timelines(
-        [
-            (0, STEPPING, 0.0),
-            (1, STEPPING, 0.0),
-            (1, FAILED, 60.0),
-            (1, RECONFIGURING, 80.0),
-            (1, STEPPING, 90.0),
-            (0, FINISHED, 100.0),
-            (1, FINISHED, 100.0),
-        ],
-        {0: 4, 1: 4},
-    )
-    assert figures(lines, 500.0) == ((0.0, 100.0), 0.85, shares(failed=0.1, reconfiguring=0.05), 1.0, 0.0)
-
-
 def test_uptime_is_exactly_one_when_stepping_intervals_abut():
     times = [1.7e9 + third / 3 for third in range(8)]
     changes = []

@@ -78,12 +78,7 @@ def test_a_longer_horizon_tells_the_same_beginning(seed):
     model = SpareCapacity(extra_learners=3)
     short, long = (draw_extra(model, 2, seed, horizon) for horizon in (4000.0, 9000.0))
     assert short == [entry for entry in long if entry[0] < 4000.0]
-
-
-def test_the_same_seed_gives_the_same_draws_and_another_one_others():
-    model = SpareCapacity(extra_learners=4)
-    first, again, other = (draw_extra(model, 2, seed, 1e5) for seed in (0, 0, 1))
-    assert first == again != other
+    assert draw_extra(model, 2, seed + 1, 1e5) != draw_extra(model, 2, seed, 1e5)
 
 
 @pytest.mark.parametrize(

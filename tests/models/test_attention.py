@@ -66,7 +66,7 @@ def test_keys_of_too_few_heads_lie_over_the_devices_as_the_queries_do():
     assert all(a is b for a, b in zip(enough[1:], spread(*enough, constrain), strict=True))
 
 
-@pytest.mark.parametrize("implementation", ["xla", "splash"])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("splash", marks=pytest.mark.slow)])
 def test_neither_later_tokens_nor_other_documents_are_seen(implementation, segments):
     query, key, value = inputs()
     constrain = OnMesh(mesh_of(1))

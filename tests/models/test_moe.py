@@ -38,7 +38,6 @@ CAPPED = MoEConfig(
     compute_dtype="float32",
 )
 DROPLESS = dataclasses.replace(CAPPED, capacity_factor=None)
-BOTH = pytest.mark.parametrize("config", [CAPPED, DROPLESS], ids=["capped", "dropless"])
 
 run = jax.jit(output, static_argnums=0)
 
@@ -50,8 +49,8 @@ def output_of(config, params, batch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"capacity_factor": None},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"capacity_factor": None}, marks=pytest.mark.slow),
         {"shared_expert_dim": 12, "dense_layers": 1, "activation": "geglu"},
         {"capacity_factor": None, "experts_per_token": 1, "normalize_gates": False, "tie_embeddings": True},
         {"num_layers": 3, "dense_layers": 1, "scan_layers": True, "remat": "full", "experts_per_token": 3},
@@ -83,7 +82,7 @@ def every_expert_on_every_token(params, x_BxLxD, weights_BxLxE):
     return jnp.einsum("blef,efd,ble->bld", inner, params["down"], weights_BxLxE)
 
 
-@BOTH
+@pytest.mark.parametrize("config", [CAPPED, pytest.param(DROPLESS, marks=pytest.mark.slow)])
 def test_gradients_of_experts_are_those_of_every_expert_on_every_token(config):
     rng = np.random.default_rng(0)
     experts = moe.Experts(config, nnx.Rngs(0))
@@ -110,7 +109,7 @@ def test_gradients_of_experts_are_those_of_every_expert_on_every_token(config):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
-@BOTH
+@pytest.mark.parametrize("config", [DROPLESS, pytest.param(CAPPED, marks=pytest.mark.slow)])
 def test_the_routers_gradient_is_the_central_difference(config):
     config = dataclasses.replace(config, num_layers=1, balance_weight=0.5, router_z_weight=0.1)
     params, batch = random_parameters(config, 3), packed_batch(2, 3, 12, 32)
@@ -192,7 +191,7 @@ def test_statistics_are_means_over_layers_and_tokens():
 
 
 def test_fresh_parameters_predict_and_choose_about_evenly():
-    config = dataclasses.replace(CAPPED, model_dim=64, vocab_size=256)
+    config = dataclasses.replace(CAPPED, num_layers=1, model_dim=64, vocab_size=256)
     batch = packed_batch(8, 8, 32, 256)
     sums = jax.jit(next_token_loss, static_argnums=0)(config, dict(sampled_parameters(config, 0)), batch)
     assert np.log(256) - 0.1 < float(sums.nll / sums.tokens) < np.log(256) + 1.0
@@ -201,10 +200,11 @@ def test_fresh_parameters_predict_and_choose_about_evenly():
 
 
 def test_the_penalty_is_in_the_objective_and_not_in_the_loss():
-    params, batch = random_parameters(CAPPED), packed_batch(1, 3, 12, 32)
-    unweighted = dataclasses.replace(CAPPED, balance_weight=0.0, router_z_weight=0.0)
+    config = dataclasses.replace(CAPPED, num_layers=1)
+    params, batch = random_parameters(config), packed_batch(1, 3, 12, 32)
+    unweighted = dataclasses.replace(config, balance_weight=0.0, router_z_weight=0.0)
     loss = jax.jit(next_token_loss, static_argnums=0)
-    sums, plain = loss(CAPPED, params, batch), loss(unweighted, params, batch)
+    sums, plain = loss(config, params, batch), loss(unweighted, params, batch)
     assert float(sums.nll) == float(plain.nll) == float(plain.objective)
     penalty = 0.01 * sums.model["balance"].sum() + 0.001 * sums.model["router_z"].sum()
     assert float(sums.objective - sums.nll) == pytest.approx(float(penalty), rel=1e-3)
@@ -234,9 +234,6 @@ def test_operations_and_activated_parameters_are_those_that_a_token_passes():
             "and the router learn nothing from the loss",
         ),
         ({"dense_layers": 4, "num_layers": 4}, "model.dense_layers: is 4, but must be below num_layers 4"),
-        ({"capacity_factor": 0.0}, "model.capacity_factor: is 0.0, but must be above 0.0"),
-        ({"num_experts": 1}, "model.num_experts: is 1, but must be at least 2"),
-        ({"head_dim": 7}, "model.head_dim: is 7, but must be even"),
     ],
 )
 def test_settings_that_do_not_fit_are_told_in_a_line(values, told):

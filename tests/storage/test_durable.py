@@ -267,18 +267,6 @@ def test_a_refused_incarnation_is_told_and_stops_nobody(disk, monkeypatch):
     assert disk.state.state().incarnations == ((0, 5), (1, 1))
 
 
-def test_arrays_of_no_dimension_come_back_as_such(tmp_path):
-    config = OuterConfig(merge="direct", optimizer="adam")
-    trained = GlobalModel(LAYOUT, THETA, config, num_learners=1)
-    merge(trained, 0, 0.5)
-    disk = Disk(tmp_path)
-    disk.state.begin(trained)
-    assert disk.state.commit(RoundId(1, 0), trained)
-    loaded = disk.state.fragment(0)[0]
-    assert [a.shape for a in loaded.optimizer] == [np.shape(a) for a in trained.state(0).optimizer]
-    assert () in [a.shape for a in loaded.optimizer]
-
-
 def test_two_writers_of_one_file_never_leave_a_mixture(tmp_path):
     path, damaged, stop = tmp_path / "file", [], threading.Event()
     array_file.save(path, b"test\n", {}, [np.zeros(1 << 16)])

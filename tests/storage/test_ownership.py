@@ -52,12 +52,6 @@ def test_a_killed_owner_leaves_the_folder_to_the_next_even_if_it_was_stopped_bef
             assert str(os.getpid()) in (tmp_path / "run" / ".lock").read_text()
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written to"), owned(tmp_path / "file" / "run"):
-        pass
-
-
 def test_a_full_disk_keeps_nobody_from_its_folder(tmp_path):
     with small_disk(tmp_path / "disk", "64k") as disk:
         with owned(disk / "run"):

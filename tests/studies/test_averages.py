@@ -99,6 +99,7 @@ def test_the_table_has_the_last_evaluation_of_each_seed():
     ]
 
 
+@pytest.mark.slow
 def test_the_program_trains_once_for_each_seed_and_draws(programs, tmp_path):
     small = ["--config.train.steps=4", "--config.inner.warmup_steps=0", "--config.eval.every=2"]
     small += ["--config.eval.num_batches=1", "--config.sync.interval=2", "--config.sync.num_fragments=2"]

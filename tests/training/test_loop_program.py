@@ -164,13 +164,8 @@ def test_what_is_wrong_with_a_loop_is_told_in_a_line(part, wrong, told):
 def test_tokens_are_rows_unless_the_loop_counts_them():
     batch = next(batches())
     assert LoopProgram(LOOP, place()).tokens(batch) == 4
-    counting = dataclasses.replace(LOOP, tokens=lambda batch: 2 * len(batch["x"]))
-    assert LoopProgram(counting, place()).tokens(batch) == 8
-
-
-def test_tokens_that_numpy_has_added_up_can_be_kept_as_json():
-    adding = dataclasses.replace(LOOP, tokens=lambda batch: np.ones_like(batch["x"], np.int64).sum())
-    assert json.dumps(LoopProgram(adding, place()).tokens(next(batches()))) == "4"
+    adding = dataclasses.replace(LOOP, tokens=lambda batch: (2 * np.ones_like(batch["x"], np.int64)).sum())
+    assert json.dumps(LoopProgram(adding, place()).tokens(batch)) == "8"
 
 
 class Counter:

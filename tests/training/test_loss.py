@@ -31,7 +31,7 @@ def lazy(words, parts, shards, seed):
 
 @settings(max_examples=times(9, 20))
 @given(
-    sizes=st.sampled_from([(2, 2, 1), (7, 4, 1), (24, 2, 3)]),  # few, since each compiles
+    sizes=st.sampled_from([(7, 4, 1), (24, 2, 3)]),  # few, since each compiles
     seed=st.integers(0, 99),
 )
 def test_parts_of_the_vocabulary_give_what_all_of_it_gives(sizes, seed):

@@ -56,9 +56,7 @@ def test_more_learners_than_devices_share_them_in_turn():
         ),
         (2, MeshConfig(data=1), "mesh: one device a learner needs 1 devices, but a learner has 4"),
         (1, MeshConfig(slice=3), "mesh: slice=3 x data=-1 needs a multiple of 3 devices"),
-        (1, MeshConfig(data=16), "needs 16 devices, but a learner has 8"),
         (9, MeshConfig(tensor=2), "needs a multiple of 2 devices, but a learner has 1"),
-        (4, MeshConfig(data=1, fsdp=-1, expert=-1, tensor=4), "needs a multiple of 4 devices, but a learner"),
         (1, MeshConfig(data=1, fsdp=-1, expert=-1, tensor=3), "tensor=3 x expert=-1 needs a multiple of 3"),
     ],
 )
@@ -78,7 +76,6 @@ def test_the_outermost_axis_leads_from_slice_to_slice():
     [
         ([0, 0, 1, 1], 1, "mesh.slice: is 1, but the devices of a learner are 2 of slice 0, 2 of slice 1"),
         ([1, 0, 0, 0], 2, "mesh.slice: is 2, but the devices of a learner are 3 of slice 0, 1 of slice 1"),
-        ([5, 5, 5, 5], 2, "mesh.slice: is 2, but the devices of a learner are 4 of slice 5"),
     ],
 )
 def test_no_axis_but_that_of_slices_leads_from_one_to_another(slices, asked, told):
@@ -118,11 +115,10 @@ def test_what_does_not_divide_the_axis_it_should_divides_another_of_a_large_para
     check_divided(TINY, mesh)
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_a_parameter_is_as_large_as_it_is_in_all_layers_together(scan):
+def test_a_parameter_is_as_large_as_it_is_in_all_layers_together():
     mesh = mesh_of(4, data=1, tensor=4)
-    config = dataclasses.replace(TINY, num_layers=12, mlp_dim=64, scan_layers=scan)
-    name = "layers/0:12/attention/key/kernel" if scan else "layers/0/attention/key/kernel"
+    config = dataclasses.replace(TINY, num_layers=12, mlp_dim=64, scan_layers=True)
+    name = "layers/0:12/attention/key/kernel"
     assert parameter_shardings(config, mesh)[name].spec[-3:] == ("tensor", None, None)
     check_divided(config, mesh)
     with pytest.raises(ConfigError, match=r"^config\.mesh\.tensor: is 4, .*: \d\.\d% of the parameters"):
@@ -161,9 +157,7 @@ def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
     ("devices", "shape"),
     [
         (1, (1, 1, 1, 1, 1, 1)),
-        (4, (1, 1, 1, 1, 1, 4)),
         (6, (1, 1, 1, 3, 1, 2)),
-        (64, (1, 1, 1, 8, 1, 8)),
         (128, (1, 1, 1, 16, 1, 8)),
     ],
 )
@@ -190,16 +184,10 @@ def test_stages_have_layers_of_their_own_and_share_all_else():
             "config.mesh.stage: is 4, but needs stacks of layers (model.scan_layers)",
         ),
         ({"num_layers": 6}, "config.mesh.stage: is 4, but must divide a stack of 6 layers"),
-        ({"stage_repeats": 2}, "config.mesh.stage: is 4, but must divide a stack of 2 layers"),
         (
             {"num_layers": 8, "stage_repeats": 2, "stage_microbatches": 2},
             "config.model.stage_microbatches: is 2, but must be at least mesh.stage 4, "
             "since stage_repeats is 2",
-        ),
-        (
-            {"stage_microbatches": 3},
-            "config.train.batch_size: gives 16 rows at a time, but must give a multiple of 6: "
-            "3 micro-batches (model.stage_microbatches) of rows for each of 2 shards",
         ),
         (
             {"stage_microbatches": 4, "inner.accumulation": 4},

@@ -34,17 +34,18 @@ def run(mesh, inner=INNER, config=CONFIG):
     ("sizes", "accumulation", "settings"),
     [
         pytest.param({"data": 2, "stage": 2, "tensor": 2}, 1, {"num_layers": 2}, marks=pytest.mark.slow),
-        ({"data": 1, "stage": 2, "fsdp": 2, "tensor": 2}, 2, {"stage_repeats": 2, "stage_microbatches": 4}),
+        ({"slice": 2, "data": 1, "stage": 2, "tensor": 2}, 2, {"stage_repeats": 2, "stage_microbatches": 4}),
     ],
     ids=["stage2_tensor2", "stage2_circular_accumulated"],
 )
 def test_stages_agree_with_one_device(sizes, accumulation, settings):
     inner = dataclasses.replace(INNER, accumulation=accumulation)
     config = dataclasses.replace(SCANNED, **{"num_layers": 4, **settings})
-    plain = dataclasses.replace(CONFIG, num_layers=config.num_layers)
+    plain = dataclasses.replace(CONFIG, num_layers=config.num_layers, scan_layers=True)
     assert_agree(run(mesh_of(8, **sizes), inner, config), run(mesh_of(1), config=plain))
 
 
+@pytest.mark.slow
 def test_the_kernel_of_attention_runs_inside_of_stages():
     batch, mesh = packed_batch(0, 4, 128, 32), mesh_of(8, data=2, stage=2, tensor=2)
     params = dict(sampled_parameters(CONFIG, 0))
@@ -98,24 +99,18 @@ def alone():
     ("config", "sizes", "accumulation"),
     [
         pytest.param(CONFIG, {"data": 8}, 1, marks=pytest.mark.slow),
-        pytest.param(SCANNED, {"data": 1, "fsdp": 8}, 1, marks=pytest.mark.slow),
         pytest.param(CONFIG, {"data": 1, "tensor": 8}, 1, marks=pytest.mark.slow),
         pytest.param(CONFIG, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
-        pytest.param(SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
         pytest.param(SCANNED, {"data": 1, "expert": 2, "tensor": 4}, 1, marks=pytest.mark.slow),
-        (SCANNED, {"slice": 2, "data": 1, "fsdp": 2, "tensor": 2}, 2),
-        pytest.param(SCANNED, {"data": 2, "fsdp": 2, "tensor": 2}, 2, marks=pytest.mark.slow),
+        pytest.param(SCANNED, {"slice": 2, "data": 1, "fsdp": 2, "tensor": 2}, 2, marks=pytest.mark.slow),
         pytest.param(SCANNED, {"data": 2, "fsdp": 4}, 2, marks=pytest.mark.slow),
     ],
     ids=[
         "data8",
-        "scanned_fsdp8",
         "tensor8",
         "data2_fsdp2_tensor2",
-        "scanned_data2_fsdp2_tensor2",
         "scanned_expert2_tensor4",
         "scanned_slice2_fsdp2_tensor2_accumulated",
-        "scanned_data2_fsdp2_tensor2_accumulated",
         "scanned_data2_fsdp4_accumulated",
     ],
 )

@@ -11,8 +11,6 @@ from ddiloco.models.moe import MoEConfig
 from ddiloco.outer.stacks import unstacked
 from ddiloco.training.evaluation import evaluate, make_eval_step
 from ddiloco.training.inner_optimizer import InnerConfig
-from ddiloco.training.parameters import abstract_parameters
-from ddiloco.training.sharding import parameter_shardings
 from tests.training.batches import mesh_of, packed_batch, trained
 
 CONFIG = MoEConfig(
@@ -60,7 +58,7 @@ def alone(config):
         pytest.param(CONFIG, {"data": 1, "expert": 8}, 1, marks=pytest.mark.slow),
         (CONFIG, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 2),
         pytest.param(DROPLESS, {"data": 2, "expert": 4}, 1, marks=pytest.mark.slow),
-        (DROPLESS, {"data": 2, "fsdp": 2, "tensor": 2}, 1),
+        pytest.param(DROPLESS, {"data": 2, "fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
         pytest.param(SCANNED, {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}, 1, marks=pytest.mark.slow),
         pytest.param(STAGED, {"data": 1, "stage": 2, "tensor": 2, "expert": 2}, 1, marks=pytest.mark.slow),
         pytest.param(
@@ -90,10 +88,3 @@ def test_eight_devices_agree_with_one_drops_and_balance_included(config, sizes, 
         np.testing.assert_allclose(params[name], expected_params[name], rtol=2e-5, atol=2e-5, err_msg=name)
     assert score.loss == pytest.approx(expected_score.loss, rel=1e-6)
     assert score.statistics == pytest.approx(expected_score.statistics, rel=1e-5, abs=1e-6)
-
-
-def test_each_device_holds_its_own_experts():
-    shardings = parameter_shardings(CONFIG, mesh_of(8, data=2, expert=4))
-    for name, leaf in abstract_parameters(CONFIG).items():
-        if "/experts/" in name:
-            assert shardings[name].shard_shape(leaf.shape) == (2, *leaf.shape[1:])

@@ -132,7 +132,7 @@ def alone():
     ("sizes", "scan"),
     [
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, False, marks=pytest.mark.slow),
-        ({"data": 1, "fsdp": 8}, True),
+        pytest.param({"data": 1, "fsdp": 8}, True, marks=pytest.mark.slow),
     ],
 )
 def test_eight_devices_agree_with_one(alone, sizes, scan):
@@ -181,7 +181,7 @@ def compiled_update(axes, mesh, **lying):
         pytest.param(AXES, {"data": 1, "fsdp": 8}, {}, marks=pytest.mark.slow),
         (AXES, {"data": 2, "fsdp": 2, "tensor": 2}, {}),
         (AXES, {"data": 1, "stage": 2, "fsdp": 2, "expert": 2}, {}),
-        (SIX, {"data": 1, "stage": 2, "fsdp": 4}, {}),
+        pytest.param(SIX, {"data": 1, "stage": 2, "fsdp": 4}, {}, marks=pytest.mark.slow),
         (SIX, {"slice": 2, "data": 1, "fsdp": 4}, {}),
         # As parameters lie that have too few heads for `tensor`.
         (KEYS, {"data": 1, "fsdp": 2, "tensor": 4}, {"layers/0:4/k": (None, ("fsdp", "tensor"), None, None)}),

@@ -56,10 +56,10 @@ def test_every_axis_of_every_parameter_has_a_logical_name():
     assert {name: len(axes[name]) for name in shapes} == {name: leaf.ndim for name, leaf in shapes.items()}
 
 
-def test_nine_billion_parameters_are_counted_in_closed_form_without_allocating():
+def test_billions_of_parameters_are_counted_in_closed_form_without_allocating():
     config = DenseConfig(
-        vocab_size=256_000,
-        num_layers=42,
+        vocab_size=2_560_000,
+        num_layers=2,
         model_dim=3584,
         num_heads=16,
         num_kv_heads=8,
@@ -70,13 +70,15 @@ def test_nine_billion_parameters_are_counted_in_closed_form_without_allocating()
     before = len(jax.live_arrays())
     count = num_parameters(config)
     attention = 3584 * 256 * (16 + 8 + 8 + 16) + 2 * 256
-    assert count == 256_000 * 3584 + 42 * (attention + 3 * 3584 * 14336 + 2 * 3584) + 3584
-    assert 9.0e9 < count < 9.5e9
+    assert count == 2_560_000 * 3584 + 2 * (attention + 3 * 3584 * 14336 + 2 * 3584) + 3584
+    assert 9.5e9 < count < 9.6e9
     assert len(jax.live_arrays()) <= before  # fewer where those of other tests are let go of meanwhile
 
 
 def test_first_values_have_the_deviations_of_their_fan_in():
-    config = dataclasses.replace(TINY, model_dim=64, mlp_dim=256, num_layers=8, vocab_size=512)
+    config = dataclasses.replace(
+        TINY, model_dim=64, mlp_dim=256, num_layers=8, vocab_size=512, scan_layers=True
+    )
     params = dict(sampled_parameters(config, 3))
     expected = {
         "embed/embedding": 64**-0.5,

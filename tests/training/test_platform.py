@@ -1,22 +1,10 @@
-"""How a process is set up: where compiled programs are kept, and which variables of libtpu it takes over."""
+"""Which variables of libtpu a process takes over."""
 
 import pytest
-from jax._src.lru_cache import LRUCache
 
 from ddiloco.config import ConfigError
 from ddiloco.training.platform import check_slices
-from tests.bucket import in_memory
 from tests.refusals import refusal
-
-
-@pytest.mark.parametrize("in_bucket", [False, True], ids=["disk", "bucket"])
-def test_a_compiled_program_is_kept_whole_and_nothing_beside_it(in_bucket, tmp_path, monkeypatch):
-    folder = in_memory(monkeypatch) / "jax" if in_bucket else tmp_path
-    cache = LRUCache(str(folder), max_size=-1)
-    cache.put("step", b"compiled")
-    assert cache.get("step") == b"compiled"
-    assert [path.name for path in cache.path.iterdir()] == ["step-cache"]
-
 
 OF_FOUR = {"MEGASCALE_PORT": "8080", "MEGASCALE_NUM_SLICES": "4", "MEGASCALE_SLICE_ID": "3"}
 

@@ -44,7 +44,7 @@ KINDS = {
     "one layer": ONE_LAYER,
     "layers": TINY,
     "stacked": dataclasses.replace(TINY, num_layers=3, scan_layers=True),
-    "tied and capped": dataclasses.replace(TINY, tie_embeddings=True, logit_softcap=5.0, logits_chunk=4),
+    "tied and capped": dataclasses.replace(ONE_LAYER, tie_embeddings=True, logit_softcap=5.0, logits_chunk=4),
     "experts": dataclasses.replace(EXPERTS, capacity_factor=None),
     "stacked experts": dataclasses.replace(EXPERTS, capacity_factor=None, dense_layers=1, scan_layers=True),
 }
@@ -64,10 +64,11 @@ def test_temperature_zero_takes_the_likeliest_token_as_without_a_cache(kind):
     np.testing.assert_array_equal(drawn, expected)
 
 
-def test_experts_with_a_capacity_sample_as_without(params):
-    params = dict(sampled_parameters(EXPERTS, 2))
-    free = dataclasses.replace(EXPERTS, capacity_factor=None)
-    drawn = [sample(config, params, PROMPT, 13, 0.0, 0, window=8) for config in (EXPERTS, free)]
+def test_experts_with_a_capacity_sample_as_without():
+    capped = dataclasses.replace(EXPERTS, num_layers=1)
+    params = dict(sampled_parameters(capped, 2))
+    free = dataclasses.replace(capped, capacity_factor=None)
+    drawn = [sample(config, params, PROMPT, 13, 0.0, 0, window=8) for config in (capped, free)]
     np.testing.assert_array_equal(*drawn)
 
 

@@ -17,7 +17,11 @@ RECORDED = pathlib.Path(__file__).parent / "recorded"
 
 
 @pytest.mark.parametrize(
-    ("case", "changes"), [*((case, {}) for case in CASES), ("qwen3_moe", {"scan_layers": True})]
+    ("case", "changes"),
+    [
+        *((case, {}) for case in CASES),
+        pytest.param("qwen3_moe", {"scan_layers": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_weights_of_transformers_give_its_logits(case, changes):
     config, recorded = model(case, **changes), np.load(RECORDED / case / "logits.npz")

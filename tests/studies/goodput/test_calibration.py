@@ -63,6 +63,7 @@ def test_cells_of_equal_size_are_foretold_without_each_other():
     assert len(found) == 18
 
 
+@pytest.mark.slow
 def test_the_event_engine_is_within_two_points_of_every_cell():
     checked = calibration.checks(FailureModel(), days=2.0)
     assert len(checked) == 18

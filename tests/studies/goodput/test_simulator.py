@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.goodput.accounting import Timelines
 from ddiloco.goodput.failures import YEAR, FailureModel
-from ddiloco.goodput.interruptions import draw_interruptions
-from ddiloco.goodput.job_changes import job_changes, job_chips
-from experiments.studies.goodput.simulator import DAY, Simulation, simulate
+from experiments.studies.goodput.simulator import Simulation, simulate
 from experiments.studies.goodput.systems import elastic_goodput, inelastic_goodput
 
 SYSTEMS = ("data_parallel", "elastic_data_parallel", "decoupled:2", "decoupled:4", "decoupled:8")
@@ -26,9 +23,17 @@ def cell(chips, system, **settings):
     return only
 
 
-def test_the_engine_agrees_with_the_closed_forms():
-    for found in cells((150_000, 600_000, 2_400_000), SYSTEMS, days=1.5, seeds=4):
-        assert found.goodput == pytest.approx(found.analytic, abs=max(0.006, 1.5 * found.ci95)), found.label
+def test_the_engine_agrees_with_the_closed_forms_and_goodput_falls_with_chips_and_rises_with_learners():
+    sizes = (150_000, 600_000, 2_400_000)
+    found = {(c.label, c.num_chips): c for c in cells(sizes, SYSTEMS)}
+    for one in found.values():
+        assert one.goodput == pytest.approx(one.analytic, abs=max(0.006, 1.5 * one.ci95)), one.label
+    for chips in sizes:
+        by_system = [found[system, chips].goodput for system in SYSTEMS]
+        assert by_system == sorted(by_system)
+    for system in SYSTEMS:
+        by_size = [found[system, chips].goodput for chips in sizes]
+        assert by_size == sorted(by_size, reverse=True)
 
 
 def test_a_job_without_elasticity_is_a_renewal_process():
@@ -77,46 +82,27 @@ def test_a_quorum_of_one_is_there_as_long_as_anyone_steps_and_a_larger_one_for_l
     assert cell(150_000, "data_parallel", days=0.1, quorum=4).quorum_uptime is None
 
 
+@pytest.mark.slow
 def test_four_learners_and_more_never_stand_still_all_at_once_to_a_percent():
-    for found in cells((150_000, 300_000, 1_200_000), ("decoupled:4", "decoupled:8", "decoupled:16")):
+    for found in cells((150_000, 1_200_000), ("decoupled:4", "decoupled:16"), days=0.5):
         assert round(100 * found.uptime) == 100
     assert cell(1_200_000, "decoupled:2").uptime < 0.95
 
 
-def test_goodput_falls_with_chips_and_rises_with_learners_and_with_elasticity():
-    found = {(c.label, c.num_chips): c.goodput for c in cells((150_000, 600_000, 2_400_000), SYSTEMS)}
-    for chips in (150_000, 600_000, 2_400_000):
-        by_system = [found[system, chips] for system in SYSTEMS]
-        assert by_system == sorted(by_system)
-    for system in SYSTEMS:
-        assert found[system, 150_000] > found[system, 600_000] > found[system, 2_400_000]
-
-
 def test_a_learner_has_the_goodput_of_a_job_of_its_own_chips():
-    by_rule = [cell(300_000 * m, f"decoupled:{m}" if m > 1 else "elastic_data_parallel") for m in (1, 2, 8)]
+    by_rule = [cell(300_000 * m, f"decoupled:{m}" if m > 1 else "elastic_data_parallel") for m in (1, 4)]
     for found in by_rule:
         assert found.goodput == pytest.approx(by_rule[-1].goodput, abs=0.012)
 
 
 def test_a_cell_does_not_depend_on_what_else_is_in_the_grid():
-    together = cells((150_000, 1_200_000), SYSTEMS, days=0.1)
+    together = cells((150_000, 600_000), ("data_parallel", "decoupled:4"), days=0.1)
     for found in together:
         assert cell(found.num_chips, found.label, days=0.1) == found
 
 
 def test_one_seed_has_no_confidence_interval():
     assert cell(150_000, "data_parallel", seeds=1, days=0.1).ci95 is None
-
-
-def test_drawn_jobs_and_a_fleets_list_of_interruptions_tell_the_same():
-    model, chips, days = FailureModel(), 1_200_000, 0.4
-    simulated = cell(chips, "decoupled:4", days=days, seeds=4)
-    interruptions = draw_interruptions(model, chips, 0, days * DAY)
-    lines = Timelines(job_chips(model, chips, 4, elastic=True))
-    for change in job_changes(model, interruptions, chips, 4, 0, days * DAY, elastic=True):
-        lines.enter(change.job, change.state, change.time, change.chips)
-    assert lines.goodput(days * DAY) == pytest.approx(simulated.goodput, abs=0.015)
-    assert lines.lost(days * DAY) == pytest.approx(simulated.lost, abs=0.01)
 
 
 @st.composite

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-import struct
+import re
 import tempfile
 
 import pytest
@@ -14,13 +14,14 @@ from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage.tape.entries import Adopted, End, Entry
-from ddiloco.storage.tape.file import MAGIC, TapeError
+from ddiloco.storage.tape.file import TapeError
 from ddiloco.storage.tape.recorder import learner_tape, syncer_tape
 from ddiloco.virtual.availability import Change
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay import works
 from experiments.studies.replay.order import Uses, perform, perform_all
 from experiments.studies.replay.reading import read_run
+from tests.long import times
 from tests.workbook import POLICY, fleet_tapes, lose
 
 STEPS = 40
@@ -89,7 +90,7 @@ def test_a_plan_without_needless_works_makes_the_same_versions_of_the_same_snaps
     assert [w for _, w in order_of(lean) if isinstance(w, works.MergeWork)] == merges_of(plan)
 
 
-@settings(max_examples=25)
+@settings(max_examples=times(14, 60))
 @given(
     lives=st.lists(
         st.tuples(
@@ -99,42 +100,25 @@ def test_a_plan_without_needless_works_makes_the_same_versions_of_the_same_snaps
         ),
         max_size=8,
     ),
-    crashes=st.lists(st.integers(1, 12).map(lambda n: 4.0 * n + 0.37), max_size=3, unique=True),
-    quorum=st.sampled_from([1, 2, None]),
-)
-def test_whatever_befalls_a_fleet_all_that_it_merged_is_made_again_in_order(folder, lives, crashes, quorum):
-    policy = dataclasses.replace(POLICY, quorum=quorum, max_run_ahead=2 if quorum is None else None)
-    changes = [Change(time, learner, event) for time, learner, event in sorted(lives)]
-    workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
-    taped = fleet_tapes(workdir, policy, STEPS, changes, crashes)
-    plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
-    merged = [
-        (w.round.step, w.round.fragment, w.version)
-        for _, w in order_of(plan)
-        if isinstance(w, works.MergeWork)
-    ]
-    assert merged == [(r["step"], r["fragment"], r["version"]) for r in taped.rounds]
-
-
-@settings(max_examples=25)
-@given(
-    lives=st.lists(
-        st.tuples(st.floats(0.5, 45.0), st.integers(0, 2), st.sampled_from(["fail", "recover", "leave"])),
-        max_size=6,
-    ),
     crashes=st.lists(st.integers(1, 12).map(lambda n: 4.0 * n + 0.37), max_size=4, unique=True),
-    shards=st.integers(2, 3),
+    quorum=st.sampled_from([1, 2, None]),
+    shards=st.integers(1, 3),
 )
-def test_whichever_shard_of_a_syncer_dies_all_that_they_merged_is_made_again(folder, lives, crashes, shards):
-    policy = dataclasses.replace(POLICY, num_fragments=3)
+def test_whatever_befalls_a_fleet_all_that_it_merged_is_made_again_in_order(
+    folder, lives, crashes, quorum, shards
+):
+    policy = dataclasses.replace(POLICY, num_fragments=3, quorum=quorum)
+    policy = dataclasses.replace(policy, max_run_ahead=2 if quorum is None else None)
     changes = [Change(time, learner, event) for time, learner, event in sorted(lives)]
     workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
     taped = fleet_tapes(workdir, policy, STEPS, changes, crashes, shards)
     plan = plans.without_needless(plans.make_plan(read_run(workdir), policy, STEPS))
     done = [w for _, w in order_of(plan) if isinstance(w, works.MergeWork)]
+    merged = [(w.round.step, w.round.fragment, w.version) for w in done]
     for p in range(policy.num_fragments):
-        merged = [(w.round.step, p, w.version) for w in done if w.round.fragment == p]
-        assert merged == [made for made in taped.made if made[1] == p]
+        assert [m for m in merged if m[1] == p] == [made for made in taped.made if made[1] == p]
+    if shards == 1:
+        assert merged == [(r["step"], r["fragment"], r["version"]) for r in taped.rounds]
 
 
 def test_what_nobody_needs_any_more_is_told_once(plan):
@@ -247,25 +231,15 @@ def test_tapes_in_a_folder_are_read_by_actor_and_a_torn_one_is_cut_with_a_warnin
     torn.write_bytes(torn.read_bytes()[:-3])
     learner_tape(folder, 2, 1001).write_bytes(b"ddilo")
     found = read_run(tmp_path)
-    cut = len(torn.read_bytes()) - _whole(torn)
-    assert found.warnings == [
-        f"{torn}: {cut} bytes of a record that was being written are cut off",
-        f"{learner_tape(folder, 2, 1001)}: is empty: its process was killed at once",
-    ]
+    cut, empty = found.warnings
+    assert re.fullmatch(rf"{torn}: [1-9]\d* bytes of a record that was being written are cut off", cut)
+    assert empty == f"{learner_tape(folder, 2, 1001)}: is empty: its process was killed at once"
     whole = tapes.learners[2][0].entries
     left = found.learners[2][0].entries
     assert left == whole[: len(left)]
     assert len(left) < len(whole)
     assert isinstance(found.syncers[0].entries[-1].content, End)
     assert found.syncers[0].ended
-
-
-def _whole(path: pathlib.Path) -> int:
-    """Bytes up to the end of the last whole record."""
-    data, at = path.read_bytes(), len(MAGIC)
-    while at + 12 <= len(data) and at + 12 + struct.unpack_from("<I", data, at)[0] <= len(data):
-        at += 12 + struct.unpack_from("<I", data, at)[0]
-    return at
 
 
 def test_a_folder_without_tapes_is_told(tmp_path):

@@ -58,7 +58,7 @@ def recorded(data_dir, tmp_path_factory):
     """The folder and the settings of a virtual run in which learners pause, die, leave and come back."""
 
     @functools.cache
-    def run(algorithm="decoupled", codec=False):
+    def run(algorithm="decoupled", codec=True):
         workdir = tmp_path_factory.mktemp(algorithm)
         write_trace(workdir / "trace.csv", CHANGES)
         trace = {"availability": "trace", "trace": str(workdir / "trace.csv"), "recovery_seconds": 1.0}
@@ -88,7 +88,7 @@ def again(workdir, experiment, until=None, change=lambda tapes: tapes):
     [
         pytest.param("decoupled", False, marks=pytest.mark.slow),
         ("decoupled", True),
-        ("streaming", True),
+        pytest.param("streaming", True, marks=pytest.mark.slow),
         pytest.param("diloco", False, marks=pytest.mark.slow),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, co
         assert True in applied and (False in applied or algorithm != "decoupled")
 
 
-@pytest.mark.parametrize("codec", ["f32", "int4"])
+@pytest.mark.parametrize("codec", [pytest.param("f32", marks=pytest.mark.slow), "int4"])
 def test_a_run_with_rebase_comes_to_its_parameters_again(codec, data_dir, tmp_path):
     outer = CODEC if codec == "int4" else {}
     e = virtual(data_dir, train={"steps": 24}, sync={**WAITS, "rebase": True}, virtual=LINKS, outer=outer)
@@ -142,7 +142,7 @@ def test_a_run_with_merges_of_which_nothing_came_comes_to_its_parameters_again(
         again(tmp_path, e)
 
 
-@pytest.mark.parametrize("algorithm", ["decoupled", "streaming"])
+@pytest.mark.parametrize("algorithm", ["decoupled", pytest.param("streaming", marks=pytest.mark.slow)])
 def test_a_run_of_threads_comes_to_its_parameters_again(algorithm, data_dir, tmp_path, one_device):
     train = {"min_step_seconds": (0.01, 0.013)}
     e = workbench.experiment(data_dir, algorithm, train=train, outer=CODEC, data={"prefetch": 2})
@@ -154,36 +154,19 @@ def test_a_run_of_threads_comes_to_its_parameters_again(algorithm, data_dir, tmp
     assert done.merges == done.compared > 0
 
 
-def test_the_settings_of_a_run_are_read_from_its_folder(recorded):
-    workdir, e = recorded()
-    assert to_json(replay.recorded_experiment(workdir)) == to_json(e)
-
-
-def test_a_replay_may_stop_after_a_round(recorded):
-    workdir, e = recorded()
-    [whole] = replay.make_plan(e, read_run(workdir)).merges
-    middle = whole[len(whole) // 2].round
-    done = again(workdir, e, until=middle)
-    assert done.merges == 1 + max(i for i, w in enumerate(whole) if w.round <= middle) < len(whole)
-    assert done.step == max(w.round.step for w in whole[: done.merges])
-    with pytest.raises(TapeError, match="no round up to step 0 was merged"):
-        again(workdir, e, until=RoundId(0, 0))
-
-
 def test_a_replay_up_to_a_round_after_the_last_is_compared_with_the_run_as_a_whole_one(
     recorded, monkeypatch, capsys
 ):
-    workdir, _ = recorded()
+    workdir, e = recorded()
     monkeypatch.setattr(command.platform, "prepare", functools.partial(platform.prepare, cache=False))
+    assert to_json(replay.recorded_experiment(workdir)) == to_json(e)
     with reading.recorded(str(workdir)) as run, workbench.devices(1):
         [whole] = run.plan.merges
-        for until, is_all in (
-            (max(w.round for w in whole), True),
-            (RoundId(1000, 0), True),
-            (whole[1].round, False),
-        ):
+        for until, is_all in ((RoundId(1000, 0), True), (whole[1].round, False)):
             assert command.again(run, until) == 0
             assert ("the same as the run's" in capsys.readouterr().out) == is_all
+    with pytest.raises(TapeError, match="no round up to step 0 was merged"):
+        again(workdir, e, until=RoundId(0, 0))
 
 
 def with_sha256(tapes, number, header=None):
@@ -220,22 +203,6 @@ def test_the_first_version_that_differs_is_told_with_its_round_its_learners_and_
         again(workdir, e, change=lambda tapes: with_sha256(tapes, 2, older))
 
 
-def test_other_data_are_told(recorded):
-    workdir, e = recorded()
-    batches = assembly_of(e).batches((0,))
-    next(batches)
-    elsewhere = batches.get_state()
-
-    def moved(tapes):
-        first, *others = tapes.learners[0]
-        header = dataclasses.replace(first.header, position=elsewhere)
-        lives = [dataclasses.replace(first, header=header), *others]
-        return dataclasses.replace(tapes, learners={**tapes.learners, 0: lives})
-
-    with pytest.raises(replay.ReplayMismatch):
-        again(workdir, e, change=moved)
-
-
 def test_data_that_began_again_in_the_run_as_their_position_was_none_do_so_again(recorded):
     workdir, e = recorded()
 
@@ -263,12 +230,6 @@ def test_a_baseline_is_told_to_be_repeated_by_its_seed(data_dir, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(to_json(virtual(data_dir, "lone_learner"))))
     with pytest.raises(TapeError, match="is of lone_learner, which needs no tape: run it again by its seed"):
         replay.recorded_experiment(tmp_path)
-
-
-def test_without_tapes_enabled_there_are_none(data_dir, tmp_path):
-    run_job(virtual(data_dir, train={"steps": 2}, tape={"enabled": False}), tmp_path)
-    with pytest.raises(TapeError, match="holds no tapes"):
-        read_run(tmp_path)
 
 
 def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, tmp_path, one_device):
@@ -304,7 +265,7 @@ def test_machines_tell_what_differs_in_words():
     ]
 
 
-@pytest.mark.parametrize("codec", ["f32", "int4"])
+@pytest.mark.parametrize("codec", [pytest.param("f32", marks=pytest.mark.slow), "int4"])
 def test_a_run_whose_learners_wait_and_of_whose_offers_all_are_left_out_comes_to_its_parameters_again(
     codec, data_dir, tmp_path, monkeypatch
 ):

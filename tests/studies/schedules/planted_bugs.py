@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
@@ -124,23 +123,6 @@ def crowded_merges(patch: pytest.MonkeyPatch) -> None:
         return out
 
     patch.setattr(Rounds, "_merge", careless)
-
-
-def endless_window(patch: pytest.MonkeyPatch) -> None:
-    """A round waits for every offer that is owed, however long."""
-    sound = Rounds._start_grace
-
-    def careless(rounds, r, now):
-        out = sound(rounds, r, now)
-        r.window_closes = math.inf
-        return out
-
-    patch.setattr(Rounds, "_start_grace", careless)
-
-
-def asked_once(patch: pytest.MonkeyPatch) -> None:
-    """Whoever's offer failed is not asked for another in that round."""
-    patch.setattr(Round, "has_failed", lambda r, m: m.learner in r.failed)
 
 
 def lost_history(patch: pytest.MonkeyPatch) -> None:
@@ -292,8 +274,6 @@ SLOWLY = (
     lost_ready,
     lost_join,
     deaf_to_a_welcome,
-    endless_window,
-    asked_once,
     never_gives_way,
     empty_version,
     drawn_again,

@@ -32,12 +32,13 @@ class Normal:
         """The same by a key of seed and name, on the default device.
 
         Random numbers compile slowly. An array begins with the numbers of a smaller one, so that all of about
-        the same size are sampled by one program.
+        the same size, within a factor of 16, are sampled by one program.
         """
         scale, size = np.float32(self.stddev / TRUNCATED_DEVIATION), math.prod(shape)
         if size > PADDED:
             return _sample(seed, name, scale, shape)
-        padded = np.asarray(_sample(seed, name, scale, (1 << (size - 1).bit_length(),)))
+        length = 1 << -(-(size - 1).bit_length() // 4) * 4  # the next power of 16
+        padded = np.asarray(_sample(seed, name, scale, (length,)))
         return jnp.asarray(padded[:size].reshape(shape))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import optax
 from ddiloco.arrays.host_memory import aligned, owned
 from ddiloco.outer.encoding import DifferenceEncoder
 from ddiloco.outer.fragments import FragmentLayout, is_embedding
-from ddiloco.outer.merging import MERGE_RULES, MergedTensor, Sent, normalised, norms_of
+from ddiloco.outer.merging import MERGE_RULES, Sent, normalised, norms_of
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 
 Pieces = Sequence[np.ndarray | jax.Array]
@@ -25,7 +26,7 @@ class OuterResult(NamedTuple):
 
     # The fragment's new pieces, float32 on the CPU device, as every learner will have them
     pieces: tuple[jax.Array, ...]
-    opt_state: Any  # the outer optimizer's new state, beside what the update codec left out, if it is not f32
+    opt_state: Any  # the outer optimizer's of each piece, beside what the update codec left out, if not f32
     # `outer_gradient_norm`, of the merged outer gradient; `learner_delta_norm`, the weighted mean of the
     # norms of the learners' own; `cosine`, the mean between those of different learners, 1 for one learner
     metrics: dict[str, float]
@@ -37,9 +38,9 @@ class OuterResult(NamedTuple):
 class OuterStep:
     """Makes the next version of a fragment from the learners' parameters; its only state is compiled code.
 
-    Each tensor is merged by a program of its own, which tensors of the same shape share: a model has few
-    shapes, and its fragments many tensors. One more program per fragment steps the outer optimizer. All take
-    `num_learners` contributions, absent ones with weight 0, so that a changing quorum compiles nothing.
+    Each tensor is merged and stepped by programs of its own, with an outer optimizer of its own. Tensors of
+    the same shape share them: a model has few shapes, and its fragments many tensors. All take `num_learners`
+    contributions, absent ones with weight 0, so that a changing quorum compiles nothing.
     """
 
     def __init__(
@@ -60,13 +61,15 @@ class OuterStep:
     def init(self, pieces: Pieces) -> Any:
         """The outer optimizer's state before the first round of a fragment with these pieces."""
         with jax.default_device(self._device):
-            state = _begin(self._config, _readable(pieces))
+            state = self._begun(_readable(pieces))
             return state if self._encode is None else (state, self._zeros(pieces))
+
+    def _begun(self, pieces: Pieces) -> tuple[Any, ...]:
+        return tuple(_begin(self._config, piece) for piece in pieces)
 
     def compile(self, p: int) -> None:
         """Compiles the step of fragment p, unless that was done."""
         list(self._of_tensors(p))
-        self._update(p)
         if self._encode is not None:
             self._encode.compile(p)
 
@@ -108,16 +111,13 @@ class OuterStep:
         shares = normalised([*weights, *[0.0] * (self._num_learners - len(contributions))])
         spare = self._zeros(anchor) if spare is None else tuple(spare)
         opt_state, left_out = (opt_state, ()) if self._encode is None else opt_state
-        merged = tuple(
-            merge(theta, vectors, shares, own)
-            for (_, merge), theta, vectors, own in zip(self._of_tensors(p), anchor, slots, norms, strict=True)
-        )
-        results = self._update(p)(spare, opt_state, anchor, merged, shares)
-        new, opt_state, measured = jax.block_until_ready(results)
-        metrics = {name: float(value) for name, value in measured.items()}
-        finite = bool(metrics.pop("finite"))
-        if not finite:  # nothing is taken, and moments begin again; what counts rounds goes on
-            opt_state = jax.tree.map(_unless_counted, opt_state, _begin(self._config, anchor))
+        of_tensors = zip(self._of_tensors(p), spare, opt_state, anchor, slots, norms, strict=True)
+        stepped = [step(*arrays, vectors, shares, own) for (_, step), *arrays, vectors, own in of_tensors]
+        results, opt_state, measured = zip(*jax.block_until_ready(stepped), strict=True)
+        new, metrics = tuple(results), _metrics(measured, shares)
+        if not all(map(operator.attrgetter("finite"), measured)):
+            # Nothing is taken, and moments begin again; what counts rounds goes on.
+            opt_state = jax.tree.map(_unless_counted, opt_state, self._begun(anchor))
             return OuterResult(
                 new, opt_state if self._encode is None else (opt_state, left_out), metrics, False
             )
@@ -142,20 +142,14 @@ class OuterStep:
         return tuple(owned(np.zeros(piece.shape, np.float32), self._device) for piece in pieces)
 
     def _of_tensors(self, p: int) -> Iterator[tuple[jax.stages.Compiled, jax.stages.Compiled]]:
-        """For each tensor of fragment p the programs that measure and merge it."""
+        """For each tensor of fragment p the programs that measure it, and merge and step it."""
         merge = self._config.merge
         of_embeddings = self._config.embeddings if merge == "rda" else merge
-        for piece, tensor in zip(self._layout.fragments[p], self._described(p), strict=True):
+        on_cpu = jax.sharding.SingleDeviceSharding(self._device)
+        for piece, shape in zip(self._layout.fragments[p], self._layout.piece_shapes(p), strict=True):
             rule = of_embeddings if is_embedding(piece.name) else merge
-            kind = tensor, self._num_learners, self._of_parameters
-            yield _measuring(*kind), _merging(rule, *kind)
-
-    def _update(self, p: int) -> jax.stages.Compiled:
-        return _updating(self._config, self._described(p), self._num_learners)
-
-    def _described(self, p: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-        shapes = self._layout.piece_shapes(p)
-        return tuple(_float32(shape, jax.sharding.SingleDeviceSharding(self._device)) for shape in shapes)
+            kind = _float32(shape, on_cpu), self._num_learners, self._of_parameters
+            yield _measuring(*kind), _stepping(self._config, rule, *kind)
 
 
 def _float32(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
@@ -175,8 +169,8 @@ def _unless_counted(kept: jax.Array, begun: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _begin(config: OuterConfig, pieces: tuple[jax.Array, ...]) -> Any:
-    return jax.tree.map(jnp.copy, make_outer_optimizer(config).init(pieces))
+def _begin(config: OuterConfig, piece: jax.Array) -> Any:
+    return jax.tree.map(jnp.copy, make_outer_optimizer(config).init(piece))
 
 
 @functools.cache
@@ -188,58 +182,56 @@ def _measuring(tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) ->
 
 
 @functools.cache
-def _merging(rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) -> jax.stages.Compiled:
-    numbers = _float32((count,), tensor.sharding)
-    merge = jax.jit(functools.partial(_merge, rule, of_parameters), keep_unused=True)
-    return merge.lower(tensor, (tensor,) * count, numbers, numbers).compile()
-
-
-def _merge(
-    rule: str,
-    of_parameters: bool,
-    anchor: jax.Array,
-    vectors: tuple[jax.Array, ...],
-    weights: jax.Array,
-    norms: jax.Array,
-) -> MergedTensor:
-    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
-    return merged._replace(scale=jnp.float32(merged.scale))
-
-
-@functools.cache
-def _updating(
-    config: OuterConfig, pieces: tuple[jax.ShapeDtypeStruct, ...], count: int
+def _stepping(
+    config: OuterConfig, rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool
 ) -> jax.stages.Compiled:
-    state = jax.eval_shape(functools.partial(_begin, config), pieces)
-    numbers = _float32((count,), pieces[0].sharding)
-    merging = functools.partial(_merge, "direct", True)  # of any rule there are the same arrays
-    merged = tuple(jax.eval_shape(merging, piece, (piece,) * count, numbers, numbers) for piece in pieces)
+    state = jax.eval_shape(functools.partial(_begin, config), tensor)
+    numbers = _float32((count,), tensor.sharding)
     # Without `keep_unused`, `spare` would be dropped.
-    step = jax.jit(functools.partial(_step, config), donate_argnums=(0, 1), keep_unused=True)
-    return step.lower(pieces, state, pieces, merged, numbers).compile()
+    step = functools.partial(_step, config, rule, of_parameters)
+    compiled = jax.jit(step, donate_argnums=(0, 1), keep_unused=True)
+    return compiled.lower(tensor, state, tensor, (tensor,) * count, numbers, numbers).compile()
+
+
+class _Measured(NamedTuple):
+    """Of one tensor: as in `MergedTensor`, and whether its new values are finite."""
+
+    length: jax.Array
+    norms: jax.Array
+    cosine: jax.Array
+    finite: jax.Array
 
 
 def _step(
     config: OuterConfig,
-    spare: tuple[jax.Array, ...],
+    rule: str,
+    of_parameters: bool,
+    spare: jax.Array,
     opt_state: Any,
-    anchor: tuple[jax.Array, ...],
-    merged: tuple[MergedTensor, ...],
+    anchor: jax.Array,
+    vectors: tuple[jax.Array, ...],
     weights: jax.Array,
-) -> tuple[tuple[jax.Array, ...], Any, Mapping[str, jax.Array]]:
+    norms: jax.Array,
+) -> tuple[jax.Array, Any, _Measured]:
     del spare
-    optimizer = make_outer_optimizer(config)
-    updates, opt_state = optimizer.update(tuple(m.value for m in merged), opt_state, anchor)
-    squares = jnp.stack([jnp.square(m.norms) for m in merged])  # (pieces, M)
-    importance = squares @ weights
-    total = importance.sum()
-    cosine = jnp.dot(jnp.stack([m.cosine for m in merged]), importance) / jnp.where(total > 0, total, 1)
-    metrics = {
-        "outer_gradient_norm": jnp.linalg.norm(jnp.stack([m.length for m in merged])),
-        "learner_delta_norm": jnp.dot(jnp.sqrt(squares.sum(0)), weights),
-        "cosine": jnp.where(total > 0, cosine, 1),
-    }
+    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
+    updates, opt_state = make_outer_optimizer(config).update(merged.value, opt_state, anchor)
     new = optax.apply_updates(anchor, updates)
     # Of a sum of squares, which is not finite either where an element is not.
-    metrics["finite"] = jnp.isfinite(sum(jnp.sum(jnp.square(piece * 1e-19)) for piece in new))
-    return new, opt_state, metrics
+    finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
+    return new, opt_state, _Measured(merged.length, merged.norms, merged.cosine, finite)
+
+
+def _metrics(measured: Sequence[_Measured], weights: np.ndarray) -> dict[str, float]:
+    """Those of a fragment, as of `OuterResult`, from those of its tensors."""
+    lengths, norms, cosines = (
+        np.array([getattr(m, name) for m in measured], np.float64) for name in ("length", "norms", "cosine")
+    )
+    squares = np.square(norms)  # (pieces, M)
+    importance = squares @ weights
+    total = importance.sum()
+    return {
+        "outer_gradient_norm": float(np.linalg.norm(lengths)),
+        "learner_delta_norm": float(np.sqrt(squares.sum(0)) @ weights),
+        "cosine": float(cosines @ importance / total) if total > 0 else 1.0,
+    }

@@ -17,7 +17,6 @@ from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 from ddiloco.protocol.schedule import fragments_of
-from ddiloco.remote.learner.donor import AT_ONCE
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.evaluation import make_eval_step
@@ -113,7 +112,11 @@ def offer_bytes(layout: FragmentLayout, outer: OuterConfig) -> int:
 
 def donor_bytes(experiment: Experiment) -> int:
     """The share that a learner needs to give its inner state to a peer."""
-    return AT_ONCE * inner_bytes(experiment) if experiment.remote.donor_host else 0
+    if not experiment.remote.donor_host:
+        return 0
+    from ddiloco.remote.learner.donor import AT_ONCE  # and gRPC with it
+
+    return AT_ONCE * inner_bytes(experiment)
 
 
 def outer_bytes(experiment: Experiment, layout: FragmentLayout) -> int:

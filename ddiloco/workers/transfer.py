@@ -127,10 +127,11 @@ class FragmentTransfer:
         the offer that Theta_p contains; (): it contains none.
         """
         own, update = self._fragments[fragment], self.place(fragment, pieces)
-        if anchor:
-            then = tuple(map(_subtract, anchor, merged)) if merged else tuple(anchor)
-            return {**params, **own.rebase(own.of(params), update, then)}
-        return {**params, **own.mix(own.of(params), update, np.float32(mixing))}
+        if not self.rebase:
+            return {**params, **own.apply(own.of(params), update, np.float32(mixing))}
+        then = tuple(map(_subtract, anchor, merged)) if merged else tuple(anchor)
+        # One program for both: an update that keeps nothing is rare.
+        return {**params, **own.apply(own.of(params), update, then or update, np.bool_(bool(then)))}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
@@ -147,19 +148,16 @@ class FragmentTransfer:
             copy = functools.partial(own.encode.trace, tensors, pieces, pieces if self.error_feedback else ())
         else:
             copy = functools.partial(own.copy.trace, tensors)
-        if self.rebase:
-            return {"copy": copy, "apply": functools.partial(own.rebase.trace, tensors, pieces, pieces)}
-        mixing = jax.ShapeDtypeStruct((), np.float32)
-        return {"copy": copy, "apply": functools.partial(own.mix.trace, tensors, pieces, mixing)}
+        scalar = functools.partial(jax.ShapeDtypeStruct, ())
+        rest = (pieces, scalar(np.bool_)) if self.rebase else (scalar(np.float32),)
+        return {"copy": copy, "apply": functools.partial(own.apply.trace, tensors, pieces, *rest)}
 
     def compile(self, params: Parameters) -> Parameters:
         """Compiles every offer and update now, so that no step waits for it; gives the parameters back."""
         for p, own in enumerate(self._fragments):
             zeros = self.place(p, [np.zeros(shape, np.float32) for shape in own.shapes])
             self.offer(p, params, zeros, zeros if self.error_feedback else ())
-            params = self.apply(p, params, zeros, 1.0)
-            if self.rebase:
-                params = self.apply(p, params, zeros, 0.0, zeros, zeros)
+            params = self.apply(p, params, zeros, 1.0, *((zeros, zeros) if self.rebase else ()))
         return params
 
 
@@ -205,8 +203,7 @@ class _Fragment:
         self.copy = jax.jit(self._copy, out_shardings=self.placement)
         self.encode = jax.jit(self._encode, out_shardings=(None, left, gradient))
         laid = {name: shardings[name] for name in self._arrays}
-        self.mix = jax.jit(self._mix, donate_argnums=0, out_shardings=laid)
-        self.rebase = jax.jit(self._rebase, donate_argnums=0, out_shardings=laid)
+        self.apply = jax.jit(self._rebase if rebase else self._mix, donate_argnums=0, out_shardings=laid)
 
     def of(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays that have some of the fragment."""
@@ -250,7 +247,10 @@ class _Fragment:
         )
         return self._put(tensors, mixed)
 
-    def _rebase(self, tensors: Parameters, update: Arrays, offered: Arrays) -> Parameters:
+    def _rebase(self, tensors: Parameters, update: Arrays, offered: Arrays, adds: jax.Array) -> Parameters:
         own = self._take(tensors)
-        later = tuple(theirs + (ours - then) for ours, theirs, then in zip(own, update, offered, strict=True))
+        later = tuple(
+            jnp.where(adds, theirs + (ours - then), theirs)  # where, as in `_mix`
+            for ours, theirs, then in zip(own, update, offered, strict=True)
+        )
         return self._put(tensors, later)

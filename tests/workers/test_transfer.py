@@ -147,6 +147,32 @@ def test_compiling_changes_no_parameter(transfer, shardings):
     assert_equal(transfer.compile(placed(own, shardings)), own)
 
 
+@pytest.mark.parametrize("rebase", [False, True])
+def test_a_fragment_has_one_program_to_be_offered_and_one_to_be_updated(rebase, shardings):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, fun_name="", **__: compiled.append(fun_name) if "backend_compile" in event else None
+    )
+    transfer, params = FragmentTransfer(LAYOUT, shardings, rebase=rebase), placed(numbers(0), shardings)
+    held = transfer.place(SPLIT, pieces_of(numbers(1)))
+    before = len(compiled)
+    params = transfer.compile(params)
+    assert len([name for name in compiled[before:] if "subtract" not in name]) == 2 * LAYOUT.num_fragments
+    after = len(compiled)
+    offer = transfer.offer(SPLIT, params, held if transfer.keeps_anchors else ())
+    for kept in [(), (held,), (held, offer.own)] if rebase else [()]:
+        params = transfer.apply(SPLIT, params, pieces_of(numbers(2)), 0.0, *kept)
+    assert len(compiled) == after
+
+
+def test_with_rebase_an_update_without_an_offer_leaves_nothing_of_an_own_value_not_even_nan(shardings):
+    transfer, theirs = FragmentTransfer(LAYOUT, shardings, rebase=True), numbers(1)
+    params = placed({name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}, shardings)
+    for p in range(LAYOUT.num_fragments):
+        params = transfer.apply(p, params, take(LAYOUT, p, theirs), 0.0)
+    assert_equal(params, theirs)
+
+
 def rebased(now, then, theirs):
     """What rebasing comes to, reckoned in float64; pieces."""
     return [t.astype(np.float64) + n - o for n, o, t in zip(now, then, theirs, strict=True)]

@@ -11,7 +11,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.asking import OfferRequests, Overdue, worth_waiting
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
-from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, State
+from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, MemberState
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.prospects import Prospects
@@ -335,7 +335,7 @@ class Rounds:
         for c in r.given:
             self._member(c.learner).counted_from[c.fragment] = c.step
         self._sync_time.add(now - r.merging_since)
-        receivers = [m for m in self.members.present() if m.state is not State.JOINING]
+        receivers = [m for m in self.members.present() if m.state is not MemberState.JOINING]
         return [*self._updates.send(r.id.fragment, receivers, now), r.published(self.members.count, now)]
 
     def _abandon(self) -> Actions:
@@ -406,7 +406,7 @@ class Rounds:
 
     def _wants(self, r: Round, m: Member, c: Contribution) -> bool:
         """Whether a fragment was asked for and can still be merged; it may be late, as over a slow link."""
-        asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE
+        asked = (c.learner, c.incarnation) in r.asked and m.state is MemberState.LIVE
         return asked and r.phase is not Phase.MERGING and r.lacks(c)
 
     def _offer_failed(self, event: events.OfferFailed) -> Actions:

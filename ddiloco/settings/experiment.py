@@ -7,18 +7,129 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
+from ddiloco.goodput.failures import FailureModel, SpareCapacity
 from ddiloco.models import MODELS, model_of, name_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop, removed
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
-from ddiloco.settings.saving import RecoveryConfig, SnapshotConfig, TapeConfig
-from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import task_class
 from ddiloco.telemetry.writers import NEEDS
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
+
+if TYPE_CHECKING:
+    from ddiloco.tasks.task import Task
+
+AVAILABILITY = ("steady", "trace", "failures", "spare_capacity")
+BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualConfig:
+    """What the virtual driver simulates. Tuples have one entry for each learner, or one for all."""
+
+    step_seconds: tuple[float, ...] = setting(
+        (1.0,), "seconds of a step on all chips of a learner", above=0.0
+    )
+    speed_variation: float = setting(
+        0.0,
+        "standard deviation between learners of the time of a step, as a share of it; drawn once",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    step_variation: float = setting(
+        0.0, "the same between the steps of one learner; drawn for each step", at_least=0.0, at_most=1.0
+    )
+    latency: tuple[float, ...] = setting((0.0,), "seconds from learner to syncer or back", at_least=0.0)
+    bandwidth: tuple[float, ...] = setting((), "bytes a second of a link, each way; (): no bound", above=0.0)
+    jitter: tuple[float, ...] = setting(
+        (0.0,), "mean seconds of a further, exponential delay; it can reorder messages", at_least=0.0
+    )
+    loss: tuple[float, ...] = setting((0.0,), "share of messages that vanish", at_least=0.0, below=1.0)
+    seconds: float | None = setting(
+        None, "time budget, which then sets train.steps; None: by tokens or steps", above=0.0
+    )
+    merge_seconds: float = setting(
+        0.0, "seconds that a merge takes; one is made after the other", at_least=0.0
+    )
+    recovery_seconds: float = setting(
+        30.0, "seconds from the start of a learner that comes or returns until it asks to join", at_least=0.0
+    )
+    resize_seconds: float = setting(
+        30.0, "seconds that elastic data-parallel stands still when chips come or go", at_least=0.0
+    )
+    arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
+    num_chips: int | None = setting(
+        None, "of the whole fleet, divided evenly among the learners; None: one a learner", at_least=1
+    )
+    availability: str = setting(
+        "steady", "what decides when learners fail, leave and join", choices=AVAILABILITY
+    )
+    trace: str | None = setting(None, "CSV file of (time, learner, event), for availability=trace")
+    failures: FailureModel = section(FailureModel)
+    spare_capacity: SpareCapacity = section(SpareCapacity)
+
+    def problems(self, num_learners: int) -> Iterator[str]:
+        """Which settings do not fit each other or the learners, each in a line that begins with the field."""
+        if (self.availability == "trace") is (self.trace is None):
+            wanted = "must name a file" if self.trace is None else "needs availability to be trace"
+            yield f"trace: is {self.trace}, but {wanted}; availability is {self.availability}"
+        for name in BY_LEARNER:
+            count = len(getattr(self, name))
+            if count not in (1, num_learners) and (count or name != "bandwidth"):
+                yield f"{name}: has {count} entries, but must have 1, or {num_learners}, one a learner"
+        if self.num_chips is not None and self.num_chips < num_learners:
+            yield f"num_chips: is {self.num_chips}, but must be at least {num_learners}: one a learner"
+
+    def chips(self, num_learners: int) -> int:
+        """Chips of the whole fleet."""
+        return num_learners if self.num_chips is None else self.num_chips
+
+    def of(self, name: str, learner: int) -> float:
+        """The learner's entry of a tuple."""
+        entries = getattr(self, name)
+        return entries[learner] if len(entries) > 1 else entries[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class TapeConfig:
+    """Whether a run can be replayed."""
+
+    enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryConfig:
+    """What is kept for processes that are started again."""
+
+    checkpoint_every: float = setting(
+        60.0,
+        "seconds between two checkpoints of a learner's state, which it also keeps as it leaves; 0: none",
+        at_least=0.0,
+    )
+    checkpoint_folder: str = setting(
+        "", "folder for these, also in a bucket (gs://...); empty: the workdir of each. In learners/ there"
+    )
+    keep_versions: int = setting(
+        3,
+        "versions of each fragment on the syncer's disk, the newest included, to roll back to; 1: only that",
+        at_least=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotConfig:
+    """How often snapshots are taken, how many are kept, and when one is given up."""
+
+    every: int = setting(0, "global steps between two; 0: none", at_least=0)
+    keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
+    timeout: float = setting(
+        120.0,
+        "seconds until one that is not complete is given up; more for many bytes and long steps",
+        above=0.0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +149,6 @@ class LogConfig:
         "HOST:PORT of the run's page; on the loopback another port if it is taken; '': none",
     )
 
-
-if TYPE_CHECKING:
-    from ddiloco.tasks.task import Task
 
 DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
 BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
@@ -65,9 +173,6 @@ class TrainConfig:
         1,
         "parts of a learner's shard, which give equal parts of its rows: each host reads those that it needs",
         at_least=1,
-    )
-    steps_in_flight: int = setting(
-        2, "steps handed to the devices before the oldest is complete", at_least=1, may_change="process"
     )
     executable: str | None = setting(
         None,
@@ -428,3 +533,16 @@ def _why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
     if leaf.path == "sync.num_learners" and isinstance(then.model, LoopConfig):
         return "a loop's batches, which it alone knows, are not shared out again"
     return leaf.metadata["because"] if leaf.metadata["may_change"] == "never" else None
+
+
+OF_DRIVERS = {"remote": "remote", "virtual": "virtual", "eval.devices": "local"}
+"""By setting or group, the driver whose runs alone use it."""
+
+
+def why_idle(experiment: Experiment, path: str) -> str | None:
+    """Because of which other setting the run does not use the one of this path; None: it does."""
+    group, _, name = path.partition(".")
+    driver = OF_DRIVERS.get(path) or OF_DRIVERS.get(group)
+    if driver not in (None, experiment.driver):
+        return f"driver is {experiment.driver}"
+    return experiment.outer.idle.get(name) if group == "outer" else None

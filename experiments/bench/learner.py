@@ -11,7 +11,7 @@ import jax
 
 from ddiloco.telemetry.records import StepDone
 from ddiloco.workers.assembly import Assembly
-from ddiloco.workers.learner_arrays import Equipment
+from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT, Equipment
 from experiments.bench.bench_model import assembly_of, run_to_the_end
 from experiments.bench.measuring import alternated, row
 
@@ -45,12 +45,12 @@ def bare_loops(assembly: Assembly, steps: int) -> list[StepDone]:
     def loop(learner: int, own: Equipment) -> None:
         state = own.program.state_from(initial)
         in_flight: collections.deque[tuple[int, int, dict]] = collections.deque()
-        for step in range(steps + own.steps_in_flight - 1):
+        for step in range(steps + STEPS_IN_FLIGHT - 1):
             if step < steps:
                 batch = next(own.batches)
                 state, metrics = own.program.step(state, batch, step)
                 in_flight.append((step + 1, int(batch["weights"].sum()), metrics))
-            if len(in_flight) == own.steps_in_flight or step >= steps:
+            if len(in_flight) == STEPS_IN_FLIGHT or step >= steps:
                 number, tokens, metrics = in_flight.popleft()
                 jax.block_until_ready(metrics)
                 done.append(StepDone(learner, number, time.time(), tokens, metrics))

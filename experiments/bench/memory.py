@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import tempfile
 
-from ddiloco.run.memory_needs import syncer_needs
+from ddiloco.run.resources import syncer_needs
 from experiments.bench.measuring import row
 from experiments.bench.syncer_processes import PlayedTraffic, assembly_of, play
 

@@ -11,8 +11,8 @@ from typing import Any
 from absl import command_name, flags
 
 from ddiloco.config import REFUSED
-from ddiloco.goodput.waits import PROCESS
 from ddiloco.launch.assignment import FAILED, LEARNER, PREFIX, SYNCER, Assignment
+from ddiloco.telemetry.waits import PROCESS
 from experiments.cli import program
 
 

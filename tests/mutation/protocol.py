@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: a departed incarnation is not told that it is no member",
-        "if old.state is not State.GONE and event.versions is not None:",
+        "if old.state is not MemberState.GONE and event.versions is not None:",
         "if event.versions is not None:",
         PROTOCOL,
     ),
@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: a joiner gets updates before it has recovered",
-        "receivers = [m for m in self.members.present() if m.state is not State.JOINING]",
+        "receivers = [m for m in self.members.present() if m.state is not MemberState.JOINING]",
         "receivers = self.members.present()",
         PROTOCOL,
     ),
@@ -167,13 +167,13 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that nobody asked for is taken",
-        "asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE",
-        "asked = m.state is State.LIVE",
+        "asked = (c.learner, c.incarnation) in r.asked and m.state is MemberState.LIVE",
+        "asked = m.state is MemberState.LIVE",
         PROTOCOL,
     ),
     Mutant(
         "rounds: an offer of one that is silent is taken",
-        "asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE",
+        "asked = (c.learner, c.incarnation) in r.asked and m.state is MemberState.LIVE",
         "asked = (c.learner, c.incarnation) in r.asked",
         PROTOCOL,
     ),

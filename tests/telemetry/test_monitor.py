@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.waits import PROCESS
 from ddiloco.telemetry import monitor as monitor_module
 from ddiloco.telemetry.monitor import FLUSH_EVERY, POLL
 from ddiloco.telemetry.records import Alarm, Evaluated, Flush, Noted, StateChanged, Transferred, write_out
+from ddiloco.telemetry.waits import PROCESS
 from tests.integration.remote_runs import lines, steps_of
 from tests.remote.ends import until
 from tests.telemetry.event_files import scalars

@@ -44,7 +44,7 @@ KINDS = {
     "one layer": ONE_LAYER,
     "layers": TINY,
     "stacked": dataclasses.replace(TINY, num_layers=3, scan_layers=True),
-    "tied and capped": dataclasses.replace(TINY, tie_embeddings=True, logit_softcap=5.0, logits_chunk=4),
+    "tied": dataclasses.replace(TINY, tie_embeddings=True, logits_chunk=4),
     "experts": dataclasses.replace(EXPERTS, capacity_factor=None),
     "stacked experts": dataclasses.replace(EXPERTS, capacity_factor=None, dense_layers=1, scan_layers=True),
 }

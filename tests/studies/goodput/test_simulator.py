@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import Timelines
 from ddiloco.goodput.failures import YEAR, FailureModel
-from ddiloco.goodput.interruptions import draw_interruptions
-from ddiloco.goodput.job_changes import job_changes, job_chips
+from ddiloco.goodput.jobs import draw_interruptions, job_changes, job_chips
 from experiments.studies.goodput.simulator import DAY, Simulation, simulate
 from experiments.studies.goodput.systems import elastic_goodput, inelastic_goodput
 

@@ -40,11 +40,10 @@ from ddiloco.storage.score_files import FOLDER as SCORES
 from ddiloco.storage.workdir import Owner, owned
 from ddiloco.telemetry.files import read_json, replacing
 from ddiloco.telemetry.monitor import Monitor, RunInfo
-from ddiloco.telemetry.profile import StepProfile
 from ddiloco.telemetry.records import Alarm
-from ddiloco.telemetry.skips import SkipWatch
 from ddiloco.telemetry.trimming import OF_RUNS, next_previous
 from ddiloco.telemetry.waits import waiting
+from ddiloco.telemetry.watches import SkipWatch, StepProfile
 from ddiloco.telemetry.writers import check_writers
 from ddiloco.training.loop import MakeLoop
 from ddiloco.workers.assembly import Assembly

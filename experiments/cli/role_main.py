@@ -19,9 +19,9 @@ from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, SYNCER, 
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
 from ddiloco.storage.workdir import check_folder
-from ddiloco.telemetry.health import Health, serve
 from ddiloco.telemetry.json_lines import speak_json
 from ddiloco.telemetry.records import reason
+from ddiloco.telemetry.watches import Health, serve
 from experiments.cli import exit_handling, program, roles
 from experiments.cli.credentials import check_address
 

@@ -63,7 +63,7 @@ _QUEUE = flags.DEFINE_string("queue", "", "gke: Kueue's local queue that learner
 _LEARNER_OPTIONS = flags.DEFINE_string("learner_options", "", "slurm: of sbatch, for a learner's nodes.")
 _SYNCER_OPTIONS = flags.DEFINE_string("syncer_options", "", "slurm: of sbatch, for the syncer's node.")
 _NOTICE = flags.DEFINE_integer(
-    "notice", 60, "slurm: seconds before its end that a job is told.", lower_bound=2
+    "notice", 60, "slurm: seconds before its end that a job is signalled.", lower_bound=2
 )
 _SETUP = flags.DEFINE_string("setup", ":", "slurm, cloud_tpu: shell command that makes the environment.")
 _ZONE = flags.DEFINE_string("zone", None, "cloud_tpu: where the resources are.")

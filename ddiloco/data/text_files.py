@@ -28,14 +28,14 @@ VALIDATION_ONE_IN = 100
 PIECE = 1 << 16  # bytes of plain text after which a document ends with the line
 HEAD = 1 << 20  # bytes that are looked at to tell what a file is
 _FIELDS_SHOWN = 20
-_NUL_WITHIN = 8000  # bytes in which a NUL tells that a file is not text, as for Git
+_NUL_WITHIN = 8000  # bytes in which a NUL marks a binary file, as for Git
 _LINES = 16  # the first ones, which tell rows from plain text
 
 Content = Literal["rows", "plain", "parquet"]
 
 
 class FileKind(NamedTuple):
-    """How a file is read."""
+    """A reader of one kind of file."""
 
     content: Content
     """rows: a JSON object a line."""
@@ -166,7 +166,7 @@ def _content(file: pathlib.Path, head: bytes, feature: str, compressed: bool) ->
     if table := _TABLE_SUFFIXES.get(suffix):
         problem = f"is a table ({table}), of which rows are not read"
         raise refusal(file, f"{problem}; convert it to Parquet or JSON lines, with the text in {feature!r}")
-    return "rows" if suffix in _ROWS_SUFFIXES else "plain"  # reading tells what line 1 has in place of a row
+    return "rows" if suffix in _ROWS_SUFFIXES else "plain"  # reading reports what line 1 has instead of a row
 
 
 def _has_rows(text: str, feature: str, whole: bool) -> bool:
@@ -212,7 +212,7 @@ def _is_cut(text: str, error: json.JSONDecodeError | None) -> bool:
 
 
 def _one_json_value(text: str, whole: bool) -> Literal["array", "object"] | None:
-    """What the text is, if that is JSON but not an object a line: an array, or objects over several lines."""
+    """The kind of JSON that is not an object a line: an array, or objects over several lines; else None."""
     if not text.startswith(("[", "{")):
         return None
     kind: Literal["array", "object"] = "array" if text[0] == "[" else "object"

@@ -28,51 +28,49 @@ BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
 
 @dataclasses.dataclass(frozen=True)
 class VirtualConfig:
-    """What the virtual driver simulates. Tuples have one entry for each learner, or one for all."""
+    """The simulated hardware. Tuples have one entry for each learner, or one for all."""
 
     step_seconds: tuple[float, ...] = setting(
         (1.0,), "seconds of a step on all chips of a learner", above=0.0
     )
     speed_variation: float = setting(
         0.0,
-        "standard deviation between learners of the time of a step, as a share of it; drawn once",
+        "relative standard deviation of the step time between learners; sampled once",
         at_least=0.0,
         at_most=1.0,
     )
     step_variation: float = setting(
-        0.0, "the same between the steps of one learner; drawn for each step", at_least=0.0, at_most=1.0
+        0.0, "the same between the steps of one learner; sampled for each step", at_least=0.0, at_most=1.0
     )
     latency: tuple[float, ...] = setting((0.0,), "seconds from learner to syncer or back", at_least=0.0)
     bandwidth: tuple[float, ...] = setting((), "bytes a second of a link, each way; (): no bound", above=0.0)
     jitter: tuple[float, ...] = setting(
-        (0.0,), "mean seconds of a further, exponential delay; it can reorder messages", at_least=0.0
+        (0.0,), "mean seconds of an additional, exponential delay; it can reorder messages", at_least=0.0
     )
-    loss: tuple[float, ...] = setting((0.0,), "share of messages that vanish", at_least=0.0, below=1.0)
+    loss: tuple[float, ...] = setting((0.0,), "share of messages that are lost", at_least=0.0, below=1.0)
     seconds: float | None = setting(
-        None, "time budget, which then sets train.steps; None: by tokens or steps", above=0.0
+        None, "budget of virtual time, which sets train.steps; None: by tokens or steps", above=0.0
     )
-    merge_seconds: float = setting(
-        0.0, "seconds that a merge takes; one is made after the other", at_least=0.0
-    )
+    merge_seconds: float = setting(0.0, "seconds of a merge; merges run one after the other", at_least=0.0)
     recovery_seconds: float = setting(
-        30.0, "seconds from the start of a learner that comes or returns until it asks to join", at_least=0.0
+        30.0, "seconds from the start of a learner's process until it joins", at_least=0.0
     )
     resize_seconds: float = setting(
-        30.0, "seconds that elastic data-parallel stands still when chips come or go", at_least=0.0
+        30.0, "seconds that elastic data-parallel pauses when chips are added or removed", at_least=0.0
     )
     arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
     num_chips: int | None = setting(
-        None, "of the whole fleet, divided evenly among the learners; None: one a learner", at_least=1
+        None, "chips of all learners, divided evenly; None: one a learner", at_least=1
     )
     availability: str = setting(
-        "steady", "what decides when learners fail, leave and join", choices=AVAILABILITY
+        "steady", "model of learners' failures, leaves and joins", choices=AVAILABILITY
     )
     trace: str | None = setting(None, "CSV file of (time, learner, event), for availability=trace")
     failures: FailureModel = section(FailureModel)
     spare_capacity: SpareCapacity = section(SpareCapacity)
 
     def problems(self, num_learners: int) -> Iterator[str]:
-        """Which settings do not fit each other or the learners, each in a line that begins with the field."""
+        """Settings that contradict each other or the learners, each in a line that begins with the field."""
         if (self.availability == "trace") is (self.trace is None):
             wanted = "must name a file" if self.trace is None else "needs availability to be trace"
             yield f"trace: is {self.trace}, but {wanted}; availability is {self.availability}"
@@ -102,11 +100,11 @@ class TapeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecoveryConfig:
-    """What is kept for processes that are started again."""
+    """State kept for restarted processes."""
 
     checkpoint_every: float = setting(
         60.0,
-        "seconds between two checkpoints of a learner's state, which it also keeps as it leaves; 0: none",
+        "seconds between two checkpoints of a learner, which it also writes as it leaves; 0: none",
         at_least=0.0,
     )
     checkpoint_folder: str = setting(
@@ -114,35 +112,35 @@ class RecoveryConfig:
     )
     keep_versions: int = setting(
         3,
-        "versions of each fragment on the syncer's disk, the newest included, to roll back to; 1: only that",
+        "newest versions of each fragment on the syncer's disk, to roll back to; 1: only the current one",
         at_least=1,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotConfig:
-    """How often snapshots are taken, how many are kept, and when one is given up."""
+    """Interval, number and timeout of snapshots."""
 
     every: int = setting(0, "global steps between two; 0: none", at_least=0)
-    keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
+    keep: int = setting(2, "number of complete snapshots kept, the newest", at_least=1)
     timeout: float = setting(
         120.0,
-        "seconds until one that is not complete is given up; more for many bytes and long steps",
+        "seconds for learners to write their checkpoints; more for many bytes and long steps",
         above=0.0,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """How much is logged during training."""
+    """Logging during training."""
 
     every: int = setting(4, "steps between two points of a learner's curves", at_least=1)
     writers: tuple[str, ...] = setting(
         ("tensorboard",), "where curves go; the page draws its own", choices=tuple(NEEDS)
     )
-    json: bool = setting(False, "whether processes print JSON, a line an object, with what it is about")
+    json: bool = setting(False, "whether processes print JSON, an object a line, with its labels")
     peak_flops: float | None = setting(
-        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
+        None, "peak operations a second of one device, for MFU; None: by its kind", above=0.0
     )
     page: str = setting(
         "127.0.0.1:7071",
@@ -156,9 +154,9 @@ BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long, and on how many rows, a learner trains."""
+    """Length of training, and rows of a learner."""
 
-    steps: int = setting(480, "T: global steps; a learner is done when its clock is there", at_least=1)
+    steps: int = setting(480, "T: global steps; a learner is done when its clock reaches them", at_least=1)
     tokens: int | None = setting(
         None,
         "token budget of all learners, from which `steps` then follows; None: by steps",
@@ -167,11 +165,11 @@ class TrainConfig:
     )
     batch_size: int = setting(8, "rows that one learner reads for one step", at_least=1)
     batch_sizes: tuple[int, ...] = setting(
-        (), "the same by learner, where they differ; (): all alike", at_least=1
+        (), "the same for each learner, if they differ; (): all alike", at_least=1
     )
     sub_shards: int = setting(
         1,
-        "parts of a learner's shard, which give equal parts of its rows: each host reads those that it needs",
+        "parts of a learner's shard with equal shares of its rows: each host reads those that it needs",
         at_least=1,
     )
     executable: str | None = setting(
@@ -181,7 +179,7 @@ class TrainConfig:
     )
     min_step_seconds: tuple[float, ...] = setting(
         (),
-        "by learner, seconds of a wall clock that a step takes at least, to play slower hardware; (): none",
+        "minimum seconds of a step, for each learner, to simulate slower hardware; (): none",
         at_least=0.0,
         may_change="process",
     )
@@ -189,7 +187,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """How the global model is scored on held-out rows."""
+    """Evaluation of the global model on held-out rows."""
 
     every: int | None = setting(
         48, "global steps between two evaluations; 0: only first and last ones; None: none", at_least=0
@@ -213,14 +211,14 @@ class Experiment:
 
     model: Any = setting(
         dataclasses.MISSING,
-        "the shape of what is trained",
+        "the model and its shape",
         both_ends=True,
         may_change="never",
         because="the saved arrays are of that model",
     )
     algorithm: str = setting(
         "decoupled",
-        "how learners cooperate",
+        "how learners synchronise",
         choices=DECOUPLED_FAMILY + BASELINES,
         both_ends=True,
         may_change="never",
@@ -243,12 +241,12 @@ class Experiment:
     )
     init_from: str | None = setting(
         None,
-        "safetensors in Hugging Face's layout, a folder or file, to begin from; None: random numbers",
+        "safetensors in Hugging Face's layout, a folder or file, to start from; None: random weights",
         may_change="resume",
     )
     data: Any = setting(
         None,
-        "which data are read, and how they become rows",
+        "the data set, and how it is read into rows",
         both_ends=True,
         may_change="never",
         because="positions in the data are of those data",
@@ -263,7 +261,7 @@ class Experiment:
     virtual: VirtualConfig = section(VirtualConfig, may_change="process")
     eval: EvalConfig = section(EvalConfig, may_change="process")
     sample: Any = setting(
-        None, "what is shown at the end; None where the task shows nothing", may_change="process"
+        None, "the sample at the end of the run; None where the task has none", may_change="process"
     )
     log: LogConfig = section(LogConfig, may_change="process")
     tape: TapeConfig = section(TapeConfig, may_change="process")
@@ -271,7 +269,7 @@ class Experiment:
     snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
     sdc_check_every: int = setting(
         0,
-        "steps between two that a learner takes twice, to find devices that err; 0: none",
+        "steps between two that a learner takes twice, to find silent data corruption; 0: none",
         at_least=0,
         may_change="process",
     )
@@ -281,7 +279,7 @@ class Experiment:
             raise ValueError(problem)
 
     def _problems(self) -> Iterator[str]:
-        """Which settings contradict each other, each in a line that begins with the one to change."""
+        """Contradicting settings, each in a line that begins with the one to change."""
         if self.driver == "remote":  # only the first of all problems is shown
             yield from self._problems_of_joining()
         learners, baseline = self.most_learners, self.algorithm in BASELINES
@@ -363,7 +361,7 @@ class Experiment:
             yield f"snapshot.timeout: is {snapshot:g}, but must be above {known}: {why}"
 
     def _problems_of_a_loop(self) -> Iterator[str]:
-        """What needs rows and tokens, which only the loop itself knows."""
+        """Settings that need rows and tokens, which only the loop itself knows."""
         if self.algorithm in BASELINES:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
         unknown = (self.train.tokens, self.virtual_seconds, self.init_from)
@@ -393,7 +391,7 @@ class Experiment:
 
     @property
     def virtual_seconds(self) -> float | None:
-        """The budget of virtual time; None: there is none."""
+        """The budget of virtual time; None: none."""
         return self.virtual.seconds if self.driver == "virtual" else None
 
     def batch_size(self, learner: int) -> int:
@@ -470,7 +468,7 @@ def task_of(experiment: Experiment) -> Task:
 
 
 def step_tokens(experiment: Experiment) -> int | None:
-    """The most tokens that a step of any learner can have; None where only the user's loop knows."""
+    """Maximum tokens of a step of any learner; None: known only to the user's loop."""
     if isinstance(experiment.model, LoopConfig):
         return None
     rows = max(experiment.batch_size(m) for m in range(experiment.most_learners))

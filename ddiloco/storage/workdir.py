@@ -61,7 +61,7 @@ def _lock(workdir: pathlib.Path, file: int) -> None:
         raise ConfigError(f"workdir: {workdir}: cannot be locked (flock): {error.strerror}") from None
     if not taken:
         holder = os.read(file, 500).decode(errors="replace").strip() or "another process"
-        raise ConfigError(f"workdir: {workdir}: belongs to a run that goes on, of {holder}")
+        raise ConfigError(f"workdir: {workdir}: belongs to a run in progress, of {holder}")
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     with contextlib.suppress(OSError):  # a full disk must not keep a run from owning it
         os.ftruncate(file, 0)
@@ -114,7 +114,7 @@ def check_inside(folder: pathlib.Path, names: Mapping[str, bool]) -> None:
 
 
 def existing(path: pathlib.Path) -> pathlib.Path:
-    """The nearest folder on the way to the path that is there."""
+    """The nearest existing folder on the path."""
     return next(part for part in (path.absolute(), *path.absolute().parents) if os.path.isdir(part))
 
 
@@ -157,7 +157,7 @@ def take(file: int) -> bool:
 
 
 def is_locked(path: pathlib.Path) -> bool | None:
-    """Whether a process has taken the file; None: there is no such file."""
+    """Whether a process has locked the file; None: there is no such file."""
     with contextlib.suppress(FileNotFoundError), path.open() as file:
         return not _locked(file.fileno(), fcntl.LOCK_SH)
     return None

@@ -25,7 +25,7 @@ from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
 
 class VirtualSyncer:
-    """A shard's process; what it has committed survives its crashes."""
+    """A shard's process; its commits survive its crashes."""
 
     def __init__(self, fleet: Fleet, arrays: SyncerArrays, shard: int = 0) -> None:
         """`shard`: which of the fleet's it is."""
@@ -45,25 +45,25 @@ class VirtualSyncer:
 
     @property
     def core(self) -> SyncerCore | None:
-        """That of the process, if it is up."""
+        """The process's core, while it is up."""
         return None if self._actor is None else self._actor.core
 
     @property
     def offers(self) -> Collection[events.FragmentArrived]:
-        """Those whose arrays are kept."""
+        """Offers whose arrays are kept."""
         return () if self._actor is None else self._actor.offers.keys()
 
     @property
     def lineage(self) -> int:
-        """Of the versions that the present process makes."""
+        """Lineage of the versions of the present process."""
         return self._process
 
     def furthest(self, learner: int) -> Watermark:
-        """The furthest of a learner's work that is merged, or that the present process may merge."""
+        """The furthest merged work of the learner, or that the present process may still merge."""
         return self.durable.furthest(learner) if self.core is None else self.core.furthest(learner)
 
     def crash(self) -> None:
-        """Ends the process: membership, rounds in flight and merges under way are lost."""
+        """Ends the process: membership, open rounds and running merges are lost."""
         self._actor = None
         self._process += 1
         self._merging_until = 0.0
@@ -71,13 +71,13 @@ class VirtualSyncer:
         self._alarm.clear()
 
     def _disconnect(self) -> None:
-        """What was sent, or was to be, is forgotten with its connections."""
+        """Drops sent and queued messages with their connections."""
         self._sent.clear()
         for updates in self._updates.values():
             updates.messages.clear()
 
     def restart(self) -> None:
-        """A new process, from what was durable."""
+        """A new process, from the durable state."""
         if self._actor is None:
             fleet = self._fleet
             others = (other.durable.incarnations for other in fleet.syncers)
@@ -104,7 +104,7 @@ class VirtualSyncer:
     def _received(
         self, event: events.FragmentArrived, payload: Payload
     ) -> tuple[events.FragmentArrived | events.OfferFailed, Payload]:
-        """The event with what is to be merged; if the fragment is unsound, that the offer failed."""
+        """The event with its arrays; OfferFailed if the fragment is invalid."""
         try:
             return event, self.arrays.received(event.round.fragment, payload)
         except InvalidContribution as error:
@@ -132,7 +132,7 @@ class VirtualSyncer:
             self._tell(receiver, event, delivery.fragments)
 
     def began(self, learner: int, incarnation: int) -> None:
-        """Links need not know."""
+        """Links need no notification."""
 
     def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Payload]]) -> None:
         begins = max(self._calendar.now, self._merging_until)
@@ -155,7 +155,7 @@ class VirtualSyncer:
             self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
 
     def _has(self, receiver: tuple[int, int], event: events.FromSyncer) -> bool:
-        """Whether the link has taken its fragments already: like a real connection it carries each once."""
+        """Whether the link already carries its fragments: like a real connection it carries each once."""
         match event:
             case events.Welcomed():
                 return all((receiver, p) in self._sent for p in fragments_with(event))
@@ -164,7 +164,7 @@ class VirtualSyncer:
         return False
 
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
-        """Bytes that go with an event: differences to what a learner was sent, if they are half as many."""
+        """Bytes of an event: differences to the receiver's version, if they are half as many."""
         welcomed, traffic, size = isinstance(event, events.Welcomed), self.arrays.traffic, 0
         for p, version in _versions(event).items():
             missing = version - self._sent.get((receiver, p), version)
@@ -174,7 +174,7 @@ class VirtualSyncer:
         return size
 
     def _merge(self, process: int, action: actions.Merge, given: list) -> None:
-        """Merges and commits, then tells the core: after a crash in between, the commit stands."""
+        """Merges and commits, then notifies the core: a crash in between leaves the commit."""
         if process != self._process:
             return
         made = self.arrays.merge(action.round.fragment, given)
@@ -190,7 +190,7 @@ class VirtualSyncer:
 
 
 def _versions(event: events.FromSyncer) -> dict[int, int]:
-    """The version of each fragment that goes with an event."""
+    """The version of each fragment that an event carries."""
     match event:
         case events.Welcomed(versions=versions):
             return dict(zip(fragments_with(event), versions, strict=True))
@@ -205,10 +205,10 @@ NOTICED = 5.0  # seconds until a learner notices that it is cut off
 
 @dataclasses.dataclass(frozen=True)
 class Durations:
-    """How long what is not simulated takes, in virtual seconds."""
+    """Durations of processes that are not simulated, in virtual seconds."""
 
     merge: Callable[[], float] = lambda: 0.0
-    notice_seconds: float = 0.0  # until the syncer hears of a death
+    notice_seconds: float = 0.0  # until the syncer detects a death
     recovery_seconds: float = 0.0  # from a learner's start until it asks to join
 
 
@@ -233,7 +233,7 @@ class Fleet:
         observer: Observer | None = None,
         shards: int = 1,
     ) -> None:
-        """`takes`: how long what is not simulated takes.
+        """`takes`: durations of what is not simulated.
 
         `shards`: processes of the syncer, each with fragments of its own.
         """
@@ -256,7 +256,7 @@ class Fleet:
 
     @property
     def over(self) -> bool:
-        """Whether all shards of the syncer have finished; until then those that have go on answering."""
+        """Whether all shards of the syncer have finished; finished ones serve until then."""
         return all(syncer.finished_at is not None for syncer in self.syncers)
 
     def run(self, stop: Callable[[], bool] = lambda: False, max_events: int | None = None) -> None:
@@ -271,7 +271,7 @@ class Fleet:
                 raise TimeoutError(f"the run is not over after {max_events} events")
 
     def schedule(self, changes: Iterable[Change]) -> None:
-        """Enters what happens to the learners; those that no change lets join are there from the start."""
+        """Schedules changes of learners; those without a `join` start at time 0."""
         changes = list(changes)
         first = {change.learner: change.event for change in reversed(changes)}
         for learner in self.places:
@@ -283,9 +283,9 @@ class Fleet:
     # What happens to learners.
 
     def join(self, learner: int) -> VirtualLearner:
-        """Starts a process of the learner, under the next incarnation; an old one that lives lingers.
+        """Starts a process of the learner, under the next incarnation; a living old one lingers.
 
-        It goes on from the newest checkpoint at its place, if there is one.
+        It resumes the newest checkpoint at its place, if any.
         """
         place = self.places[learner]
         incarnation = 1 + INCARNATIONS_EACH * place.starts
@@ -304,7 +304,7 @@ class Fleet:
         return process
 
     def fail(self, learner: int, notice_seconds: float | None = None) -> None:
-        """Kills the learner's process; the syncer hears of it later."""
+        """Kills the learner's process; the syncer is notified later."""
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         if process is not None and process.alive:
@@ -328,7 +328,7 @@ class Fleet:
         self.calendar.after(self.takes.recovery_seconds, self._join_if_expected, learner, place.plan)
 
     def leave(self, learner: int) -> None:
-        """The learner departs and says so; its chips are given back."""
+        """The learner departs in order; its chips are free."""
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         place.recovering = False

@@ -71,7 +71,7 @@ def test_a_page_is_well_formed_and_its_ids_are_unique(view_of, name):
         "third_speed": "Learner 3 is slow: 3.0 times the others' time for a step.",
         "nan": "Learner 1: its loss is not a number.",
         "slow_disk": "Learner 2 waits for data: a slow disk, or too few threads.",
-        "steady": "Nothing is in trouble",
+        "steady": "No problems",
     }.items(),
 )
 def test_the_first_section_says_who_is_in_trouble_and_why(view_of, name, said):
@@ -136,7 +136,7 @@ def test_several_runs_stand_side_by_side_with_what_differs(view_of):
 def test_a_baseline_has_no_syncer(view_of):
     steady = view_of("steady")
     page = Page(document([dataclasses.replace(steady, learners=steady.learners[:1], fragments=())]))
-    assert " · one job · " in page.text and "fragments" not in page.text.split("Where the time went")[0]
+    assert " · one job · " in page.text and "fragments" not in page.text.split("Lost time by cause")[0]
     assert "The syncer against its limits" not in page.text
 
 

@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_to_its_end_is_over(programs, tmp_path):
 def test_where_no_run_has_begun_none_goes_on(programs, tmp_path):
     result = programs.train(tmp_path, LOCAL, RESUME)
     assert result.returncode == 1
-    assert result.stderr.strip() == f"error: {tmp_path}: no run has begun there that could go on"
+    assert result.stderr.strip() == f"error: {tmp_path}: has no run to resume"
 
 
 def test_a_virtual_run_is_not_resumed(programs, tmp_path):

@@ -57,7 +57,7 @@ def test_what_cannot_be_on_this_host_is_refused_in_a_line_with_both_sizes(monkey
     with pytest.raises(ConfigError) as refused:
         resources.check_memory(resources.Needs(2 << 30, 9 << 30), "the syncer")
     assert str(refused.value) == (
-        "the syncer needs at least 2.0 GiB of memory, and this host has 1.5 GiB; --dry_run says for what"
+        "the syncer needs at least 2.0 GiB of memory, and this host has 1.5 GiB; see --dry_run"
     )
 
 

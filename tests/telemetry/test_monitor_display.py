@@ -52,8 +52,8 @@ def test_comings_and_goings_are_told_unless_a_learner_had_finished(make, capsys)
         put(monitor, Noted(name, {"learner": 1, "reason": "left"}, 3.0))
     monitor.stop()
     assert capsys.readouterr().out.splitlines()[:-1] == [
-        "learner 0 is silent; the others go on",
-        "learner 0 is heard again",
+        "learner 0 is silent; the others continue",
+        "learner 0 sends messages again",
         "learner 0 lost: killed",
         "learner 0 is back",
     ]

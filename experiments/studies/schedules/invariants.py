@@ -20,7 +20,7 @@ from ddiloco.virtual.array_ports import VirtualCheckpoint
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
-TAKEN = "the number of a learner that still speaks"
+TAKEN = "the number of a live learner"
 
 
 class _Standing(enum.Enum):

@@ -10,13 +10,11 @@ NAMES = ("merge", "snapshot", "protocol")
 SLOW = (
     "learner",
     "wire",
-    "restart",
     "syncer",
     "hosts",
     "memory",
     "accelerator",
     "donation",
-    "durability",
     "tape",
     "guard",
 )

@@ -38,7 +38,7 @@ def told(programs, tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "sweep.json").write_text(json.dumps(rows))
     sweeps = f"--sweep={folder}/loss,{folder}/inner"
-    done = programs.run("scaling", sweeps, f"--output={folder}/out", "--draws=5")
+    done = programs.run("scaling", sweeps, f"--output={folder}/out", "--draws=2")
     assert done.returncode == 0, done.stderr
     return folder / "out", done.stdout
 

@@ -10,7 +10,7 @@ from configs.sweeps import honest, scaling
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
 from experiments.cli import program
-from experiments.studies import figures, sweeps
+from experiments.studies import figures, results, sweeps
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 ARGUMENTS = {
@@ -81,12 +81,13 @@ def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("part", scaling.PARTS)
-def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(part, tmp_path):
+def test_a_grid_of_many_settings_has_gaps_and_a_figure(part, tmp_path):
     sweep = sweep_of(f"scaling:{part}")
-    rows = [row(point, part) for point in sweep.points]
-    runs = sweeps.placed(rows, sweep)
+    rows = [{**row(point, part), "finished": True} for point in sweep.points]
+    runs = results.completed(rows, lambda frame: sweeps.place(frame, sweep))
     assert runs.gap.tolist() == pytest.approx((0.5 * runs.line.str.contains("decoupled")).tolist())
-    figures.draw_sweep(tmp_path / "sweep.png", rows, sweep)
+    if part == "loss":
+        figures.draw_sweep(tmp_path / "sweep.png", runs, sweep)
 
 
 def row(point, part):
@@ -189,14 +190,21 @@ def experiments_of(name):
     return [experiment(point) for point in sweep_of(name).points if point["seed"] in (0, 100)]
 
 
+def of_each_number_of_learners(name):
+    """One run of the sweep for each algorithm, number of learners and mixing of the data."""
+    settings = ("algorithm", "sync.num_learners", "data.interleave")
+    points = {tuple(point.get(name) for name in settings): point for point in sweep_of(name).points}
+    return [experiment(point) for point in points.values()]
+
+
 def rows_of(module, argument):
     return [parsed_row(module, row) for row in module.get_tuning(argument)["rows"]]
 
 
 BY_LEARNERS = {  # what holds each number of learners against data-parallel
-    "num_learners": lambda: experiments_of("num_learners"),
+    "num_learners": lambda: of_each_number_of_learners("num_learners"),
     **{
-        f"scaling {part} {scale}": lambda name=f"scaling:{part},{scale}": experiments_of(name)
+        f"scaling {part} {scale}": lambda name=f"scaling:{part},{scale}": of_each_number_of_learners(name)
         for part in scaling.PARTS
         for scale in scaling.SIZES
     },

@@ -79,8 +79,8 @@ class OuterConfig:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
             _check_use(self)
-        if self.error_feedback and CODECS[self.codec].of_parameters:
-            lossy = [name for name, codec in CODECS.items() if not codec.of_parameters]
+        if self.error_feedback and CODECS[self.codec].exact:
+            lossy = [name for name, codec in CODECS.items() if not codec.exact]
             raise ValueError(
                 f"error_feedback: is True, but codec {self.codec} leaves nothing out; "
                 f"it needs a codec of {', '.join(lossy)}"

@@ -33,7 +33,6 @@ SETTINGS = {
     "virtual.step_variation": baselines.STEP_VARIATION,
 }
 TINY = {**baselines.SCORED_AT_THE_END, "sample.tokens": 0}
-ROUNDS = 102  # of each fragment
 DOCUMENTS = 512  # side by side, of all learners together: SETTINGS with four
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
 METHODS = {  # algorithm, what else the method has, and where the climb on each of its own axes begins
@@ -41,7 +40,6 @@ METHODS = {  # algorithm, what else the method has, and where the climb on each 
     "Streaming DiLoCo": ("streaming", {"outer.optimizer": "nesterov"}, NESTEROV),
     "decoupled": ("decoupled", {}, NESTEROV),
     "decoupled, direct": ("decoupled", {"outer.optimizer": "direct"}, {}),
-    "decoupled, rate to 1": ("decoupled", {"outer.rate_rounds": ROUNDS, "outer.final_rate": 1.0}, NESTEROV),
     "decoupled, delayed Nesterov": ("decoupled", {"outer.optimizer": "delayed_nesterov"}, NESTEROV),
     "decoupled, HeLoCo": ("decoupled", {"outer.optimizer": "heloco"}, NESTEROV),
 }

@@ -52,7 +52,6 @@ def data(size: str) -> ConfigDict:
     """Which digits, and how many on a canvas."""
     c = sections.section(CanvasConfig)
     c.name = {"tiny": "digits", "small": "mnist"}[size]  # or any TFDS name with labels 0 to 9
-    c.keep = True  # the images of both fit into memory
     return c
 
 

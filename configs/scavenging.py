@@ -7,7 +7,7 @@ PRESET, and after it ,FAMILY: of configs/micro.py, whose model it is then; witho
   decoupled,N              N extra learners that arrive and leave; N=0, 1, 2, 4, 12 are +0, 25, 50, 100, 300%
   elastic_data_parallel,N  one job with the chips of 4 learners and those of N extra ones, while there are any
 
-Extra learners meet the same spare capacity whatever their number (ddiloco/goodput/spare_capacity.py). A
+Extra learners meet the same spare capacity whatever their number (ddiloco/goodput/failures.py). A
 decoupled learner that comes starts up and fetches the parameters while the others step; elastic
 data-parallel stands still to take chips in or give them back. The tiny model takes about 2 minutes each on
 2 CPU cores. Paper, time for +0/25/50/100/300%: decoupled 1.00/0.90/0.83/0.75/0.62, elastic

@@ -78,7 +78,6 @@ def data(size: str) -> ConfigDict:
     c.smallest_area = 0.5 if size == "tiny" else 0.08  # less of a digit could be of another
     c.flip = size != "tiny"  # a digit mirrored is none
     c.central_share = 0.875 if size == "base" else 1.0
-    c.keep = size == "tiny"
     c.threads, c.prefetch = (0, 0) if size == "tiny" else (16, 2)  # decoding takes longer than a step
     return c
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from typing import Any, NamedTuple
 
-from ddiloco.launch.all_roles import run_all
+from ddiloco.launch.supervisor import run_all
 from ddiloco.run.job import run_job
 from ddiloco.run.recipes import LoopRecipe, load_factory
 from ddiloco.run.rollback import going_on

@@ -233,15 +233,13 @@ def _syncer_pod(experiment) -> dict[str, int]:
     records.
     """
     from ddiloco.launch.gke import GIB
-    from ddiloco.run import memory_needs
+    from ddiloco.run import resources
     from ddiloco.run.recipes import assembly_of
 
     layout, shards = assembly_of(experiment).layout, range(1, experiment.syncer_shards)
-    syncer = memory_needs.syncer_needs(experiment, layout).most
-    shard = max((memory_needs.syncer_needs(experiment, layout, s).most for s in shards), default=0)
-    evaluator = (
-        memory_needs.evaluator_needs(experiment, layout).most if experiment.eval.every is not None else 0
-    )
+    syncer = resources.syncer_needs(experiment, layout).most
+    shard = max((resources.syncer_needs(experiment, layout, s).most for s in shards), default=0)
+    evaluator = resources.evaluator_needs(experiment, layout).most if experiment.eval.every is not None else 0
     roles = {"syncer_memory": syncer, "shard_memory": shard, "evaluator_memory": evaluator}
     memory = {name: math.ceil(1.15 * most) + 4 * GIB for name, most in roles.items()}
     return memory | {

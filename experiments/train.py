@@ -55,7 +55,7 @@ def main(_) -> int:
     stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")
     resume = going_on(resume, workdir, experiment, program.print_err)
     if experiment.driver == "remote":
-        from ddiloco.launch.all_roles import run_all
+        from ddiloco.launch.supervisor import run_all
 
         steps = None if profile is None else _PROFILE.value
         resume = resume or (resume is None and run_mark.begun(workdir / FOLDER) is not None)

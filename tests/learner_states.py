@@ -4,8 +4,7 @@ import dataclasses
 
 from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol.work import FragmentWork, LearnerWork
-from ddiloco.storage.array_names import named
-from ddiloco.storage.learner_state import LearnerState, OfAllHosts, StateHeader, StateOfAllHosts
+from ddiloco.storage.learner_state import LearnerState, OfAllHosts, StateHeader, StateOfAllHosts, named
 
 
 def needs_all(name, shape):

@@ -201,7 +201,7 @@ def test_settings_say_who_must_share_them():
     assert {"train.steps", "outer.codec", "seed", "inner.learning_rate", "model.rope_theta"} <= both_ends
     assert both_ends >= {path for path in told if path.startswith("sync.")}
     assert not both_ends & {"mesh.fsdp", "model.attention", "inner.accumulation", "outer.learning_rate"}
-    for free in ("data.data_dir", "data.prefetch", "train.steps_in_flight", "remote.spares", "eval.every"):
+    for free in ("data.data_dir", "data.prefetch", "train.executable", "remote.spares", "eval.every"):
         assert told[free]["may_change"] == "process"
     for decisive in ("inner.learning_rate", "mesh.fsdp", "data.sequence_length", "sync.gamma"):
         assert told[decisive]["may_change"] == "resume"

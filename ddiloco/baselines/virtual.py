@@ -12,7 +12,7 @@ import jax
 
 from ddiloco.baselines.wall import JobArrays
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.spare_capacity import draw_extra
+from ddiloco.goodput.failures import draw_extra
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.telemetry import records
 from ddiloco.virtual.from_settings import chips_by_learner, fleet_changes, horizon, step_times

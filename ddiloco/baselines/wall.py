@@ -32,7 +32,7 @@ from ddiloco.training.step_meter import StepMeter
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.evaluator import Evaluations
-from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT, Equipment, TrainingArrays
 from ddiloco.workers.run_result import Outcome
 
 _NO_CODEC = ("", False, False)  # a job sends nothing
@@ -46,7 +46,7 @@ class JobArrays(TrainingArrays):
         [(mesh, self._shards)] = assembly.jobs()
         self._num_shards = e.sync.num_learners
         program = assembly.program(mesh, self._shards)
-        super().__init__(Equipment(program, None, assembly.batches(self._shards), e.train.steps_in_flight))
+        super().__init__(Equipment(program, None, assembly.batches(self._shards)))
         self._assembly = assembly
         self.tokens = 0  # of the steps that are complete
         self.score = assembly.scorer(mesh)
@@ -194,7 +194,7 @@ class BaselineRun:
             step += 1
             due = step < e.train.steps and self._evaluations.due(step)  # the last one comes at the end
             keep = states is not None and states.due(step)
-            while len(in_flight) > (0 if due or keep or slowest else e.train.steps_in_flight - 1):
+            while len(in_flight) > (0 if due or keep or slowest else STEPS_IN_FLIGHT - 1):
                 self._finish_step(*in_flight.popleft())
             if keep:
                 states.keeper.take(functools.partial(self._state, step))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddiloco.dashboard.view import LearnerView, RunView, SyncerView
 from ddiloco.telemetry.formatting import seconds, share, size
-from ddiloco.telemetry.skips import MANY
 from ddiloco.telemetry.state import SETTLED, trained_in_vain
+from ddiloco.telemetry.watches import MANY
 
 SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others

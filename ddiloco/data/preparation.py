@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddiloco.data.errors import DataError
-from ddiloco.goodput.waits import waiting
+from ddiloco.telemetry.waits import waiting
 
 _POLL_SECONDS = 0.05
 

@@ -94,12 +94,7 @@ class ImagesConfig(RecordsConfig):
     name: str = setting(
         "digits", "TFDS data set: digits (built here) or any name with labelled images, such as cifar10"
     )
-    image_feature: str = setting("image", "feature of the data set that holds the image")
-    label_feature: str = setting("label", "feature that holds its class")
     eval_split: str = setting("test", "TFDS split that held-out batches come from", may_change="process")
-    keep: bool = setting(
-        False, "whether an image, once decoded, stays in memory; for small data sets", may_change="process"
-    )
 
 
 @dataclasses.dataclass(frozen=True)

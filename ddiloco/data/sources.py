@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddiloco.data.errors import DataError
-from ddiloco.data.file_paths import is_path
 from ddiloco.data.settings import ImagesConfig
+from ddiloco.data.source_files import is_path
 
 EMBEDDED = {"stdlib_text": "StdlibText", "digits": "Digits"}  # built here: module and class of the builder
 
+KEPT_BYTES = 1 << 28  # of decoded images, which then stay in memory
 _EMBEDDED_WAIT_SECONDS = 300.0
 _DOWNLOAD_WAIT_SECONDS = 24 * 3600.0
 _NETWORK_SECONDS = 3.0
@@ -47,6 +48,8 @@ class Split(NamedTuple):
     """A random-access sequence of dicts."""
     features: Any
     """TFDS' description of the features, by name."""
+    of_kind: Mapping[str, str]
+    """The features that are read, by what they hold: text, or image and label."""
     full_name: str
     """TFDS' own: data set, config and version."""
     name: str
@@ -82,9 +85,9 @@ class Source(Sequence[dict[str, Any]]):
 class TextSource(Source):
     """The documents of one split: `source[i]` is `{"text": UTF-8 bytes}`."""
 
-    def __init__(self, split: Split, feature: str) -> None:
+    def __init__(self, split: Split) -> None:
         super().__init__(split)
-        self._feature = feature
+        self._feature = split.of_kind["text"]
 
     def _record(self, record: dict[str, Any]) -> dict[str, Any]:
         text = record[self._feature]
@@ -97,11 +100,11 @@ class ImageSource(Source):
     `num_classes` is the number of labels. Images are decoded by Pillow, the same on every machine.
     """
 
-    def __init__(self, split: Split, config: ImagesConfig, channels: int) -> None:
+    def __init__(self, split: Split, channels: int) -> None:
         super().__init__(split)
-        self._image, self._label = config.image_feature, config.label_feature
+        self._image, self._label = split.of_kind["image"], split.of_kind["label"]
         self._mode = {1: "L", 3: "RGB"}[channels]
-        self._kept: dict[int, dict[str, Any]] | None = {} if config.keep else None
+        self._kept: dict[int, dict[str, Any]] | None = None
         self.num_classes: int = split.features[self._label].num_classes
 
     def __getitem__(self, index: Any) -> Any:
@@ -110,6 +113,11 @@ class ImageSource(Source):
         if index not in self._kept:
             self._kept[index] = super().__getitem__(index)
         return self._kept[index]
+
+    def keep_if_few(self) -> None:
+        """Keeps each image once it is decoded, if all take KEPT_BYTES at most where they are as the first."""
+        if len(self) * self[0]["image"].nbytes <= KEPT_BYTES:
+            self._kept = {}
 
     def _record(self, record: dict[str, Any]) -> dict[str, Any]:
         from PIL import Image
@@ -154,7 +162,7 @@ def open_text(
     Raises:
       DataError: no such data set, split or text feature; or it is not prepared and cannot be downloaded.
     """
-    source = TextSource(_open(name, split, data_dir, {"text": feature}, setting), feature)
+    source = TextSource(_open(name, split, data_dir, {"text": feature}, setting))
     _ = source[0]  # files are opened on the first read, but a missing one is to be reported now
     return source
 
@@ -162,15 +170,17 @@ def open_text(
 def open_images(config: ImagesConfig, split: str, channels: int) -> ImageSource:
     """Opens a split of a TFDS data set of labelled images, and prepares it on first use.
 
+    Image and label are the features that TFDS calls supervised, or the only ones of their kind.
+
     `channels`: 1 for grey or 3 for red, green and blue, whatever the data set has.
 
     Raises:
       DataError: no such data set, split or features; or it is not prepared and cannot be downloaded.
     """
-    features = {"image": config.image_feature, "label": config.label_feature}
+    features = {"image": None, "label": None}
     found = _open(config.name, split, config.data_dir, features, config.setting_of(split))
-    source = ImageSource(found, config, channels)
-    _ = source[0]  # as for text
+    source = ImageSource(found, channels)
+    source.keep_if_few()  # reads one, as for text
     return source
 
 
@@ -182,24 +192,36 @@ _IS_KIND: dict[str, Callable[[Any], bool]] = {
 
 
 def _open(
-    name: str, split: str, data_dir: str | os.PathLike[str] | None, features: dict[str, str], setting: str
+    name: str,
+    split: str,
+    data_dir: str | os.PathLike[str] | None,
+    features: Mapping[str, str | None],
+    setting: str,
 ) -> Split:
     """Opens a split; `features` has the wanted feature of each kind, which is checked before any download."""
     root = data_root(data_dir)
     with _opening:
         builder = _find_builder(name, root, features)
-        for kind, feature in features.items():
-            having = sorted(key for key, spec in builder.info.features.items() if _IS_KIND[kind](spec))
-            if feature not in having:
-                raise DataError(
-                    f"config.data.{kind}_feature: {name} has no {kind} feature {feature!r}; "
-                    f"its {kind} features: {', '.join(having) or 'none'}"
-                )
+        found = {kind: _feature(builder, name, kind, wanted) for kind, wanted in features.items()}
         _ensure_prepared(builder, name, root)
-        if is_path(name):
-            builder.remember_prepared()
-        records = _records(builder.data_dir, name, split, features.get("image"), setting)
-        return Split(records, builder.info.features, builder.info.full_name, split)
+        records = _records(builder.data_dir, name, split, found.get("image"), setting)
+        return Split(records, builder.info.features, found, builder.info.full_name, split)
+
+
+def _feature(builder: Any, name: str, kind: str, wanted: str | None) -> str:
+    """The feature of this kind; with None wanted the one that TFDS calls supervised, or the only one."""
+    having = sorted(key for key, spec in builder.info.features.items() if _IS_KIND[kind](spec))
+    if wanted is None:
+        chosen = [key for key in having if key in (builder.info.supervised_keys or ())] or having
+        if len(chosen) != 1:
+            known = ", ".join(having) or "none"
+            raise DataError(f"config.data.name: {name} must have one {kind} feature; it has {known}")
+        return chosen[0]
+    if wanted not in having:
+        others = ", ".join(having) or "none"
+        problem = f"{name} has no {kind} feature {wanted!r}; its {kind} features: {others}"
+        raise DataError(f"config.data.{kind}_feature: {problem}")
+    return wanted
 
 
 def _records(folder: str, name: str, split: str, image_feature: str | None, setting: str) -> Any:
@@ -234,19 +256,15 @@ def _unreadable(name: str, folder: str, error: Exception) -> str:
     return f"{name} at {folder} cannot be read ({_one_line(error)}); remove that folder to prepare it again"
 
 
-def of_files(name: str) -> bool:
-    return name.startswith(("/", "./", "../", "~"))
-
-
-def _find_builder(name: str, root: str, features: Mapping[str, str]) -> Any:
+def _find_builder(name: str, root: str, features: Mapping[str, str | None]) -> Any:
     import tensorflow_datasets as tfds
 
     if is_path(name):
         from ddiloco.data.text_files import TextFiles
 
-        if "text" not in features:
+        if (feature := features.get("text")) is None:
             raise DataError(f"config.data.name: is {name}, but files are read for text alone")
-        return TextFiles(name, features["text"], data_dir=root, file_format="array_record")
+        return TextFiles(name, feature, data_dir=root, file_format="array_record")
     if name in EMBEDDED:
         builder = getattr(importlib.import_module(f"ddiloco.data.{name}"), EMBEDDED[name])
         try:

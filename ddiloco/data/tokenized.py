@@ -21,9 +21,8 @@ import numpy as np
 
 from ddiloco.config import build
 from ddiloco.data.errors import DataError
-from ddiloco.data.file_digests import file_digests
-from ddiloco.data.file_paths import is_path, text_files
 from ddiloco.data.settings import DataConfig
+from ddiloco.data.source_files import file_digests, is_path, text_files
 from ddiloco.data.sources import data_root, open_text
 from ddiloco.data.tokenizers import Tokenizer
 

@@ -13,14 +13,119 @@ on spare slices: it always has the same number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.interruptions import Draws, InterruptionSource
+from ddiloco.goodput.failures import Division, FailureModel, divide
+
+_BLOCK = 256  # draws of a job at a time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interruption:
+    """A chip of a slice is interrupted, and the slice is gone until it is back."""
+
+    time: float  # seconds
+    slice: int  # of the whole fleet
+    returns_at: float  # seconds
+
+
+def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: float) -> list[Interruption]:
+    """The interruptions of a fleet before `horizon` (seconds), sorted by time.
+
+    Each slice is struck at its chips' rate while it is there. The same arguments give the same list; a
+    longer horizon only adds to its end.
+    """
+    rng = np.random.default_rng(seed)
+    count = model.num_slices(num_chips)
+    slices, now = np.arange(count), np.zeros(count)
+    found: list[Interruption] = []
+    while slices.size:
+        struck = now + rng.standard_exponential(count)[slices] * model.mtbi_seconds / model.chips_per_slice
+        returns = struck + rng.standard_exponential(count)[slices] * model.return_seconds
+        within = struck < horizon
+        slices, now = slices[within], returns[within]
+        rows = zip(struck[within].tolist(), slices.tolist(), now.tolist(), strict=True)
+        found += [Interruption(*row) for row in rows]
+    return sorted(found, key=lambda one: (one.time, one.slice))
+
+
+class InterruptionSource(Protocol):
+    """Gives each job its interruptions, in order."""
+
+    next: np.ndarray  # float [jobs]: seconds of each job's next interruption, infinite if there is none
+
+    def take(self, jobs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Takes the next interruption of each job; `resized` must follow.
+
+        Returns when the slice is back, and when it was back from its previous interruption (-inf: it had
+        none); None in place of the latter if the slice is always one that is in the job.
+        """
+
+    def resized(self, jobs: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
+        """The jobs have these numbers of slices from `now` (seconds) on; earlier interruptions are skipped.
+
+        All three arrays have the same shape [n].
+        """
+
+
+class Draws:
+    """Unit exponential draws, with a stream for each job, so that no job depends on what runs beside it."""
+
+    def __init__(self, entropy: Sequence[Sequence[int]]) -> None:
+        """`entropy`: for each job the integers that seed its stream."""
+        self._streams = [np.random.Generator(np.random.SFC64(list(words))) for words in entropy]
+        self._pool = np.array([stream.standard_exponential(_BLOCK) for stream in self._streams])
+        self._used = np.zeros(len(self._streams), np.int64)
+
+    def take(self, jobs: np.ndarray) -> np.ndarray:
+        """The next draw of each job; no job may be listed twice."""
+        used = self._used[jobs]
+        try:
+            values = self._pool[jobs, used]
+        except IndexError:
+            for job in jobs[used == _BLOCK]:
+                self._pool[job] = self._streams[job].standard_exponential(_BLOCK)
+                self._used[job] = 0
+            return self.take(jobs)
+        self._used[jobs] = used + 1
+        return values
+
+
+class ListedInterruptions:
+    """The interruptions of a whole fleet, each for the job that has the slice; without those of spares."""
+
+    def __init__(self, fleet: Division, interruptions: Sequence[Interruption]) -> None:
+        """`interruptions`, sorted by time."""
+        by_job: list[list[tuple[float, float, float]]] = [[] for _ in fleet.slices_by_job]
+        firsts, returns = np.cumsum([0, *fleet.slices_by_job]), {}  # of each job, then of the spares
+        for one in interruptions:
+            job = int(np.searchsorted(firsts, one.slice, side="right")) - 1
+            if 0 <= job < len(by_job):
+                by_job[job].append((one.time, one.returns_at, returns.get(one.slice, -np.inf)))
+            returns[one.slice] = one.returns_at
+        longest = max(map(len, by_job), default=0)
+        self._listed = np.full((len(by_job), longest + 1, 3), np.inf)
+        for job, rows in enumerate(by_job):
+            if rows:
+                self._listed[job, : len(rows)] = rows
+        self._at = np.zeros(len(by_job), np.int64)
+        self.next = self._listed[:, 0, 0].copy()
+
+    def take(self, jobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        at = self._at[jobs]
+        self._at[jobs] = at + 1
+        return self._listed[jobs, at, 1], self._listed[jobs, at, 2]
+
+    def resized(self, jobs: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
+        """As of `InterruptionSource`; the list is the same whatever the sizes."""
+        while (past := self._listed[jobs, self._at[jobs], 0] < now).any():
+            self._at[jobs] += past
+        self.next[jobs] = self._listed[jobs, self._at[jobs], 0]
 
 
 class Stretch(NamedTuple):
@@ -215,3 +320,63 @@ class _Away:
         rows.sort(axis=1)
         self._returns[jobs, : rows.shape[1]] = rows
         self.earliest[jobs] = rows[:, 0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobChange:
+    """A job is in `state`, with `chips` of its chips in it, from `time` (seconds) on."""
+
+    time: float
+    job: int
+    state: State
+    chips: int
+
+
+def job_chips(model: FailureModel, num_chips: int, num_jobs: int, elastic: bool) -> dict[int, int]:
+    """The chips of each job of `job_changes`; spares are the job `num_jobs`. Raises as `divide` does."""
+    fleet = divide(model, num_chips, num_jobs, elastic)
+    slices = [*fleet.slices_by_job, *([fleet.spares] if fleet.spares else [])]
+    return {job: count * model.chips_per_slice for job, count in enumerate(slices)}
+
+
+def job_changes(
+    model: FailureModel,
+    interruptions: Sequence[Interruption],
+    num_chips: int,
+    num_jobs: int,
+    seed: int,
+    horizon: float,
+    elastic: bool,
+) -> list[JobChange]:
+    """What jobs of contiguous slices go through from 0 (STEPPING) until `horizon` (seconds), sorted by time.
+
+    `seed` is for what the jobs draw themselves: the shares of steps that are done again. Spares are a job of
+    their own, see `job_chips`, always on STANDBY. Chips' speeds do not vary here.
+
+    Raises:
+      ValueError: there are fewer slices than jobs.
+    """
+    fleet = divide(model, num_chips, num_jobs, elastic)
+    changes: list[JobChange] = []
+    last: dict[int, tuple[State, int]] = {}  # of each job
+
+    def on_stretch(one: Stretch) -> None:
+        columns = (one.jobs, one.starts, one.ends, one.slices * model.chips_per_slice)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for job, start, end, chips in rows:
+            if start < min(end, horizon) and last.get(job) != (one.state, chips):
+                last[job] = one.state, chips
+                changes.append(JobChange(start, job, one.state, chips))
+
+    Jobs(
+        dataclasses.replace(model, chip_speed_variation=0.0),
+        np.array(fleet.slices_by_job),
+        np.full(num_jobs, elastic),
+        ListedInterruptions(fleet, interruptions),
+        Draws([(seed, job) for job in range(num_jobs)]),
+        on_stretch,
+        horizon,
+    ).run(horizon)
+    if fleet.spares:
+        changes.append(JobChange(0.0, num_jobs, State.STANDBY, fleet.spares * model.chips_per_slice))
+    return sorted(changes, key=lambda change: (change.time, change.job))

@@ -15,7 +15,6 @@ from typing import Any
 from etils import epath
 
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.waits import waiting
 from ddiloco.outer.fragments import assemble
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
@@ -29,6 +28,7 @@ from ddiloco.storage.snapshots import FOLDER, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.telemetry.files import read_json
 from ddiloco.telemetry.trimming import SUMMARY
+from ddiloco.telemetry.waits import waiting
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.durable_start import durable_start

@@ -17,28 +17,19 @@ from ddiloco.models import dense, stack
 from ddiloco.models.attention import masked
 from ddiloco.models.model import Model, Output
 from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unconstrained
-from ddiloco.models.vit import check_pixels, normalised, patches
+from ddiloco.models.vit import PixelsConfig, normalised, patches
 
 
 @dataclasses.dataclass(frozen=True)
-class CaptionerConfig(dense.DenseConfig):
+class CaptionerConfig(dense.DenseConfig, PixelsConfig):
     """The shape of a dense decoder, and of the images that it reads."""
 
     image_height: int = setting(12, "of an image, pixels", at_least=1)
     image_width: int = setting(32, "of an image, pixels", at_least=1)
-    channels: int = setting(1, "1: grey, 3: red, green and blue", choices=(1, 3))
-    patch_size: int = setting(4, "height and width of a patch, pixels; divides height and width", at_least=1)
-    pixel_mean: tuple[float, ...] = setting((0.5,), "of pixels in [0, 1], for all channels or by channel")
-    pixel_std: tuple[float, ...] = setting((0.5,), "the same, standard deviation", above=0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for side in ("image_height", "image_width"):
-            if getattr(self, side) % self.patch_size:
-                raise ValueError(
-                    f"patch_size: is {self.patch_size}, but must be a divisor of {side} {getattr(self, side)}"
-                )
-        check_pixels(self)
+        self.check_pixels("image_height", "image_width")
         if self.attention == "splash":
             raise ValueError("attention: is splash, which is for text alone, but must be auto, xla or cudnn")
 

@@ -24,23 +24,18 @@ from ddiloco.models.parameter import Axes, Constant, Constrain, Normal, paramete
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseConfig(stack.LayersConfig):
+class DenseConfig(stack.TransformerConfig):
     """The shape of a dense decoder and the type of its activations; parameters are always float32."""
 
     vocab_size: int = setting(259, "tokens in the vocabulary", at_least=2)
-    num_layers: int = setting(4, "transformer layers", at_least=1)
     model_dim: int = setting(128, "width of the residual stream", at_least=1)
-    num_heads: int = setting(4, "query heads", at_least=1)
     num_kv_heads: int = setting(2, "key and value heads; a divisor of num_heads", at_least=1)
     head_dim: int = setting(32, "width of one head; even, since rotary embeddings turn pairs", at_least=2)
     mlp_dim: int = setting(352, "width of the gated MLP", at_least=1)
     activation: str = setting("swiglu", "gate of the MLP", choices=("swiglu", "geglu"))
-    qk_norm: bool = setting(True, "RMS-normalise queries and keys by head")
     tie_embeddings: bool = setting(False, "the output head is the transposed embedding")
     scale_embeddings: bool = setting(True, "embeddings are multiplied by sqrt(model_dim) on the way in")
     rope_theta: float = setting(10_000.0, "longest rotary wavelength / 2 pi, in positions", above=1.0)
-    logit_softcap: float | None = setting(None, "logits are cap * tanh(logits / cap)", above=0.0)
-    norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0.0)
     logits_chunk: int | None = setting(
         None,
         "as many logits as these tokens of a device have exist at a time, in loss and gradient; None: all",
@@ -48,7 +43,6 @@ class DenseConfig(stack.LayersConfig):
         both_ends=False,
         may_change="resume",
     )
-    compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
     attention: str = setting(
         "auto",
         "implementation of attention; auto: what suits the devices",
@@ -137,7 +131,7 @@ def rotate(x_BxLxNxH: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Arr
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention (arXiv 2305.13245) with rotary positions."""
+    """Grouped-query attention (arXiv 2305.13245), queries and keys normed by head, with rotary positions."""
 
     def __init__(self, config: DenseConfig, rngs: nnx.Rngs) -> None:
         c = config
@@ -153,15 +147,12 @@ class Attention(nnx.Module):
         self.value = Projection(rngs, "rd,dkh->rkh", key_shape, key_axes, stddev, c.compute_dtype)
         out_shape, out_axes = (c.num_heads, c.head_dim, c.model_dim), ("heads", "head_dim", "embed")
         self.out = Projection(rngs, "rnh,nhd->rd", out_shape, out_axes, out_stddev, c.compute_dtype)
-        if c.qk_norm:
-            self.query_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
-            self.key_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
-        self.qk_norm = c.qk_norm
+        self.query_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
+        self.key_norm = RMSNorm(rngs, c.head_dim, "head_dim", c.norm_epsilon)
 
     def __call__(self, x_BxLxD: jax.Array, angles: tuple[jax.Array, jax.Array], attend: Attend) -> jax.Array:
-        query_BxLxNxH, key_BxLxKxH = self.query(x_BxLxD), self.key(x_BxLxD)
-        if self.qk_norm:
-            query_BxLxNxH, key_BxLxKxH = self.query_norm(query_BxLxNxH), self.key_norm(key_BxLxKxH)
+        query_BxLxNxH = self.query_norm(self.query(x_BxLxD))
+        key_BxLxKxH = self.key_norm(self.key(x_BxLxD))
         query_BxLxNxH, key_BxLxKxH = rotate(query_BxLxNxH, angles), rotate(key_BxLxKxH, angles)
         return self.out(attend(query_BxLxNxH, key_BxLxKxH, self.value(x_BxLxD)))
 
@@ -347,8 +338,6 @@ def _logits(x_BxLxD: jax.Array, table_WxD: jax.Array, config: DenseConfig, const
     # One axis of rows, as in `Projection`.
     x_RxD = x_BxLxD.astype(table_WxD.dtype).reshape(-1, x_BxLxD.shape[-1])
     logits_RxW = jnp.einsum("rd,wd->rw", x_RxD, table_WxD, preferred_element_type=jnp.float32)
-    if config.logit_softcap is not None:
-        logits_RxW = config.logit_softcap * jnp.tanh(logits_RxW / config.logit_softcap)
     return constrain(logits_RxW.reshape(*x_BxLxD.shape[:-1], -1), ("batch", None, "vocab"))
 
 

@@ -23,16 +23,34 @@ from ddiloco.models.parameter import Constant, Constrain, Normal, parameter, unc
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTConfig(stack.LayersConfig):
+class PixelsConfig:
+    """What a model's images are, and how they are cut into patches."""
+
+    channels: int = setting(1, "1: grey, 3: red, green and blue", choices=(1, 3))
+    patch_size: int = setting(4, "height and width of a patch, pixels; a divisor of the image's", at_least=1)
+    pixel_mean: tuple[float, ...] = setting((0.3,), "of pixels in [0, 1], for all channels or by channel")
+    pixel_std: tuple[float, ...] = setting((0.38,), "the same, standard deviation", above=0.0)
+
+    def check_pixels(self, *sides: str) -> None:
+        """Raises ValueError unless patches divide these sides, and mean and deviation are of all channels."""
+        for side in sides:
+            if getattr(self, side) % self.patch_size:
+                raise ValueError(
+                    f"patch_size: is {self.patch_size}, but must be a divisor of {side} {getattr(self, side)}"
+                )
+        for name in ("pixel_mean", "pixel_std"):
+            count = len(getattr(self, name))
+            if count not in (1, self.channels):
+                raise ValueError(f"{name}: has {count} entries, but must have 1 or one a channel")
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig(PixelsConfig, stack.TransformerConfig):
     """The shape of a vision transformer and the type of its activations; parameters are always float32."""
 
     image_size: int = setting(8, "height and width of an image, pixels", at_least=1)
-    channels: int = setting(1, "1: grey, 3: red, green and blue", choices=(1, 3))
     num_classes: int = setting(10, "classes", at_least=2)
-    patch_size: int = setting(2, "height and width of a patch, pixels; a divisor of image_size", at_least=1)
-    num_layers: int = setting(4, "transformer layers", at_least=1)
     model_dim: int = setting(64, "width of the residual stream", at_least=1)
-    num_heads: int = setting(4, "attention heads; a divisor of model_dim", at_least=1)
     mlp_dim: int = setting(128, "width of the MLP", at_least=1)
     activation: str = setting(
         "gelu_tanh", "of the MLP; gelu_tanh: GELU by a tanh", choices=("gelu_tanh", "gelu")
@@ -43,10 +61,6 @@ class ViTConfig(stack.LayersConfig):
     pooling: str = setting(
         "mean", "what the head reads: the mean of the patches, or a class token", choices=("mean", "token")
     )
-    pixel_mean: tuple[float, ...] = setting((0.3,), "of pixels in [0, 1], for all channels or by channel")
-    pixel_std: tuple[float, ...] = setting((0.38,), "the same, standard deviation", above=0.0)
-    norm_epsilon: float = setting(1e-6, "added to the variance in LayerNorm", above=0.0)
-    compute_dtype: str = setting("float32", "type of activations", choices=("bfloat16", "float32"))
     attention: str = setting(
         "xla",
         "implementation of attention; cudnn: on GPUs",
@@ -56,17 +70,13 @@ class ViTConfig(stack.LayersConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"patch_size: is {self.patch_size}, but must be a divisor of image_size {self.image_size}"
-            )
+        self.check_pixels("image_size")
         if self.model_dim % self.num_heads:
             raise ValueError(
                 f"num_heads: is {self.num_heads}, but must be a divisor of model_dim {self.model_dim}"
             )
         if self.positions == "sincos" and self.model_dim % 4:
             raise ValueError(f"model_dim: is {self.model_dim}, but positions sincos need a multiple of 4")
-        check_pixels(self)
         if self.attention == "cudnn" and self.compute_dtype != "bfloat16":
             raise ValueError("attention: is cudnn, but that needs compute_dtype bfloat16")
         if self.attention == "cudnn" and self.model_dim % (8 * self.num_heads):
@@ -78,14 +88,6 @@ class ViTConfig(stack.LayersConfig):
     def num_patches(self) -> int:
         """Patches of an image."""
         return (self.image_size // self.patch_size) ** 2
-
-
-def check_pixels(config: Any) -> None:
-    """Raises ValueError unless the pixels' mean and deviation are for all channels or one a channel."""
-    for name in ("pixel_mean", "pixel_std"):
-        count = len(getattr(config, name))
-        if count not in (1, config.channels):
-            raise ValueError(f"{name}: has {count} entries, but must have 1 or one a channel")
 
 
 class LayerNorm(nnx.Module):

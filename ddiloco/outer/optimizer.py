@@ -24,12 +24,15 @@ from ddiloco.outer.merging import MERGE_RULES
 _OF_FRAGMENTS = Marks(may_change="never", because="versions and outer states are of those fragments")
 _OF_STATES = Marks(may_change="never", because="the saved outer states are of that optimizer")
 
-# Each takes the settings that it uses, by name; a learning rate may be one that moves.
+MOMENTUM_EVERY = 4
+"""Rounds of a fragment between two steps of `delayed_nesterov`'s momentum: with this it was measured."""
+
+# Each takes the settings that it uses, by name.
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "nesterov": lambda learning_rate, momentum: optax.sgd(learning_rate, momentum, nesterov=True),
     "direct": lambda: optax.scale(-1.0),
-    "delayed_nesterov": lambda learning_rate, momentum, momentum_every: _with_rate(
-        delayed_nesterov(momentum, momentum_every), learning_rate
+    "delayed_nesterov": lambda learning_rate, momentum: _with_rate(
+        delayed_nesterov(momentum, MOMENTUM_EVERY), learning_rate
     ),
     "heloco": lambda learning_rate, momentum: _with_rate(heloco(momentum), learning_rate),
 }
@@ -52,18 +55,7 @@ class OuterConfig:
         **_OF_STATES,
     )
     learning_rate: float = setting(0.7, "outer learning rate; `direct` has 1", above=0.0)
-    rate_rounds: int = setting(
-        0,
-        "rounds of a fragment in which the rate goes in a straight line to final_rate; 0: it stays",
-        at_least=0,
-        **_OF_STATES,
-    )
-    final_rate: float = setting(1.0, "outer learning rate after `rate_rounds` rounds", above=0.0)
     momentum: float = setting(0.3, "momentum, of all but direct and optax's", at_least=0.0, below=1.0)
-    momentum_every: int = setting(
-        4, "rounds of a fragment between two steps of delayed_nesterov's momentum", at_least=1
-    )
-
     codec: str = setting(
         "f32",
         "what learners send: parameters in f32, or outer gradients in fewer bytes",
@@ -87,10 +79,6 @@ class OuterConfig:
         if self.optimizer not in OPTIMIZERS:
             _optax_optimizer(self.optimizer)
             _check_use(self)
-        if self.rate_rounds and "learning_rate" not in _used(self.optimizer):
-            raise ValueError(
-                f"rate_rounds: is {self.rate_rounds}, but {self.optimizer} has no outer rate to move"
-            )
         if self.error_feedback and CODECS[self.codec].exact:
             lossy = [name for name, codec in CODECS.items() if not codec.exact]
             raise ValueError(
@@ -103,8 +91,6 @@ class OuterConfig:
         """The settings that change nothing beside the others, each with which of these."""
         unused = {name for one in OPTIMIZERS for name in _used(one)} - _used(self.optimizer)
         found = dict.fromkeys(unused, f"outer.optimizer is {self.optimizer}")
-        if not self.rate_rounds:
-            found["final_rate"] = "outer.rate_rounds is 0"
         if self.merge != "rda":
             found["embeddings"] = f"outer.merge is {self.merge}"
         return found
@@ -113,17 +99,11 @@ class OuterConfig:
 def make_outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     """The outer optimizer that the settings name, for the merged outer gradient of one fragment."""
     settings = {name: getattr(config, name) for name in _used(config.optimizer)}
-    if config.rate_rounds:
-        settings["learning_rate"] = optax.linear_schedule(
-            config.learning_rate, config.final_rate, config.rate_rounds
-        )
     make = OPTIMIZERS.get(config.optimizer) or _optax_optimizer(config.optimizer)
     return make(**settings)
 
 
-def _with_rate(
-    direction: optax.GradientTransformation, rate: float | optax.Schedule
-) -> optax.GradientTransformation:
+def _with_rate(direction: optax.GradientTransformation, rate: float) -> optax.GradientTransformation:
     return optax.chain(direction, optax.scale_by_learning_rate(rate))
 
 

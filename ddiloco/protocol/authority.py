@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.membership import MOST_LEARNERS, Member, Membership, State
+from ddiloco.protocol.membership import MOST_LEARNERS, Member, Membership, MemberState
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.report_validator import ReportValidator
@@ -100,24 +100,24 @@ class Authority:
             return [actions.Drop(learner, "incarnation out of range")]
         old = self.members.newest(learner)
         if old is not None and incarnation < old.incarnation:
-            begins = old.state is State.JOINING or self._is_at_some(old)
+            begins = old.state is MemberState.JOINING or self._is_at_some(old)
             if event.versions is None and begins and self._speaks(old, now):
                 return [actions.Drop(learner, TAKEN)]  # else the two would replace each other forever
             return [self._replaced(old, incarnation)]
         if old is not None and self._speaks_for_itself(old, event, now):
             return [actions.Drop(learner, TAKEN)]
         if old is not None and incarnation == old.incarnation:
-            if old.state is State.JOINING:
+            if old.state is MemberState.JOINING:
                 old.shards = event.shards
                 return self._welcome_again(old, now)
-            if old.state is not State.GONE and event.versions is not None:
+            if old.state is not MemberState.GONE and event.versions is not None:
                 return [actions.Drop(learner, "joined twice")]
             return [self.members.dismiss(learner, incarnation, self._shard)]
-        ended = [] if old is None or old.state is State.GONE else self._ends(old, "replaced", now)
+        ended = [] if old is None or old.state is MemberState.GONE else self._ends(old, "replaced", now)
         if event.step is not None and self._validator.too_early(
             learner, event.step, event.versions or (), now
         ):
-            self.members.admit(Member(learner, incarnation, heard_at=now, state=State.GONE))
+            self.members.admit(Member(learner, incarnation, heard_at=now, state=MemberState.GONE))
             return [*ended, actions.Drop(learner, TOO_EARLY)]
         behind = self._is_behind(event)
         possible = not behind and self._validator.can_rejoin(event, now)
@@ -156,13 +156,13 @@ class Authority:
         A member of some shards only may be replaced, since another process may be a member of the rest.
         """
         itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
-        another = m.state is State.JOINING and event.incarnation != m.incarnation
+        another = m.state is MemberState.JOINING and event.incarnation != m.incarnation
         alone = not self._is_at_some(m)
-        return (m.state is State.LIVE or another) and not itself and alone and self._speaks(m, now)
+        return (m.state is MemberState.LIVE or another) and not itself and alone and self._speaks(m, now)
 
     def _is_at_some(self, m: Member) -> bool:
         """Whether a present learner is, by its own report, a member of some shards but not of all."""
-        return m.state in (State.JOINING, State.LIVE) and 0 < len(m.shards) < self._shards
+        return m.state in (MemberState.JOINING, MemberState.LIVE) and 0 < len(m.shards) < self._shards
 
     def _speaks(self, m: Member, now: float) -> bool:
         return now < m.heard_at + 1.5 * self.policy.heartbeat
@@ -170,7 +170,11 @@ class Authority:
     def _ready(self, event: events.LearnerReady, now: float) -> Actions:
         """Makes a welcomed learner live."""
         m = self.members.current(event.learner, event.incarnation)
-        if m is None or m.state is not State.JOINING or len(event.versions) != len(self.members.fragments):
+        if (
+            m is None
+            or m.state is not MemberState.JOINING
+            or len(event.versions) != len(self.members.fragments)
+        ):
             return [actions.Drop(event.learner, "ready without a welcome")]
         if not self._validator.is_possible(event.learner, event.step, event.versions, now):
             return [actions.Drop(event.learner, "ready with an impossible step or versions")]
@@ -184,7 +188,7 @@ class Authority:
 
     def _ends(self, m: Member, reason: str, now: float) -> Actions:
         self._kept_back.pop(m.learner, None)
-        self.members.move(m, State.GONE)
+        self.members.move(m, MemberState.GONE)
         who = {"learner": m.learner, "incarnation": m.incarnation}
         self._rounds.left(m.learner, gone=True, now=now)
         return [actions.Record("learner_lost", {**who, "reason": reason})]
@@ -201,7 +205,7 @@ class Authority:
                 m.heard_at = now - self.policy.silence_timeout + 1.5 * self.policy.heartbeat
                 continue
             heapq.heappop(self._quiet)
-            self.members.move(m, State.SILENT)
+            self.members.move(m, MemberState.SILENT)
             self._kept_back.pop(m.learner, None)  # its next message repeats it
             m.reported_at = None  # the pause is no step time
             self._rounds.left(m.learner, gone=False, now=now)
@@ -213,7 +217,7 @@ class Authority:
         while self._quiet:
             since, learner, incarnation = self._quiet[0]
             m = self.members.current(learner, incarnation)
-            if m is None or m.state is not State.LIVE:
+            if m is None or m.state is not MemberState.LIVE:
                 heapq.heappop(self._quiet)
             elif m.heard_at > since:
                 heapq.heapreplace(self._quiet, (m.heard_at, learner, incarnation))
@@ -256,23 +260,23 @@ class Authority:
         m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
         if self._validator.too_early(report.learner, report.step, versions, now):
             return self._keep_back(report, m, now)
-        if m is None or m.incarnation != report.incarnation or m.state is State.GONE:
+        if m is None or m.incarnation != report.incarnation or m.state is MemberState.GONE:
             return self._stranger(report, m)
         if self._kept_back.get(m.learner, report).step <= report.step:  # else this one is late
             self._kept_back.pop(m.learner, None)
         m.shards = report.shards
-        if m.state is State.JOINING and m.goes_on and not report.adopted:
+        if m.state is MemberState.JOINING and m.goes_on and not report.adopted:
             return self._welcome_again(m, now)
         if not self._validator.can_report(report, now):
             out: Actions = [actions.Drop(report.learner, "impossible report")]
-            recovering = m.state is State.JOINING and not report.adopted
+            recovering = m.state is MemberState.JOINING and not report.adopted
             return out if recovering else [*out, self.members.dismiss(m.learner, m.incarnation, self._shard)]
         if report.step < m.step or (report.step == m.step and m.knows_better(report)):
             return [actions.Drop(report.learner, "stale report")]
         out = []
-        if m.state is State.JOINING:  # its `ready` was lost or overtaken
+        if m.state is MemberState.JOINING:  # its `ready` was lost or overtaken
             out += self._begin(m, report.step, versions, now)
-        if m.state is State.SILENT:
+        if m.state is MemberState.SILENT:
             out += self._returned(m, now)
         if report.step > m.step:
             if m.reported_at is not None:
@@ -290,7 +294,7 @@ class Authority:
         if m is None or m.incarnation != report.incarnation:
             return [actions.Drop(report.learner, TOO_EARLY)]
         m.heard_at = now
-        if m.state is State.GONE:
+        if m.state is MemberState.GONE:
             return [actions.Drop(report.learner, TOO_EARLY)]
         m.shards = report.shards
         kept = self._kept_back.get(m.learner)
@@ -310,7 +314,7 @@ class Authority:
 
     def _returned(self, m: Member, now: float) -> Actions:
         """Makes a silent learner live again."""
-        self.members.move(m, State.LIVE)
+        self.members.move(m, MemberState.LIVE)
         self._rounds.returned(m.learner)
         self._counts(m, now)
         return [actions.Record("learner_returned", {"learner": m.learner})]

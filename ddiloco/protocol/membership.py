@@ -22,8 +22,8 @@ SELDOM = 16
 """With N live members the median step time is computed anew after N over this many queries."""
 
 
-class State(enum.Enum):
-    """State of a learner.
+class MemberState(enum.Enum):
+    """MemberState of a learner.
 
     joining --ready or report--> live <--message / timeout--> silent;  any --lost or replaced--> gone
     """
@@ -35,12 +35,12 @@ class State(enum.Enum):
 
 
 TRANSITIONS = {
-    (State.JOINING, State.LIVE),
-    (State.LIVE, State.SILENT),
-    (State.SILENT, State.LIVE),
-    (State.JOINING, State.GONE),
-    (State.LIVE, State.GONE),
-    (State.SILENT, State.GONE),
+    (MemberState.JOINING, MemberState.LIVE),
+    (MemberState.LIVE, MemberState.SILENT),
+    (MemberState.SILENT, MemberState.LIVE),
+    (MemberState.JOINING, MemberState.GONE),
+    (MemberState.LIVE, MemberState.GONE),
+    (MemberState.SILENT, MemberState.GONE),
 }
 
 
@@ -66,7 +66,7 @@ class Member:
     learner: int
     incarnation: int
     heard_at: float
-    state: State = State.JOINING
+    state: MemberState = MemberState.JOINING
     step: int = -1
     reports: int = 0
     reported_at: float | None = None
@@ -90,7 +90,7 @@ class Member:
     shards: tuple[int, ...] = ()  # its memberships, by its own report
     sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, time
 
-    def move(self, state: State) -> None:
+    def move(self, state: MemberState) -> None:
         """Changes the state; moving to the present state changes nothing."""
         if state is self.state:
             return
@@ -178,14 +178,14 @@ class Membership:
     def current(self, learner: int, incarnation: int) -> Member | None:
         """Exactly this incarnation, unless it is gone or replaced."""
         member = self._members.get(learner)
-        if member is None or member.incarnation != incarnation or member.state is State.GONE:
+        if member is None or member.incarnation != incarnation or member.state is MemberState.GONE:
             return None
         return member
 
     def is_early(self, c: Contribution, policy: SyncPolicy) -> bool:
         """Whether an offer has overtaken the reports of its work (`Member.can_have`)."""
         m = self.current(c.learner, c.incarnation)
-        return m is not None and m.state is State.LIVE and m.step < c.step and not m.can_have(c, policy)
+        return m is not None and m.state is MemberState.LIVE and m.step < c.step and not m.can_have(c, policy)
 
     def dismiss(self, learner: int, incarnation: int, shard: int) -> actions.Tell:
         """Sends NotMember to an incarnation; its process takes the next one."""
@@ -207,16 +207,16 @@ class Membership:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
             member.lag, member.delivery, member.punctual = old.lag, old.delivery, old.punctual
             member.counted_from = dict(old.counted_from)
-            if old.state is State.LIVE:
-                self.move(old, State.GONE)
+            if old.state is MemberState.LIVE:
+                self.move(old, MemberState.GONE)
         self._members[member.learner] = member
         return member
 
-    def move(self, member: Member, state: State) -> None:
+    def move(self, member: Member, state: MemberState) -> None:
         """Changes a member's state; raises AssertionError for a move that is not in TRANSITIONS."""
-        counted = member.state is State.LIVE
+        counted = member.state is MemberState.LIVE
         member.move(state)
-        if counted != (state is State.LIVE):
+        if counted != (state is MemberState.LIVE):
             self._live, self._still = None, 0
             self._count(member.step, -1 if counted else 1)
             self.count += -1 if counted else 1
@@ -226,18 +226,18 @@ class Membership:
     def lost_with_the_last(self, seconds: float) -> set[int]:
         """Former live learners whose last message is at most this much older than the last one's."""
         since = self._last_heard_at - seconds
-        lost = (m for m in self._members.values() if m.state in (State.SILENT, State.GONE))
+        lost = (m for m in self._members.values() if m.state in (MemberState.SILENT, MemberState.GONE))
         return {m.learner for m in lost if m.step >= 0 and m.heard_at >= since}
 
     def begin(self, member: Member, step: int, versions: Sequence[int]) -> None:
         """Makes a member live, at this step and with these versions."""
-        self.move(member, State.LIVE)
+        self.move(member, MemberState.LIVE)
         self.advance(member, step)
         member.began_with = tuple(versions)
 
     def advance(self, member: Member, step: int) -> None:
         """Sets a member's clock."""
-        if member.state is State.LIVE:
+        if member.state is MemberState.LIVE:
             self._count(member.step, -1)
             self._count(step, 1)
         member.step = step
@@ -250,7 +250,7 @@ class Membership:
     def restore(self, incarnations: Sequence[tuple[int, int]], delays: Mapping[int, OfferDelay]) -> None:
         """Restores the learners of before a restart, none present, with their measured delays."""
         for learner, incarnation in incarnations:
-            m = self.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
+            m = self.admit(Member(learner, incarnation, heard_at=0.0, state=MemberState.GONE))
             if (known := delays.get(learner)) is not None:
                 m.lag = Delay(known.lag, known.deviation)
                 m.delivery = MovingAverage(known.delivery)
@@ -273,13 +273,13 @@ class Membership:
 
     def present(self) -> list[Member]:
         """Every member that has not gone, by learner number."""
-        there = [m for m in self._members.values() if m.state is not State.GONE]
+        there = [m for m in self._members.values() if m.state is not MemberState.GONE]
         return sorted(there, key=lambda m: m.learner)
 
     def live(self) -> tuple[Member, ...]:
         """The live members, by learner number."""
         if self._live is None:
-            self._live = tuple(m for m in self.present() if m.state is State.LIVE)
+            self._live = tuple(m for m in self.present() if m.state is MemberState.LIVE)
         return self._live
 
     def median_step(self) -> float | None:

@@ -11,7 +11,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.asking import OfferRequests, Overdue, worth_waiting
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
-from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, State
+from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, MemberState
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.prospects import Prospects
@@ -345,7 +345,7 @@ class Rounds:
         for c in r.given:
             self._member(c.learner).counted_from[c.fragment] = c.step
         self._sync_time.add(now - r.merging_since)
-        receivers = [m for m in self.members.present() if m.state is not State.JOINING]
+        receivers = [m for m in self.members.present() if m.state is not MemberState.JOINING]
         return [*self._updates.send(r.id.fragment, receivers, now), r.published(self.members.count, now)]
 
     def _abandon(self) -> Actions:
@@ -379,7 +379,7 @@ class Rounds:
     def _comes_between(self, c: Contribution) -> bool:
         """Whether an offer missed its round, and can be merged in the next one."""
         r, m = self._open.get(c.fragment), self.members.current(c.learner, c.incarnation)
-        if not self.policy.takes_late_work or m is None or m.state is not State.LIVE:
+        if not self.policy.takes_late_work or m is None or m.state is not MemberState.LIVE:
             return False
         between = r is None or r.phase is Phase.MERGING
         return between and c.fragment in m.asked and self._counts_from(c) is None
@@ -442,7 +442,7 @@ class Rounds:
     def _wants(self, r: Round, m: Member, c: Contribution, late: bool) -> bool:
         """Whether an offer was asked for and can still be merged, late or not."""
         asked = c.fragment in m.asked if late else (c.learner, c.incarnation) in r.asked
-        return asked and m.state is State.LIVE and r.phase is not Phase.MERGING and r.lacks(c)
+        return asked and m.state is MemberState.LIVE and r.phase is not Phase.MERGING and r.lacks(c)
 
     def _offer_failed(self, event: events.OfferFailed) -> Actions:
         r = self._find(event.round)

@@ -20,11 +20,10 @@ import jax
 from ddiloco.config import ConfigError
 from ddiloco.dashboard.server import PageServer
 from ddiloco.dashboard.visitors import NOBODY, Visitors, check_page
-from ddiloco.goodput.waits import waiting
 from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.run import memory_needs, places
+from ddiloco.run import resources
 from ddiloco.run.environment import write_environment
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import (
@@ -37,15 +36,14 @@ from ddiloco.settings.experiment import (
 )
 from ddiloco.storage import array_file, checkpoints, run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
-from ddiloco.storage.ownership import owned
 from ddiloco.storage.score_files import FOLDER as SCORES
+from ddiloco.storage.workdir import Owner, owned
 from ddiloco.telemetry.files import read_json, replacing
-from ddiloco.telemetry.folder_identity import Owner
 from ddiloco.telemetry.monitor import Monitor, RunInfo
-from ddiloco.telemetry.profile import StepProfile
 from ddiloco.telemetry.records import Alarm
-from ddiloco.telemetry.skips import SkipWatch
 from ddiloco.telemetry.trimming import OF_RUNS, next_previous
+from ddiloco.telemetry.waits import waiting
+from ddiloco.telemetry.watches import SkipWatch, StepProfile
 from ddiloco.telemetry.writers import check_writers
 from ddiloco.training.loop import MakeLoop
 from ddiloco.workers.assembly import Assembly
@@ -130,7 +128,7 @@ def run_job(
                 assembly.check_syncer()
         # A restarted syncer does not let learners wait for checks that passed before.
         if resume is False or not _has_begun(workdir, resume):
-            memory_needs.check(memory_needs.syncer_needs(experiment, assembly.layout), "the syncer")
+            resources.check_memory(resources.syncer_needs(experiment, assembly.layout), "the syncer")
     elif assembly is not None:
         with waiting("data to be prepared"):
             assembly.check(begins=resume is False or not _has_begun(workdir, resume))
@@ -138,7 +136,7 @@ def run_job(
         hooks.claim()
         going_on = resume is not False and _has_begun(workdir, resume)
         if assembly is not None and not going_on:  # one that goes on waits for room
-            places.check_room(experiment, assembly, workdir)
+            resources.check_room(experiment, assembly, workdir)
         with _page(experiment, workdir, visitors):
             return _run_owned(experiment, assembly, workdir, stop, runner, going_on, hooks)
 
@@ -210,6 +208,7 @@ def _run_owned(
         _check_settings(workdir, experiment)
     _write_settings(workdir, experiment, resume)
     info = _run_info(experiment, assembly)
+    owner = Owner(workdir)
     monitor = Monitor(
         workdir,
         info,
@@ -217,12 +216,12 @@ def _run_owned(
         writers=experiment.log.writers,
         clock=None if experiment.driver == "virtual" else time.time,
         resume=resume,
+        check_owner=owner.check,
     )
     monitor.start()
     warnings = () if assembly is None or resume else assembly.recipe.warnings()
     for sentence in (*_never_merged(experiment), *warnings):
         monitor.queue.put(Alarm(sentence, 0.0 if experiment.driver == "virtual" else time.time()))
-    owner = Owner(workdir)
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
     sample = None
@@ -251,7 +250,7 @@ def _run_owned(
             extra["finished"] = outcome.finished
         else:
             extra["params_sha256"] = parameters_sha256(outcome.params)
-            folder = workdir / places.CHECKPOINTS
+            folder = workdir / resources.CHECKPOINTS
             _check(owner, workdir)
             try:
                 with waiting(f"the checkpoint to be written in {folder}"):
@@ -335,7 +334,7 @@ def _write_settings(workdir: pathlib.Path, experiment: Experiment, resume: bool)
         array_file.sweep(workdir / SCORES)
         if not resume:
             set_aside(workdir)
-        places.check_places(experiment, workdir)
+        resources.check_places(experiment, workdir)
         with replacing(workdir / "config.json") as new:
             new.write_text(json.dumps(to_json(experiment), indent=2) + "\n")
         write_environment(workdir, _devices(experiment))

@@ -14,13 +14,13 @@ from ddiloco.config import ConfigError
 from ddiloco.settings.experiment import Experiment, check_resumable, parse
 from ddiloco.storage import array_file, fragment_history, run_mark, shard_states
 from ddiloco.storage.learner_state import MAGIC, checkpoint_root
-from ddiloco.storage.ownership import owned, owned_fragments
 from ddiloco.storage.run_mark import FRAGMENT, RunMarkError
 from ddiloco.storage.snapshots import FOLDER, LEARNERS, SYNCER, SnapshotError, SnapshotStore
 from ddiloco.storage.tape.recorder import BEGAN
 from ddiloco.storage.tape.recorder import FOLDER as TAPES
+from ddiloco.storage.workdir import owned, owned_fragments
 from ddiloco.telemetry.files import read_values
-from ddiloco.telemetry.trimming import Cut, trim
+from ddiloco.telemetry.trimming import TrimPoint, trim
 
 _MADE, _MAKING = "rolled_back", "rolled_back.new"
 
@@ -61,7 +61,7 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
         versions, newest = _made_of(workdir)
         rounds = read_values(workdir / "rounds.jsonl")
         last = max((r["time"] for r in rounds if r["version"] <= versions[r["fragment"]]), default=0.0)
-        previous = trim(workdir, Cut(last, versions, newest))
+        previous = trim(workdir, TrimPoint(last, versions, newest))
         _move([workdir / FOLDER], workdir, previous)
         _keep_with_tapes(workdir)
         (workdir / "previous" / _MADE).rename(workdir / SYNCER)
@@ -103,7 +103,7 @@ def go_back_to(workdir: pathlib.Path, number: int, experiment: Experiment) -> Ro
         check_resumable(parse(snapshot.header.experiment), experiment, furthest)
         _prepare(workdir, make)
         versions, _ = _made_of(workdir)
-        previous = trim(workdir, Cut(snapshot.header.time, versions, step, boundaries))
+        previous = trim(workdir, TrimPoint(snapshot.header.time, versions, step, boundaries))
         _move(store.later(number), workdir, previous)
         _exchange_checkpoints(root, checkpoints, previous.name)
         _keep_with_tapes(workdir, checkpoints)

@@ -7,18 +7,127 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddiloco.config import ConfigError, Leaf, build, leaves, section, setting, to_dict
+from ddiloco.goodput.failures import FailureModel, SpareCapacity
 from ddiloco.models import MODELS, model_of, name_of
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.settings import loop, removed
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.settings.remote import RemoteConfig
-from ddiloco.settings.saving import RecoveryConfig, SnapshotConfig, TapeConfig
-from ddiloco.settings.virtual import VirtualConfig
 from ddiloco.tasks import task_class
 from ddiloco.telemetry.writers import NEEDS
 from ddiloco.training.inner_optimizer import InnerConfig
 from ddiloco.training.mesh import MeshConfig
+
+if TYPE_CHECKING:
+    from ddiloco.tasks.task import Task
+
+AVAILABILITY = ("steady", "trace", "failures", "spare_capacity")
+BY_LEARNER = ("step_seconds", "latency", "bandwidth", "jitter", "loss")
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualConfig:
+    """The simulated hardware. Tuples have one entry for each learner, or one for all."""
+
+    step_seconds: tuple[float, ...] = setting(
+        (1.0,), "seconds of a step on all chips of a learner", above=0.0
+    )
+    speed_variation: float = setting(
+        0.0,
+        "relative standard deviation of the step time between learners; sampled once",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    step_variation: float = setting(
+        0.0, "the same between the steps of one learner; sampled for each step", at_least=0.0, at_most=1.0
+    )
+    latency: tuple[float, ...] = setting((0.0,), "seconds from learner to syncer or back", at_least=0.0)
+    bandwidth: tuple[float, ...] = setting((), "bytes a second of a link, each way; (): no bound", above=0.0)
+    jitter: tuple[float, ...] = setting(
+        (0.0,), "mean seconds of an additional, exponential delay; it can reorder messages", at_least=0.0
+    )
+    loss: tuple[float, ...] = setting((0.0,), "share of messages that are lost", at_least=0.0, below=1.0)
+    seconds: float | None = setting(
+        None, "budget of virtual time, which sets train.steps; None: by tokens or steps", above=0.0
+    )
+    merge_seconds: float = setting(0.0, "seconds of a merge; merges run one after the other", at_least=0.0)
+    recovery_seconds: float = setting(
+        30.0, "seconds from the start of a learner's process until it joins", at_least=0.0
+    )
+    resize_seconds: float = setting(
+        30.0, "seconds that elastic data-parallel pauses when chips are added or removed", at_least=0.0
+    )
+    arrays: bool = setting(True, "whether to train; False: only the protocol, its times and its goodput")
+    num_chips: int | None = setting(
+        None, "chips of all learners, divided evenly; None: one a learner", at_least=1
+    )
+    availability: str = setting(
+        "steady", "model of learners' failures, leaves and joins", choices=AVAILABILITY
+    )
+    trace: str | None = setting(None, "CSV file of (time, learner, event), for availability=trace")
+    failures: FailureModel = section(FailureModel)
+    spare_capacity: SpareCapacity = section(SpareCapacity)
+
+    def problems(self, num_learners: int) -> Iterator[str]:
+        """Settings that contradict each other or the learners, each in a line that begins with the field."""
+        if (self.availability == "trace") is (self.trace is None):
+            wanted = "must name a file" if self.trace is None else "needs availability to be trace"
+            yield f"trace: is {self.trace}, but {wanted}; availability is {self.availability}"
+        for name in BY_LEARNER:
+            count = len(getattr(self, name))
+            if count not in (1, num_learners) and (count or name != "bandwidth"):
+                yield f"{name}: has {count} entries, but must have 1, or {num_learners}, one a learner"
+        if self.num_chips is not None and self.num_chips < num_learners:
+            yield f"num_chips: is {self.num_chips}, but must be at least {num_learners}: one a learner"
+
+    def chips(self, num_learners: int) -> int:
+        """Chips of the whole fleet."""
+        return num_learners if self.num_chips is None else self.num_chips
+
+    def of(self, name: str, learner: int) -> float:
+        """The learner's entry of a tuple."""
+        entries = getattr(self, name)
+        return entries[learner] if len(entries) > 1 else entries[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class TapeConfig:
+    """Whether a run can be replayed."""
+
+    enabled: bool = setting(True, "whether learners and syncer record their events on tapes, for replay")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryConfig:
+    """State kept for restarted processes."""
+
+    checkpoint_every: float = setting(
+        60.0,
+        "seconds between two checkpoints of a learner, which it also writes as it leaves; 0: none",
+        at_least=0.0,
+    )
+    checkpoint_folder: str = setting(
+        "", "folder for these, also in a bucket (gs://...); empty: the workdir of each. In learners/ there"
+    )
+    keep_versions: int = setting(
+        3,
+        "newest versions of each fragment on the syncer's disk, to roll back to; 1: only the current one",
+        at_least=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotConfig:
+    """Interval, number and timeout of snapshots."""
+
+    every: int = setting(0, "global steps between two; 0: none", at_least=0)
+    keep: int = setting(2, "number of complete snapshots kept, the newest", at_least=1)
+    timeout: float = setting(
+        120.0,
+        "seconds for learners to write their checkpoints; more for many bytes and long steps",
+        above=0.0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +147,6 @@ class LogConfig:
         "HOST:PORT of the run's page; on the loopback another port if it is taken; '': none",
     )
 
-
-if TYPE_CHECKING:
-    from ddiloco.tasks.task import Task
 
 DECOUPLED_FAMILY = ("decoupled", "streaming", "diloco")
 BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
@@ -65,9 +171,6 @@ class TrainConfig:
         1,
         "parts of a learner's shard with equal shares of its rows: each host reads those that it needs",
         at_least=1,
-    )
-    steps_in_flight: int = setting(
-        2, "steps dispatched to the devices before the oldest is complete", at_least=1, may_change="process"
     )
     executable: str | None = setting(
         None,
@@ -426,3 +529,16 @@ def _why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
     if leaf.path == "sync.num_learners" and isinstance(then.model, LoopConfig):
         return "a loop's batches, which it alone knows, are not shared out again"
     return leaf.metadata["because"] if leaf.metadata["may_change"] == "never" else None
+
+
+OF_DRIVERS = {"remote": "remote", "virtual": "virtual", "eval.devices": "local"}
+"""By setting or group, the driver whose runs alone use it."""
+
+
+def why_idle(experiment: Experiment, path: str) -> str | None:
+    """Because of which other setting the run does not use the one of this path; None: it does."""
+    group, _, name = path.partition(".")
+    driver = OF_DRIVERS.get(path) or OF_DRIVERS.get(group)
+    if driver not in (None, experiment.driver):
+        return f"driver is {experiment.driver}"
+    return experiment.outer.idle.get(name) if group == "outer" else None

@@ -33,8 +33,8 @@ from ddiloco.protocol.state import (
 )
 from ddiloco.storage import array_file, checksummed_json, fragment_history
 from ddiloco.storage.run_mark import FRAGMENT, RunMark
+from ddiloco.storage.workdir import Owner
 from ddiloco.telemetry import records
-from ddiloco.telemetry.folder_identity import Owner
 from ddiloco.telemetry.throughput import Pace
 
 FOLDER = "syncer"  # of a run, in its workdir

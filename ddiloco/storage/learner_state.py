@@ -12,7 +12,7 @@ import pathlib
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,7 +23,6 @@ from ddiloco.arrays.finite import NotFiniteError, check_finite, check_state
 from ddiloco.config import build
 from ddiloco.protocol.work import LearnerWork
 from ddiloco.storage import array_file
-from ddiloco.storage.array_names import is_kind, numbered
 from ddiloco.telemetry.records import reason
 
 KEPT = 2  # by each of several hosts
@@ -293,3 +292,28 @@ def _gathered(paths: Sequence[epath.Path], needs: Needs | None) -> tuple[dict[st
         return about, {name: one.blocks() for name, one in gathered.items()}
     except (ValueError, LookupError):
         raise ValueError(f"{paths[0]}: is of another mesh, model or codec") from None
+
+
+T = TypeVar("T")
+
+
+def named(kind: str, arrays: Mapping[str, T] | Sequence[T]) -> dict[str, T]:
+    """The arrays as `<kind>/<name>`, or as `<kind>/<i>` from 0; for a fragment p, `kind` ends in `/<p>`."""
+    pairs = arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays)
+    return {f"{kind}/{name}": array for name, array in pairs}
+
+
+def is_kind(kind: str, name: str) -> bool:
+    """Whether an array of this name is of the kind."""
+    return name.startswith(f"{kind}/")
+
+
+def of_kind(kind: str, arrays: Mapping[str, T]) -> dict[str, T]:
+    """The arrays of one kind by name, as `named` took them; empty if there are none."""
+    prefix = f"{kind}/"
+    return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+
+
+def numbered(kind: str, arrays: Mapping[str, T]) -> tuple[T, ...]:
+    """The arrays of one kind in order, as `named` took them; empty if there are none."""
+    return tuple(x for _, x in sorted(of_kind(kind, arrays).items(), key=lambda item: int(item[0])))

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ddiloco.storage import array_file
+from ddiloco.storage.workdir import is_locked, take
 from ddiloco.telemetry.files import GrowingFile
-from ddiloco.telemetry.folder_identity import is_locked, take
 from ddiloco.telemetry.trimming import EVALUATOR_LOCK
 
 FOLDER = "evaluator"  # of a run, in its workdir

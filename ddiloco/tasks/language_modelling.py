@@ -24,13 +24,15 @@ from ddiloco.training.sampling import sample
 _ROW = ("inputs", "targets", "segments", "positions", "weights")
 
 
+TEMPERATURE = 0.7  # of the sample at the end: readable, and not the same words again and again
+
+
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
     """The continuation written at the end."""
 
     prompt: str = setting("def ", "text that it continues")
     tokens: int = setting(160, "tokens to write; 0: none", at_least=0)
-    temperature: float = setting(0.7, "sampling temperature; 0: the likeliest token", at_least=0.0)
 
     def __post_init__(self) -> None:
         if self.tokens and not self.prompt:
@@ -113,6 +115,6 @@ class LanguageModelling(Task):
         s = self.sampling
         prompt = self.tokenizer.encode(s.prompt)
         window = self.data.sequence_length
-        tokens = sample(self.model, dict(params), prompt, s.tokens, s.temperature, self.seed, window)
+        tokens = sample(self.model, dict(params), prompt, s.tokens, TEMPERATURE, self.seed, window)
         ends = np.flatnonzero(tokens == self.tokenizer.eos)  # what follows was no target in training
         return s.prompt + self.tokenizer.decode(tokens[: ends[0]] if ends.size else tokens)

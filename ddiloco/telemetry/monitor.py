@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.waits import PROCESS
 from ddiloco.telemetry.alarms import Alarms
 from ddiloco.telemetry.files import GrowingFiles, read_json, write_json
-from ddiloco.telemetry.folder_identity import Owner
 from ddiloco.telemetry.json_lines import about
 from ddiloco.telemetry.plots import plot_loss
 from ddiloco.telemetry.progress import PLAIN_EVERY, Progress, RecentSpeed, Stall, glance
@@ -38,6 +36,7 @@ from ddiloco.telemetry.run_files import RunLines, recall
 from ddiloco.telemetry.scalars import as_float, as_json
 from ddiloco.telemetry.series import together
 from ddiloco.telemetry.state import RunState, summarize
+from ddiloco.telemetry.waits import PROCESS
 from ddiloco.telemetry.writers import SERVICES, Aside, EventFiles, Metrics, Writer
 
 POLL = 0.1  # seconds; draining in batches wakes the interpreter less often than a wake-up for each record
@@ -64,16 +63,18 @@ class Monitor:
         clock: Callable[[], float] | None = time.time,
         resume: bool = False,
         writers: Sequence[str] = ("tensorboard",),
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         """`log_every`: steps between metrics.
 
         `clock` gives the records' kind of time (unix seconds); None: that is virtual, and now is the latest
         record's. `resume`: earlier processes of the run have left counts in the workdir, which go on; the
-        thread reads them first, while records wait in the queue.
+        thread reads them first, while records wait in the queue. `check_owner` raises OSError if the workdir
+        has become another run's.
         """
         self.queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._workdir = pathlib.Path(workdir)
-        self._owner = Owner(self._workdir)
+        self._check_owner = check_owner
         self._clock = clock
         self._clock_of = "virtual " if clock is None else ""
         self._progress = Progress()
@@ -263,7 +264,7 @@ class Monitor:
         self._summary = {**summary, **as_json(self._extra)}
         path = self._workdir / "summary.json"
         with self._alarms.guard(str(path)):
-            self._owner.check()
+            self._check_owner()
             write_json(path, self._summary)
 
     def _write_run_metrics(self) -> None:

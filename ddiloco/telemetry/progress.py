@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.waits import SHOWN_AFTER
 from ddiloco.telemetry.formatting import amount, clock, number, seconds
 from ddiloco.telemetry.scalars import as_float
 from ddiloco.telemetry.series import together
-from ddiloco.telemetry.skips import MANY
 from ddiloco.telemetry.state import RunState
 from ddiloco.telemetry.terminal import LONGEST_LINE, has_room, printable
+from ddiloco.telemetry.waits import SHOWN_AFTER
+from ddiloco.telemetry.watches import MANY
 
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0

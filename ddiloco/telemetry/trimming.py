@@ -15,9 +15,10 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State
 from ddiloco.telemetry.files import read_json, read_lines, read_values, replacing, write_json
-from ddiloco.telemetry.folder_identity import LOCK
 
-EVALUATOR_LOCK = ".evaluator.lock"
+LOCK, EVALUATOR_LOCK = ".lock", ".evaluator.lock"
+"""The process that has locked this file of a run's folder owns it; and the evaluator's."""
+
 OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 """What stays in a workdir whatever run is in it."""
 
@@ -38,7 +39,7 @@ OF_RUNS = KEPT | MADE_AGAIN | {SUMMARY}
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class TrimPoint:
     """Where a run is cut; a learner that is not in `states` is cut at `time`."""
 
     time: float  # of the syncer's state, in the records' clock
@@ -52,7 +53,7 @@ class Cut:
         return self.states[learner][1] if learner in self.states else self.time
 
 
-def trim(workdir: pathlib.Path, cut: Cut) -> pathlib.Path:
+def trim(workdir: pathlib.Path, cut: TrimPoint) -> pathlib.Path:
     """Cuts the files of the run in the workdir back; a second call changes nothing more.
 
     What is cut off, and all that the resumed run makes again, is moved to `workdir/previous/N`, which is
@@ -82,7 +83,7 @@ def next_previous(workdir: pathlib.Path) -> pathlib.Path:
     return previous / str(number)
 
 
-def _split(path: pathlib.Path, gone_to: pathlib.Path, cut: Cut) -> None:
+def _split(path: pathlib.Path, gone_to: pathlib.Path, cut: TrimPoint) -> None:
     """Leaves the lines that stay, and moves the others and torn ones to `gone_to`, if there are any."""
     stays, number = _stays(path, cut), 0
     states: dict[int, str] = {}  # by learner, the last
@@ -102,7 +103,7 @@ def _split(path: pathlib.Path, gone_to: pathlib.Path, cut: Cut) -> None:
         os.fsync(kept.fileno())  # the only lines of what the snapshot holds
 
 
-def _stays(path: pathlib.Path, cut: Cut) -> Callable[[int, Mapping[str, Any]], bool]:
+def _stays(path: pathlib.Path, cut: TrimPoint) -> Callable[[int, Mapping[str, Any]], bool]:
     """A predicate for lines, by number, torn ones not counted, and values: whether a line is kept."""
     if path.name == "steps.jsonl" and int(path.parent.name) in cut.states:
         place = _place(read_values(path), *cut.states[int(path.parent.name)])
@@ -126,7 +127,7 @@ def _place(lines: Iterable[Mapping[str, Any]], step: int, time: float) -> int:
     return place
 
 
-def _ends(states: Mapping[int, str], cut: Cut) -> Iterator[str]:
+def _ends(states: Mapping[int, str], cut: TrimPoint) -> Iterator[str]:
     """Lines by which every learner is down from its cut on, since nothing that it did later counts."""
     for learner, state in sorted(states.items()):
         if state != State.FAILED.value:

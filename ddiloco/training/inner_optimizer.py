@@ -24,6 +24,10 @@ from ddiloco.outer.stacks import is_stack
 _OF_STATES = Marks(may_change="never", because="the learners' inner states have its arrays")
 
 
+EPSILON = 1e-8  # added to the root of Adam's second moment; optax's default
+MUON_MOMENTUM = 0.95  # decay of Muon's mean of gradients, as its authors have it
+
+
 @dataclasses.dataclass(frozen=True)
 class InnerConfig:
     """Settings of the inner optimizer and of the loss that it minimises."""
@@ -43,8 +47,6 @@ class InnerConfig:
     mu_dtype: str = setting(
         "float32", "type in which first moments are kept", choices=("bfloat16", "float32"), **_OF_STATES
     )
-    momentum: float = setting(0.95, "decay of Muon's mean of gradients", at_least=0.0, below=1.0)
-    eps: float = setting(1e-8, "added to the root of Adam's second moment", above=0.0)
     clip_norm: float | None = setting(1.0, "largest global norm of a gradient; None is off", above=0.0)
     accumulation: int = setting(
         1, "micro-batches that a step's rows are split into", at_least=1, both_ends=False
@@ -108,9 +110,9 @@ def make_inner_optimizer(
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(config.clip_norm))
-    scaled = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype)
+    scaled = optax.scale_by_adam(config.b1, config.b2, EPSILON, mu_dtype=config.mu_dtype)
     if config.optimizer == "muon":
-        scaled = muon(axes, config.momentum, config.mu_dtype, scaled, shardings)
+        scaled = muon(axes, MUON_MOMENTUM, config.mu_dtype, scaled, shardings)
     parts.append(scaled)
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=decay_mask))

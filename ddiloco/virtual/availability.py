@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddiloco.config import ConfigError, build, setting
+from ddiloco.config import ConfigError, build
 from ddiloco.goodput.accounting import State
 
 PAUSES = {
@@ -31,10 +31,20 @@ class Change:
     first step on.
     """
 
-    time: float = setting(dataclasses.MISSING, "virtual seconds", at_least=0.0)
-    learner: int = setting(dataclasses.MISSING, "whose life it is", at_least=0)
-    event: str = setting(dataclasses.MISSING, "what happens", choices=EVENTS)
-    share: float = setting(1.0, "of the chips, in a step", above=0.0, at_most=1.0)
+    time: float  # virtual seconds
+    learner: int
+    event: str
+    share: float = 1.0  # of the chips, in a step
+
+    def __post_init__(self) -> None:
+        if not self.time >= 0.0:
+            raise ValueError(f"time: is {self.time}, but must be at least 0")
+        if self.learner < 0:
+            raise ValueError(f"learner: is {self.learner}, but must be at least 0")
+        if self.event not in EVENTS:
+            raise ValueError(f"event: is {self.event!r}, but must be one of {', '.join(EVENTS)}")
+        if not 0.0 < self.share <= 1.0:
+            raise ValueError(f"share: is {self.share}, but must be above 0 and at most 1")
 
 
 def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.interruptions import draw_interruptions
-from ddiloco.goodput.job_changes import JobChange, job_changes, job_chips
-from ddiloco.goodput.spare_capacity import draw_extra
+from ddiloco.goodput.failures import draw_extra
+from ddiloco.goodput.jobs import JobChange, draw_interruptions, job_changes, job_chips
 from ddiloco.outer.encoding import Traffic
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.virtual.array_ports import LearnerArrays, Observer, SyncerArrays
@@ -190,7 +189,7 @@ def make_fleet(
         places,
         learner_arrays,
         syncer_arrays,
-        takes=Durations(lambda: v.merge_seconds, v.notice_seconds, v.recovery_seconds),
+        takes=Durations(lambda: v.merge_seconds, v.failures.detection_seconds, v.recovery_seconds),
         observer=observer,
     )
     fleet.schedule(changes_of(experiment))

@@ -12,14 +12,12 @@ import numpy as np
 
 from ddiloco.config import ConfigError
 from ddiloco.data.settings import DataConfig
-from ddiloco.data.special_tokens import OF_TOKENIZER, SETTINGS_FILE
-from ddiloco.data.tokenizers import ByteTokenizer, make_tokenizer
+from ddiloco.data.tokenizers import OF_TOKENIZER, SETTINGS_FILE, ByteTokenizer, make_tokenizer
 from ddiloco.settings.experiment import Experiment
 from ddiloco.storage import array_file
 from ddiloco.weights.architectures import counterpart_of
-from ddiloco.weights.counterpart import CONFIG
+from ddiloco.weights.counterpart import CONFIG, Theirs
 from ddiloco.weights.files import SHARD_BYTES, Tensor, write
-from ddiloco.weights.table import Theirs
 
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 
@@ -32,7 +30,7 @@ def export(
 ) -> list[str]:
     """Writes the parameters, by layer, into the folder, new or empty; `config.json` is written last.
 
-    Beside the parameters there is one tensor in memory at a time.
+    Beside the parameters there are the tensors of one file in memory at a time.
 
     Returns:
       What has no counterpart, a line each; the logits have one.

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import pathlib
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from ddiloco.arrays.finite import NotFiniteError, check_finite
 from ddiloco.config import ConfigError
 from ddiloco.storage import array_file
 from ddiloco.telemetry.records import reason
-from ddiloco.weights.table import Shape
+from ddiloco.weights.counterpart import Shape
 
 MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # of the tensors in a file, at most
@@ -37,9 +38,7 @@ class Tensor(NamedTuple):
 
 
 def write(folder: pathlib.Path, tensors: Sequence[Tensor], shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes the tensors one after another into as many files as are needed, with one in memory at a time.
-
-    The package `safetensors` writes a file only from all of its tensors.
+    """Writes the tensors into as many files as are needed, with those of one file in memory at a time.
 
     Raises:
       OSError: the disk refuses.
@@ -49,7 +48,11 @@ def write(folder: pathlib.Path, tensors: Sequence[Tensor], shard_bytes: int = SH
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = MODEL if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        array_file.replace(folder / name, _parts(shard))
+        try:
+            save_file({tensor.name: _float32(tensor) for tensor in shard}, folder / name, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(errno.EIO, reason(error), str(folder / name)) from None
+        array_file.make_durable(folder / name)
         where |= {tensor.name: name for tensor in shard}
     if count > 1:
         index = {"metadata": {"total_size": sum(t.bytes for t in tensors)}, "weight_map": where}
@@ -65,21 +68,11 @@ def _shards(tensors: Sequence[Tensor], shard_bytes: int) -> list[list[Tensor]]:
     return shards
 
 
-def _parts(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """The bytes of one file."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape, _ in tensors:
-        begin, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    yield struct.pack("<Q", len(encoded)) + encoded
-    for tensor in tensors:
-        array = np.ascontiguousarray(tensor.array(), np.dtype("<f4"))
-        if array.shape != tensor.shape:
-            raise ValueError(f"{tensor.name} has shape {array.shape}, but must have {tensor.shape}")
-        yield array.reshape(-1).view(np.uint8).data
+def _float32(tensor: Tensor) -> np.ndarray:
+    array = np.ascontiguousarray(tensor.array(), np.dtype("<f4"))
+    if array.shape != tensor.shape:
+        raise ValueError(f"{tensor.name} has shape {array.shape}, but must have {tensor.shape}")
+    return array
 
 
 class Files:

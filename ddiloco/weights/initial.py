@@ -12,9 +12,8 @@ import numpy as np
 from ddiloco.config import ConfigError
 from ddiloco.training.parameters import parameter_shapes
 from ddiloco.weights.architectures import counterpart_of
-from ddiloco.weights.counterpart import CONFIG
+from ddiloco.weights.counterpart import CONFIG, Shape, Table
 from ddiloco.weights.files import Files
-from ddiloco.weights.table import Shape, Table
 
 
 class InitialWeights(Mapping[str, np.ndarray]):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ddiloco.models.dense import DenseConfig, embedding_gain
 from ddiloco.models.moe import MoEConfig
 from ddiloco.training.parameters import parameter_shapes
-from ddiloco.weights.counterpart import CONFIG, Counterpart, Field, needs
-from ddiloco.weights.table import Table
+from ddiloco.weights.counterpart import CONFIG, Counterpart, Field, Table, needs
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
@@ -22,7 +21,7 @@ def dense(config: DenseConfig) -> Counterpart:
     # Layers of another kind would see a part of the text alone
     kinds = ["full_attention"] * config.num_layers
     fields = (*_fields(config, 128), Field("layer_types", kinds, None, kinds, written=False))
-    return Counterpart("Qwen3ForCausalLM", _needs(config), {CONFIG: fields}, {CONFIG: more}, table)
+    return Counterpart("Qwen3ForCausalLM", (), {CONFIG: fields}, {CONFIG: more}, table)
 
 
 def moe(config: MoEConfig) -> Counterpart:
@@ -47,12 +46,8 @@ def moe(config: MoEConfig) -> Counterpart:
         Field("decoder_sparse_step", 1, None, 1),
     )
     more = {"model_type": "qwen3_moe"}
-    differences = (*_needs(c), *needs(c, "Qwen3-MoE", capacity_factor=None, shared_expert_dim=0))
+    differences = needs(c, "Qwen3-MoE", capacity_factor=None, shared_expert_dim=0)
     return Counterpart("Qwen3MoeForCausalLM", differences, {CONFIG: fields}, {CONFIG: more}, table)
-
-
-def _needs(config: DenseConfig) -> tuple[str, ...]:
-    return needs(config, "Qwen3", qk_norm=True, logit_softcap=None)
 
 
 def _fields(config: DenseConfig, head_dim: int) -> tuple[Field, ...]:
@@ -94,9 +89,8 @@ def _trunk(config: DenseConfig) -> Table:
         for name, proj in _PROJECTIONS.items():
             table.linear(f"{ours}/attention/{name}/kernel", f"{theirs}.self_attn.{proj}.weight", outputs=2)
         table.linear(f"{ours}/attention/out/kernel", f"{theirs}.self_attn.o_proj.weight")
-        if config.qk_norm:
-            for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-                table.same(f"{ours}/attention/{name}/scale", f"{theirs}.self_attn.{norm}.weight")
+        for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
+            table.same(f"{ours}/attention/{name}/scale", f"{theirs}.self_attn.{norm}.weight")
     return table
 
 

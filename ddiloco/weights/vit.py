@@ -6,8 +6,7 @@ import numpy as np
 
 from ddiloco.models.vit import ViTConfig
 from ddiloco.training.parameters import parameter_shapes
-from ddiloco.weights.counterpart import CONFIG, PREPROCESSOR, Counterpart, Field, needs
-from ddiloco.weights.table import Ours, Table, Theirs
+from ddiloco.weights.counterpart import CONFIG, PREPROCESSOR, Counterpart, Field, Ours, Table, Theirs, needs
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu"}
 _EMBEDDINGS = "vit.embeddings"

@@ -294,7 +294,6 @@ class Assembly:
             program=program,
             transfer=transfer,
             batches=batches or self.batches((learner,)),
-            steps_in_flight=e.train.steps_in_flight,
             min_step_seconds=e.min_step_seconds(learner),
             sdc_check_every=e.sdc_check_every,
             step_flops=self.recipe.step_flops(self.recipe.kind((learner,))),

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, Sharding
 
 from ddiloco.arrays.blocks import Blocks
 from ddiloco.protocol.learner import KEPT_OFFERS
-from ddiloco.storage.array_names import named, numbered, of_kind
+from ddiloco.storage.learner_state import named, numbered, of_kind
 from ddiloco.training.step import differing_devices
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.transfer import FragmentTransfer, Offer
@@ -71,6 +71,10 @@ class Program(Protocol):
         """A copy of the inner state's arrays, on its way to the host."""
 
 
+STEPS_IN_FLIGHT = 2
+"""Steps handed to the devices before the oldest is complete: enough that they never wait for the host."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Equipment:
     """A learner's programs, which learners on the same mesh may share, and data."""
@@ -78,7 +82,6 @@ class Equipment:
     program: Program
     transfer: FragmentTransfer
     batches: BatchSource
-    steps_in_flight: int
     min_step_seconds: float = 0.0
     sdc_check_every: int = 0
     step_flops: float | None = None  # the model's operations in a step; None: not known

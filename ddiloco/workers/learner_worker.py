@@ -35,7 +35,7 @@ from ddiloco.workers.exchange import (
 )
 from ddiloco.workers.inbox import Inbox
 from ddiloco.workers.learner_actor import LearnerActor
-from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
+from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT, Equipment, Erred, TrainingArrays
 from ddiloco.workers.resuming import ResumedLearner
 from ddiloco.workers.transfer import Offer
 
@@ -77,7 +77,7 @@ class _Step(NamedTuple):
 class LearnerWorker:
     """One learner's thread; sole owner of its actor.
 
-    Up to `steps_in_flight` steps are dispatched to the devices, so that they never wait for this thread; a
+    Up to STEPS_IN_FLIGHT steps are dispatched to the devices, so that they never wait for this thread; a
     step is reported once the devices have finished it. The core gets a heartbeat after `core.heartbeat`
     seconds without a message to the syncer, in mid-step too, unless that step takes so much longer than
     earlier ones that the devices may hang.
@@ -146,7 +146,7 @@ class LearnerWorker:
     @property
     def boundary_seconds(self) -> float:
         """Until the devices have done the steps that they have now and one more, by the longest so far."""
-        return (self._equipment.steps_in_flight + 1) * self._longest_step
+        return (STEPS_IN_FLIGHT + 1) * self._longest_step
 
     def between_steps(self, call: Callable[[], Result]) -> Result:
         """The result of `call`, which the learner's thread makes between two steps; for other threads.
@@ -224,7 +224,7 @@ class LearnerWorker:
         started, slowest = time.monotonic(), self._equipment.min_step_seconds
         self._start_step()
         self._idle(started + slowest)
-        if self._finish_steps(leave=0 if slowest else self._equipment.steps_in_flight - 1):
+        if self._finish_steps(leave=0 if slowest else STEPS_IN_FLIGHT - 1):
             self._longest_step = max(self._longest_step, time.monotonic() - started)
 
     def _start_step(self) -> None:

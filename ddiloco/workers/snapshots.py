@@ -19,6 +19,7 @@ from ddiloco.settings.experiment import Experiment, to_json
 from ddiloco.storage.snapshots import SYNCER, Snapshot, SnapshotHeader, SnapshotStore
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import CheckpointWritten
+from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ class SnapshotTaker:
         except OSError as error:
             self._given_up(0, core.step, f"{self.folder}: {records.reason(error)}")
             return 0, ()
-        steps = self._experiment.train.steps_in_flight + 1
+        steps = STEPS_IN_FLIGHT + 1
         deadline = now + self._seconds() + steps * core.longest_step(asked)
         self._taking = _Taking(number, core.step, now, deadline, dict(asked))
         if not asked:

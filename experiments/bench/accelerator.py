@@ -21,6 +21,7 @@ from ddiloco.models.model import Output, whole_logits
 from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
 from ddiloco.telemetry.records import StepDone
+from ddiloco.training.inner_optimizer import EPSILON
 from ddiloco.workers.assembly import Assembly
 from experiments.bench.learner import bare_loops, run_to_the_end, throughput
 from experiments.bench.measuring import alternated, row
@@ -83,7 +84,7 @@ def flax_loop(assembly: Assembly, steps: int) -> list[StepDone]:
     inner = e.inner
     tx = optax.chain(
         optax.clip_by_global_norm(inner.clip_norm),
-        optax.adamw(inner.learning_rate, inner.b1, inner.b2, inner.eps, weight_decay=inner.weight_decay),
+        optax.adamw(inner.learning_rate, inner.b1, inner.b2, EPSILON, weight_decay=inner.weight_decay),
     )
     graph, state = nnx.split((module, nnx.Optimizer(module, tx, wrt=nnx.Param)))
 

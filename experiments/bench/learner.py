@@ -20,7 +20,7 @@ from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
 from ddiloco.telemetry.records import StepDone
 from ddiloco.workers.assembly import Assembly
-from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT, Equipment, TrainingArrays
 from experiments.bench.measuring import alternated, row
 from experiments.cli import program
 
@@ -54,12 +54,12 @@ def bare_loops(assembly: Assembly, steps: int) -> list[StepDone]:
     def loop(learner: int, own: Equipment) -> None:
         state = own.program.state_from(initial)
         in_flight: collections.deque[tuple[int, int, dict]] = collections.deque()
-        for step in range(steps + own.steps_in_flight - 1):
+        for step in range(steps + STEPS_IN_FLIGHT - 1):
             if step < steps:
                 batch = next(own.batches)
                 state, metrics = own.program.step(state, batch, step)
                 in_flight.append((step + 1, int(batch["weights"].sum()), metrics))
-            if len(in_flight) == own.steps_in_flight or step >= steps:
+            if len(in_flight) == STEPS_IN_FLIGHT or step >= steps:
                 number, tokens, metrics = in_flight.popleft()
                 jax.block_until_ready(metrics)
                 done.append(StepDone(learner, number, time.time(), tokens, metrics))

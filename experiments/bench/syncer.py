@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ddiloco.run.memory_needs import syncer_needs
+from ddiloco.run.resources import syncer_needs
 from experiments.bench.measuring import another_process, medians, receive_from, row
 from experiments.bench.syncer_processes import Played, PlayedTraffic, assembly_of, play
 from experiments.bench.wire import receive

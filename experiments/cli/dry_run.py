@@ -16,7 +16,7 @@ from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
 from ddiloco.protocol.schedule import Schedule
-from ddiloco.run import memory_needs
+from ddiloco.run import resources
 from ddiloco.run.recipes import ModelRecipe, assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
@@ -94,24 +94,24 @@ def describe(experiment: Experiment) -> str:
 
 def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     """What each process needs of its host's memory."""
-    syncer = memory_needs.syncer_needs(experiment, layout)
+    syncer = resources.syncer_needs(experiment, layout)
     shards = experiment.syncer_shards
     hosts = experiment.hosts(0)
     learner, giving = (
-        memory_needs.learner_needs(experiment, layout, hosts),
-        memory_needs.donor_bytes(experiment) // hosts,
+        resources.learner_needs(experiment, layout, hosts),
+        resources.donor_bytes(experiment) // hosts,
     )
     of_syncer = f"syncer {_size(syncer.most)} ({_size(syncer.least)} all the time)"
     if shards > 1:
-        others = (memory_needs.syncer_needs(experiment, layout, shard) for shard in range(1, shards))
+        others = (resources.syncer_needs(experiment, layout, shard) for shard in range(1, shards))
         largest = max(needs.most for needs in others)
         of_syncer = f"first of {shards} syncer shards {_size(syncer.most)}, each other {_size(largest)}"
     slack, every = experiment.sync.overlap, range(layout.num_fragments)
-    arriving = memory_needs.round_bytes(layout, experiment.outer, experiment.most_learners, every)
-    leaving = memory_needs.offer_bytes(layout, experiment.outer) // hosts
+    arriving = resources.round_bytes(layout, experiment.outer, experiment.most_learners, every)
+    leaving = resources.offer_bytes(layout, experiment.outer) // hosts
     scoring = []
     if experiment.driver == "remote" and experiment.eval.every is not None:
-        evaluator = _size(memory_needs.evaluator_needs(experiment, layout).most)
+        evaluator = _size(resources.evaluator_needs(experiment, layout).most)
         scoring = [f"             evaluator {evaluator} where its device is the CPU;"]
     return [
         f"host memory  {of_syncer},",
@@ -120,7 +120,7 @@ def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
         *scoring,
         f"             each round more that links slower than {slack} steps keep on its way: "
         f"syncer {_size(arriving)}, learner {_size(leaving)};",
-        f"             this host has {_size(memory_needs.host_memory())}",
+        f"             this host has {_size(resources.host_memory())}",
     ]
 
 

@@ -27,7 +27,7 @@ from ml_collections import ConfigDict
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.settings import removed
-from ddiloco.storage.folders import check_folder, make_folder
+from ddiloco.storage.workdir import check_folder, make_folder
 from ddiloco.telemetry import terminal
 from experiments.cli import streams
 
@@ -72,8 +72,7 @@ class Config:
             of these.
           ConfigError: a setting is impossible.
         """
-        from ddiloco.settings.experiment import parse
-        from ddiloco.settings.idle import why_idle
+        from ddiloco.settings.experiment import parse, why_idle
 
         settings = {**(settings or {}), **more}
         experiment = parse(resolve(chosen_config(), [*_given, *settings.items()]))

@@ -17,10 +17,10 @@ from ddiloco.config import ConfigError
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, SYNCER, Assignment
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
-from ddiloco.storage.folders import check_folder
-from ddiloco.telemetry.health import Health, serve
+from ddiloco.storage.workdir import check_folder
 from ddiloco.telemetry.json_lines import speak_json
 from ddiloco.telemetry.records import reason
+from ddiloco.telemetry.watches import Health, serve
 from experiments.cli import exit_handling, program, roles
 from experiments.cli.credentials import check_address
 
@@ -153,7 +153,7 @@ class _Process:
         """A syncer's process beside the first."""
         from ddiloco.remote.syncer.process import run_shard
         from ddiloco.remote.wire.security import check_reach
-        from ddiloco.run import memory_needs
+        from ddiloco.run import resources
         from ddiloco.storage.durable import FOLDER, DurableStateError
         from ddiloco.storage.run_mark import RunMarkError
 
@@ -172,8 +172,8 @@ class _Process:
         ):
             program.print_err(over)
             return DONE
-        needs = memory_needs.syncer_needs(experiment, assembly.layout, assignment.shard)
-        memory_needs.check(needs, f"shard {assignment.shard} of the syncer")
+        needs = resources.syncer_needs(experiment, assembly.layout, assignment.shard)
+        resources.check_memory(needs, f"shard {assignment.shard} of the syncer")
         listening = self._listening(address)
         where = {"listening": listening, "security": self.security, "folder": assignment.workdir / FOLDER}
         try:
@@ -201,7 +201,7 @@ class _Process:
 
         from ddiloco.launch import processes
         from ddiloco.remote.learner.process import LearnerProcess
-        from ddiloco.run import memory_needs
+        from ddiloco.run import resources
 
         place = _place(self.assignment)
         if place is not None and spare is not None:
@@ -224,9 +224,9 @@ class _Process:
         assignment, workdir = self.assignment, self.assignment.workdir
         address = check_address(assignment.syncer, "syncer")
         roles.name_process(assignment.name)
-        own = memory_needs.learner_needs(self.experiment, assembly.layout, assignment.processes)
+        own = resources.learner_needs(self.experiment, assembly.layout, assignment.processes)
         with ending():
-            memory_needs.check(own, f"learner {assignment.learner}")
+            resources.check_memory(own, f"learner {assignment.learner}")
             folder = self._folder()
         if profiled and workdir is None:
             raise program.UsageError("profile: needs --workdir, where the trace goes")

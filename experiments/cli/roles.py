@@ -11,8 +11,8 @@ from typing import Any
 from absl import command_name, flags
 
 from ddiloco.config import REFUSED
-from ddiloco.goodput.waits import PROCESS
 from ddiloco.launch.assignment import FAILED, LEARNER, PREFIX, SYNCER, Assignment
+from ddiloco.telemetry.waits import PROCESS
 from experiments.cli import program
 
 
@@ -137,14 +137,14 @@ def profile(steps: str | None, workdir: pathlib.Path | None):
     """The StepProfile of `FIRST:LAST`; None of None. Raises UsageError if these are no steps."""
     if steps is None or workdir is None:
         return None
-    from ddiloco.telemetry.profile import FOLDER, StepProfile
+    from ddiloco.telemetry.watches import PROFILE_FOLDER, StepProfile
 
     first, _, last = steps.partition(":")
     if not (first.isdecimal() and last.isdecimal() and 2 <= int(first) <= int(last)):
         raise program.UsageError(
             f"profile: is {steps!r}, but must be FIRST:LAST, steps from 2 on, such as 20:24"
         )
-    return StepProfile(workdir / FOLDER, int(first), int(last), program.print_err)
+    return StepProfile(workdir / PROFILE_FOLDER, int(first), int(last), program.print_err)
 
 
 def security():

@@ -50,8 +50,7 @@ def lacking(workdir: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     A setting that its version did not know yet was at its default, and one that the run makes no use of may
     differ. `settings`: as `ddiloco.settings.experiment.to_json` gives them.
     """
-    from ddiloco.settings.experiment import parse, to_json
-    from ddiloco.settings.idle import why_idle
+    from ddiloco.settings.experiment import parse, to_json, why_idle
 
     if not finished(workdir):
         return "it has not finished"
@@ -100,8 +99,7 @@ def plan(name: str, config: str, overrides: Sequence[tuple[str, Any]], workdir: 
     Raises:
       UsageError: a setting is unknown or impossible; the message begins with the name and names the field.
     """
-    from ddiloco.settings.experiment import parse, to_json
-    from ddiloco.settings.idle import why_idle
+    from ddiloco.settings.experiment import parse, to_json, why_idle
 
     try:
         experiment = parse(program.resolve(config, overrides))

@@ -8,7 +8,7 @@ import pytest
 from ddiloco.baselines import virtual as virtual_baseline
 from ddiloco.baselines.wall import BaselineRun
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.interruptions import Interruption
+from ddiloco.goodput.jobs import Interruption
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.run.recipes import assembly_of
 from ddiloco.telemetry import records

@@ -24,7 +24,7 @@ SHAPE = (12, 32, 1)
 
 @pytest.fixture
 def config(data_dir):
-    return CanvasConfig(data_dir=data_dir, keep=True)
+    return CanvasConfig(data_dir=data_dir)
 
 
 def batches(config, shards=(0,), batch_size=8, seed=3, shape=SHAPE):

@@ -48,7 +48,7 @@ def test_a_source_survives_pickling_and_knows_its_classes(splits):
 
 
 def test_what_is_kept_in_memory_is_what_was_decoded(splits, data_dir):
-    kept = open_images(ImagesConfig(data_dir=data_dir, keep=True), "test", 1)
+    kept = open_images(ImagesConfig(data_dir=data_dir), "test", 1)
     assert kept[5] is kept[5]
     np.testing.assert_array_equal(kept[5]["image"], splits["test"][5]["image"])
 
@@ -83,10 +83,8 @@ def paintings(tmp_path):
     return tmp_path
 
 
-def of_paintings(folder, image_feature="painting", label_feature="school"):
-    return ImagesConfig(
-        "tiny_paintings", data_dir=folder, image_feature=image_feature, label_feature=label_feature
-    )
+def of_paintings(folder):
+    return ImagesConfig("tiny_paintings", data_dir=folder)
 
 
 def test_any_name_and_features_are_opened_in_colour_or_in_grey(paintings):
@@ -100,19 +98,12 @@ def test_any_name_and_features_are_opened_in_colour_or_in_grey(paintings):
     assert grey[0]["image"].shape[2] == 1
 
 
-@pytest.mark.parametrize(
-    ("features", "told"),
-    [
-        ({"image_feature": "title"}, "no image feature 'title'; its image features: painting"),
-        (
-            {"image_feature": "painting", "label_feature": "title"},
-            "no label feature 'title'; its label features: school",
-        ),
-    ],
-)
-def test_a_feature_of_another_kind_names_those_that_there_are(features, told, paintings):
-    with pytest.raises(DataError, match=told) as error:
-        open_images(of_paintings(paintings, **features), "train", 3)
+def test_a_data_set_without_one_image_and_one_label_is_refused_in_a_line():
+    found = ImagesConfig("stdlib_text")
+    with pytest.raises(
+        DataError, match=r"^config\.data\.name: stdlib_text must have one image feature"
+    ) as error:
+        open_images(found, "train", 3)
     assert "\n" not in str(error.value)
 
 

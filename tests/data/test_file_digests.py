@@ -1,15 +1,14 @@
-"""Files that change are prepared again, and named; files that do not are not, wherever they are."""
+"""Files that change are prepared again; files that do not are not, wherever they are."""
 
 import json
 import os
-import re
 import shutil
 
 import pytest
 
 from ddiloco.data.errors import DataError
-from ddiloco.data.file_digests import file_digests
 from ddiloco.data.settings import DataConfig
+from ddiloco.data.source_files import file_digests
 from ddiloco.data.sources import open_text
 from ddiloco.data.text_files import TextFiles, text_files
 from ddiloco.data.tokenized import open_tokens, write
@@ -26,60 +25,31 @@ def words(source):
 
 
 @pytest.fixture
-def opened(tmp_path, capsys):
-    """Opens tmp_path/texts: the source, and what is told on stderr of changes."""
-
-    def open_it():
-        source = open_text(str(tmp_path / "texts"), "train", tmp_path / "data[1]")
-        return source, re.findall(r"config\.data\.name: .* is prepared again; (.*)", capsys.readouterr().err)
-
-    return open_it
+def opened(tmp_path):
+    return lambda: open_text(str(tmp_path / "texts"), "train", tmp_path / "data[1]")
 
 
 def test_an_edit_is_seen_whatever_size_and_times_say(tmp_path, opened):
     file = tmp_path / "texts/a.jsonl"
     fill(file, "AAAA")
-    first, told = opened()
-    assert words(first) == {b"AAAA"} and not told
+    first = opened()
+    assert words(first) == {b"AAAA"}
     before = file.stat()
     text = file.read_text()
     middle = slice(4200, -4200)  # beyond the first and last 4 KiB
     file.write_text(text[: middle.start] + text[middle].replace("A", "B") + text[middle.stop :])
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
-    second, told = opened()
-    assert words(second) >= {b"AAAA", b"BBBB"} and told == ["changed: a.jsonl"]
+    second = opened()
+    assert words(second) >= {b"AAAA", b"BBBB"}
     assert second.full_name != first.full_name
-
-
-def test_what_is_new_changed_and_gone_since_the_last_preparation_is_named(tmp_path, opened):
-    for name in ("a", "b", "c"):
-        fill(tmp_path / f"texts/{name}.jsonl", name)
-    assert opened()[1] == []
-    fill(tmp_path / "texts/a.jsonl", "d")
-    (tmp_path / "texts/b.jsonl").unlink()
-    for number in range(5):
-        fill(tmp_path / f"texts/new{number}.jsonl", "e")
-    source, told = opened()
-    assert told == ["changed: a.jsonl; new: new0.jsonl, new1.jsonl, new2.jsonl and 2 more; gone: b.jsonl"]
-    assert words(source) == {b"d", b"c", b"e"}
-    assert opened()[1] == []
-
-
-def test_files_are_compared_with_what_is_in_use_though_that_was_prepared_before(tmp_path, opened):
-    for word in ("one", "two", "one"):
-        fill(tmp_path / "texts/a.jsonl", word)
-        opened()
-    fill(tmp_path / "texts/b.jsonl", "three")
-    assert opened()[1] == ["new: b.jsonl"]
 
 
 def test_copies_and_touched_files_are_the_same_data_set(tmp_path, opened):
     fill(tmp_path / "texts/a.jsonl", "word")
-    first, _ = opened()
+    first = opened()
     os.utime(tmp_path / "texts/a.jsonl", (1, 1))
-    again, told = opened()
-    assert again.full_name == first.full_name and not told
+    assert opened().full_name == first.full_name
     shutil.copytree(tmp_path / "texts", tmp_path / "copy")
     os.utime(tmp_path / "copy/a.jsonl", (2, 2))
     elsewhere = open_text(str(tmp_path / "copy"), "train", tmp_path / "other data")

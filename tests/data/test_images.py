@@ -27,7 +27,7 @@ from tests.data.positions import assert_goes_on
 
 @pytest.fixture
 def config(data_dir):
-    return ClassificationConfig(data_dir=data_dir, keep=True, train_split="train[:40]")
+    return ClassificationConfig(data_dir=data_dir, train_split="train[:40]")
 
 
 def batches(config, shards=(0,), num_shards=4, batch_size=4, seed=7, size=8, channels=1, num_classes=10):

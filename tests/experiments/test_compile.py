@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.run.memory_needs import inner_bytes
 from ddiloco.run.recipes import ModelRecipe
+from ddiloco.run.resources import inner_bytes
 from ddiloco.settings.experiment import parse
 from ddiloco.training.chips import CHIPS
 from ddiloco.training.sharding import parameter_shardings

@@ -23,8 +23,7 @@ from configs import (
 )
 from ddiloco.config import ConfigError
 from ddiloco.run.job import with_steps
-from ddiloco.settings.experiment import parse
-from ddiloco.settings.idle import OF_DRIVERS, why_idle
+from ddiloco.settings.experiment import OF_DRIVERS, parse, why_idle
 from experiments.cli import program
 from experiments.cli.dry_run import describe
 from tests.integration.programs import ROOT

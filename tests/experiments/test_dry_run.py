@@ -7,7 +7,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.models import model_of
-from ddiloco.run import memory_needs
+from ddiloco.run import resources
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.training.parameters import num_parameters
@@ -83,7 +83,7 @@ def test_processes_are_told_with_the_evaluator_if_there_is_one():
     config = program.load_config("configs/dense.py:tiny")
     config.update(driver="remote")
     experiment = parse(config)
-    needed = memory_needs.evaluator_needs(experiment, assembly_of(experiment).layout).most / 2**20
+    needed = resources.evaluator_needs(experiment, assembly_of(experiment).layout).most / 2**20
     assert f"\n             evaluator {needed:.1f} MiB where its device is the CPU;\n" in describe(experiment)
     config.eval.every = None
     assert "evaluator" not in describe(parse(config))
@@ -95,7 +95,7 @@ def test_of_a_learner_s_hosts_each_needs_its_share_to_give_the_inner_state():
     config.remote.update(hosts=(4,) * config.sync.num_learners)
     config.train.sub_shards = 4
     experiment = parse(config)
-    told, given = describe(experiment), memory_needs.donor_bytes(experiment) / 4 / 2**10
+    told, given = describe(experiment), resources.donor_bytes(experiment) / 4 / 2**10
     assert f" beside its devices, of it {given:.1f} KiB to give its inner" in told
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddiloco.goodput import coverage
-from ddiloco.goodput.coverage import Cover, covered
+from ddiloco.goodput import accounting
+from ddiloco.goodput.accounting import Cover, covered
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
 
@@ -28,13 +28,13 @@ def test_the_moments_covered_by_several_intervals_are_those_counted_one_by_one(i
 
 @given(INTERVALS, st.integers(0, 8))
 def test_a_cover_that_joins_now_and_then_knows_the_length_of_the_union(intervals, last):
-    cover, kept = Cover(), coverage._PENDING
-    coverage._PENDING = 2
+    cover, kept = Cover(), accounting._PENDING
+    accounting._PENDING = 2
     try:
         for start, length in intervals:
             cover.add(start, start + length)
     finally:
-        coverage._PENDING = kept
+        accounting._PENDING = kept
     assert cover.seconds([(60 - last, 60)]) == sum(n > 0 for n in depths([*intervals, (60 - last, last)]))
 
 

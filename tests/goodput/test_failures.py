@@ -8,8 +8,7 @@ import pytest
 
 from ddiloco.config import ConfigError, build
 from ddiloco.goodput.failures import FailureModel, divide
-from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions, draw_interruptions
-from ddiloco.goodput.job_changes import job_chips
+from ddiloco.goodput.jobs import Draws, Interruption, ListedInterruptions, draw_interruptions, job_chips
 from tests.refusals import refusal
 
 FLEET = FailureModel(chips_per_slice=4, mtbi_years=1e-3, return_seconds=300.0)

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.goodput.failures import FailureModel, divide
-from ddiloco.goodput.interruptions import Draws, Interruption, ListedInterruptions, draw_interruptions
-from ddiloco.goodput.job_changes import job_changes, job_chips
-from ddiloco.goodput.jobs import Jobs
+from ddiloco.goodput.jobs import (
+    Draws,
+    Interruption,
+    Jobs,
+    ListedInterruptions,
+    draw_interruptions,
+    job_changes,
+    job_chips,
+)
 from experiments.studies.goodput.simulator import _Lanes, _Ledger
 from experiments.studies.goodput.systems import System
 from tests.long import times

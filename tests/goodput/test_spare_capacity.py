@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError, build
-from ddiloco.goodput.spare_capacity import SpareCapacity, draw_extra
+from ddiloco.goodput.failures import SpareCapacity, draw_extra
 
 YEARS = 6e7  # seconds: 100,000 draws at the default dwell
 

@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-from ddiloco.storage.ownership import owned
-from ddiloco.telemetry.folder_identity import LOCK, is_locked
+from ddiloco.storage.workdir import LOCK, is_locked, owned
 from tests.integration.remote_runs import (
     UNENDING,
     lines,

@@ -2,7 +2,7 @@
 
 import threading
 
-from ddiloco.launch import all_roles, supervisor
+from ddiloco.launch import supervisor
 from tests.workbench import experiment
 
 
@@ -21,7 +21,7 @@ def test_a_fleet_that_may_grow_has_all_its_learners_and_a_token_for_each(tmp_pat
     monkeypatch.setattr(supervisor, "Supervisor", Started)
     monkeypatch.setattr("ddiloco.launch.processes.warm_up", lambda: None)
     e = experiment("none", driver="remote", remote={"max_learners": 3})
-    assert all_roles.run_all(e, ["--config=x.py"], tmp_path, threading.Event(), print) == 0
+    assert supervisor.run_all(e, ["--config=x.py"], tmp_path, threading.Event(), print) == 0
     [(syncer, learners)] = Started.given
     assert [role.name for role in learners] == ["learner 0", "learner 1", "learner 2"]
     tokens = syncer.environment["DDILOCO_TOKEN"].splitlines()

@@ -13,7 +13,7 @@ from ddiloco.config import ConfigError
 from ddiloco.launch import gke
 from ddiloco.launch.assignment import PREFIX
 from ddiloco.launch.plan import GIB, LaunchedRun
-from ddiloco.run import memory_needs
+from ddiloco.run import resources
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from experiments.cli import program
@@ -215,10 +215,10 @@ def test_containers_have_the_memory_that_their_processes_need(shards, programs, 
     config.update_from_flattened_dict({"driver": "remote", **settings})
     experiment = parse(config)
     layout = assembly_of(experiment).layout
-    needed = {"syncer": memory_needs.syncer_needs(experiment, layout)}
-    needed["evaluator"] = memory_needs.evaluator_needs(experiment, layout)
+    needed = {"syncer": resources.syncer_needs(experiment, layout)}
+    needed["evaluator"] = resources.evaluator_needs(experiment, layout)
     if shards > 1:
-        needed["shard-1"] = memory_needs.syncer_needs(experiment, layout, 1)
+        needed["shard-1"] = resources.syncer_needs(experiment, layout, 1)
     (pod,) = pods(yaml.safe_load_all((tmp_path / "syncer.yaml").read_text()))
     given = {container["name"]: container["resources"] for container in pod["containers"]}
     assert set(given) == set(needed)

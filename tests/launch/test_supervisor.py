@@ -9,12 +9,12 @@ from multiprocessing import forkserver
 
 import pytest
 
-from ddiloco.goodput.waits import PROCESS
 from ddiloco.launch import processes, supervisor
 from ddiloco.launch.supervisor import learner_environment
 from ddiloco.settings.remote import backoff
 from ddiloco.storage import operator_orders
 from ddiloco.storage.durable import FOLDER
+from ddiloco.telemetry.waits import PROCESS
 from tests.launch.supervised import CONFIG, ENDS_AT_THE_WORD, STANDS, Run
 from tests.remote.ends import alive, until
 

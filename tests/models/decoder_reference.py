@@ -26,9 +26,8 @@ def attention(params, config, x_LxD, positions_L, segments_L):
         query = x_LxD @ params["query/kernel"][:, head]
         key = x_LxD @ params["key/kernel"][:, shared]
         value = x_LxD @ params["value/kernel"][:, shared]
-        if config.qk_norm:
-            query = rms_norm(query, params["query_norm/scale"], config.norm_epsilon)
-            key = rms_norm(key, params["key_norm/scale"], config.norm_epsilon)
+        query = rms_norm(query, params["query_norm/scale"], config.norm_epsilon)
+        key = rms_norm(key, params["key_norm/scale"], config.norm_epsilon)
         query = rotate(query, positions_L, config.rope_theta)
         key = rotate(key, positions_L, config.rope_theta)
         for i in range(length):
@@ -71,8 +70,5 @@ def decode(params, config, inputs_BxL, positions_BxL, segments_BxL, mlp=None):
             x_LxD = x_LxD + mlp(number, under(layer, "mlp/"), normed, segments_L)
         x_LxD = rms_norm(x_LxD, params["final_norm/scale"], config.norm_epsilon)
         head = params["embed/embedding"].T if config.tie_embeddings else params["head/kernel"]
-        logits_LxV = x_LxD @ head
-        if config.logit_softcap is not None:
-            logits_LxV = config.logit_softcap * np.tanh(logits_LxV / config.logit_softcap)
-        rows.append(logits_LxV)
+        rows.append(x_LxD @ head)
     return np.stack(rows)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ddiloco.models.pipeline import through_stages
+from ddiloco.models.stack import through_stages
 from ddiloco.training.sharding import OnMesh
 from tests.training.batches import mesh_of
 

@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: a departed incarnation is not told that it is no member",
-        "if old.state is not State.GONE and event.versions is not None:",
+        "if old.state is not MemberState.GONE and event.versions is not None:",
         "if event.versions is not None:",
         PROTOCOL,
     ),
@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "attendance: a joiner gets updates before it has recovered",
-        "receivers = [m for m in self.members.present() if m.state is not State.JOINING]",
+        "receivers = [m for m in self.members.present() if m.state is not MemberState.JOINING]",
         "receivers = self.members.present()",
         PROTOCOL,
     ),
@@ -203,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer of one that is silent is taken",
-        "return asked and m.state is State.LIVE and r.phase",
+        "return asked and m.state is MemberState.LIVE and r.phase",
         "return asked and r.phase",
         PROTOCOL,
     ),
@@ -275,8 +275,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that comes in the grace window is refused",
-        "m.state is State.LIVE and r.phase is not Phase.MERGING and r.lacks(c)",
-        "m.state is State.LIVE and r.phase is Phase.GATHERING and r.lacks(c)",
+        "m.state is MemberState.LIVE and r.phase is not Phase.MERGING and r.lacks(c)",
+        "m.state is MemberState.LIVE and r.phase is Phase.GATHERING and r.lacks(c)",
         PROTOCOL,
     ),
     Mutant(

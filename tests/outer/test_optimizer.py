@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ddiloco.config import ConfigError, build
-from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
+from ddiloco.outer.optimizer import MOMENTUM_EVERY, OuterConfig, make_outer_optimizer
 from tests.refusals import refusal
 
-RATE, MU, EVERY = 0.3, 0.8, 3
+RATE, MU, EVERY = 0.3, 0.8, MOMENTUM_EVERY
 
 
 def stream(steps=6, seed=0):
@@ -98,7 +98,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_updates_follow_the_recurrence(name):
-    config = OuterConfig(optimizer=name, learning_rate=RATE, momentum=MU, momentum_every=EVERY)
+    config = OuterConfig(optimizer=name, learning_rate=RATE, momentum=MU)
     gradients = stream(20)
     updates, _ = run(config, gradients)
     for got, want in zip(updates, FORMULAS[name]([flat(g) for g in gradients]), strict=True):
@@ -116,20 +116,11 @@ def test_the_stream_meets_every_case_of_heloco():
     assert max(cosines) > 0.3
 
 
-@pytest.mark.parametrize("name", sorted(FORMULAS.keys() - {"direct"}))
-def test_the_rate_goes_to_its_last_value_in_a_straight_line_and_stays(name):
-    steady = OuterConfig(optimizer=name, learning_rate=0.5, momentum=MU)
-    moving = dataclasses.replace(steady, rate_rounds=4, final_rate=0.9)
-    ratios = zip(run(moving, stream())[0], run(steady, stream())[0], strict=True)
-    for (got, unscaled), rate in zip(ratios, [0.5, 0.6, 0.7, 0.8, 0.9, 0.9], strict=True):
-        np.testing.assert_allclose(got, unscaled * rate / 0.5, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", sorted(FORMULAS))
 def test_settings_that_change_no_update_are_known(name):
     config = OuterConfig(optimizer=name)
     before = run(config, stream())[0]
-    others = {"learning_rate": 0.1, "momentum": 0.9, "momentum_every": 2, "final_rate": 0.2}
+    others = {"learning_rate": 0.1, "momentum": 0.9}
     after = {
         name: run(dataclasses.replace(config, **{name: value}), stream())[0] for name, value in others.items()
     }
@@ -145,15 +136,10 @@ def test_an_optimizer_that_is_none_is_refused_in_one_line_that_names_the_field(n
     )
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("lbfgs", 0), ("noisy_sgd", 0), ("rprop", 3), ("sm3", 3)])
-def test_an_optimizer_that_cannot_step_from_merged_gradients_is_refused_in_one_line(name, rounds):
+@pytest.mark.parametrize("name", ["lbfgs", "noisy_sgd"])
+def test_an_optimizer_that_cannot_step_from_merged_gradients_is_refused_in_one_line(name):
     with pytest.raises(ConfigError, match=rf"^config\.optimizer: {name} cannot step from merged .*: .+$"):
-        build(OuterConfig, {"optimizer": name, "rate_rounds": rounds})
-
-
-def test_a_schedule_of_a_rate_that_is_not_used_is_refused():
-    with pytest.raises(ConfigError, match=r"^config\.rate_rounds: is 9, but direct has no outer rate"):
-        build(OuterConfig, {"optimizer": "direct", "rate_rounds": 9})
+        build(OuterConfig, {"optimizer": name})
 
 
 @pytest.mark.parametrize(

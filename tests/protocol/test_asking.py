@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.protocol.asking import Front, OfferRequests
-from ddiloco.protocol.membership import Member, Membership, State
+from ddiloco.protocol.membership import Member, Membership, MemberState
 from ddiloco.protocol.messages import Contribution, FragmentCounters, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
@@ -28,7 +28,7 @@ def of(*members):
     """A membership of live learners."""
     membership = Membership((0,))
     for m in members:
-        step, m.state = m.step, State.JOINING
+        step, m.state = m.step, MemberState.JOINING
         membership.begin(membership.admit(m), step, ())
     return membership
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ddiloco.protocol.membership import Member, Membership, State
+from ddiloco.protocol.membership import Member, Membership, MemberState
 from ddiloco.protocol.messages import FragmentCounters, Report
 
 ALLOWED = {
@@ -15,7 +15,7 @@ ALLOWED = {
     ("silent", "live"),
     ("silent", "gone"),
 }
-PAIRS = list(itertools.product(State, State))
+PAIRS = list(itertools.product(MemberState, MemberState))
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS, ids=lambda state: state.value)
@@ -33,21 +33,21 @@ def test_a_member_makes_allowed_moves_only(old, new):
 def test_members_come_in_the_order_of_their_numbers_whoever_joined_first():
     members = Membership(range(1))
     for learner in (2, 0, 1):
-        members.admit(Member(learner, 1, heard_at=0.0, state=State.LIVE))
+        members.admit(Member(learner, 1, heard_at=0.0, state=MemberState.LIVE))
     assert [m.learner for m in members.present()] == [m.learner for m in members.live()] == [0, 1, 2]
 
 
 def test_only_live_members_count_and_only_the_gone_are_absent():
     members = Membership(range(1))
-    for learner, state in enumerate(State):
+    for learner, state in enumerate(MemberState):
         members.admit(Member(learner, 1, heard_at=0.0, state=state))
-    assert [m.state for m in members.live()] == [State.LIVE]
-    assert [m.state for m in members.present()] == [State.JOINING, State.LIVE, State.SILENT]
+    assert [m.state for m in members.live()] == [MemberState.LIVE]
+    assert [m.state for m in members.present()] == [MemberState.JOINING, MemberState.LIVE, MemberState.SILENT]
 
 
 def test_a_departed_incarnation_is_remembered_but_is_no_longer_current():
     members = Membership(range(1))
-    members.admit(Member(0, 4, heard_at=0.0, state=State.GONE))
+    members.admit(Member(0, 4, heard_at=0.0, state=MemberState.GONE))
     assert members.newest(0).incarnation == 4
     assert members.current(0, 4) is None
 

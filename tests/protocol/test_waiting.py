@@ -5,7 +5,7 @@ import pytest
 from ddiloco.protocol import events
 from ddiloco.protocol.asking import worth_waiting
 from ddiloco.protocol.estimates import Delay
-from ddiloco.protocol.membership import Asked, Member, Membership, State
+from ddiloco.protocol.membership import Asked, Member, Membership, MemberState
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Round
@@ -27,7 +27,7 @@ def waited_for(
     members, r = Membership((0,)), Round(RoundId(24, 0), 1)
     for learner in range(here + len(lags)):
         m = members.admit(Member(learner, 1, heard_at=0.0))
-        members.move(m, State.LIVE)
+        members.move(m, MemberState.LIVE)
         m.step_time.add(1.0)
         if learner < here:
             r.arrived[learner] = Contribution(learner, 1, 0, 1, 24, 24, 24, 0)

@@ -34,7 +34,7 @@ def test_a_setting_that_both_ends_decide_by_changes_the_rules(groups):
 
 def test_what_each_end_may_have_for_itself_does_not():
     own = terms(
-        train={"steps_in_flight": 1},
+        train={"executable": "compiled.bin"},
         eval={"every": 5},
         remote={"keepalive": 3.0},
         mesh={"fsdp": 1},

@@ -19,8 +19,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage import array_file, bounded_reads
-from ddiloco.storage.array_names import named
-from ddiloco.storage.learner_state import LearnerStates
+from ddiloco.storage.learner_state import LearnerStates, named
 from ddiloco.workers.inbox import Inbox
 from tests.learner_states import needs_all
 from tests.remote.donors import OF_A_HOST, state

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from ddiloco.config import ConfigError
-from ddiloco.run import memory_needs
+from ddiloco.run import resources
 from ddiloco.run.job import _write_settings, run_job
 from ddiloco.run.recipes import ModelRecipe
 from ddiloco.storage.run_mark import RunMark
@@ -97,7 +97,7 @@ def test_the_first_start_of_an_engine_asks_for_the_memory_and_not_for_data_and_a
 ):
     settings = workbench.experiment(data_dir, driver="remote")
     monkeypatch.setattr(ModelRecipe, "check_scoring", lambda recipe: pytest.fail("data are opened"))
-    monkeypatch.setattr(memory_needs, "host_memory", lambda: 1)
+    monkeypatch.setattr(resources, "host_memory", lambda: 1)
     told = refusal(ConfigError, started, settings, tmp_path)
     assert told.startswith("the syncer needs at least ")
     (tmp_path / "syncer").mkdir()

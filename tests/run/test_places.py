@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.run import job, places
+from ddiloco.run import job, resources
 from ddiloco.run.recipes import assembly_of
 from tests import workbench
 from tests.refusals import assert_refused, refusal
@@ -26,12 +26,12 @@ def written(folder):
 def test_what_is_saved_is_told_by_folder(data_dir):
     params = 4 * made(data_dir)[1].num_params
     for driver in ("local", "remote"):
-        saved = places.saved_bytes(*made(data_dir, driver=driver))
+        saved = resources.saved_bytes(*made(data_dir, driver=driver))
         assert saved.keys() == {"checkpoints", "syncer"} and saved["checkpoints"] == params
         assert saved["syncer"] >= 2 * params
-    assert places.saved_bytes(*made(data_dir, driver="virtual")) == {"checkpoints": params}
+    assert resources.saved_bytes(*made(data_dir, driver="virtual")) == {"checkpoints": params}
     two, three = (
-        places.saved_bytes(*made(data_dir, snapshot={"every": 4}, sync={"num_learners": n}))["snapshots"]
+        resources.saved_bytes(*made(data_dir, snapshot={"every": 4}, sync={"num_learners": n}))["snapshots"]
         for n in (2, 3)
     )
     assert three - two >= 3 * params  # parameters and AdamW's two moments of one more learner
@@ -40,7 +40,7 @@ def test_what_is_saved_is_told_by_folder(data_dir):
 def test_a_run_saves_as_much_as_is_told(data_dir, tmp_path, one_device):
     experiment, assembly = made(data_dir, driver="local", snapshot={"every": 4}, train={"steps": 8})
     assert run_job(experiment, tmp_path).failure is None
-    for name, needed in places.saved_bytes(experiment, assembly).items():
+    for name, needed in resources.saved_bytes(experiment, assembly).items():
         files = list((tmp_path / name).glob("fragment-*")) if name == "syncer" else None
         newest = files or [max((tmp_path / name).glob("[0-9]*"), key=lambda path: int(path.name))]
         size = sum(path.stat().st_size if path.is_file() else written(path) for path in newest)
@@ -53,7 +53,7 @@ def test_a_disk_without_the_room_is_refused_with_both_numbers_before_anything_is
     driver, data_dir, tmp_path, one_device
 ):
     experiment, assembly = made(data_dir, driver=driver)
-    needed = sum(places.saved_bytes(experiment, assembly).values())
+    needed = sum(resources.saved_bytes(experiment, assembly).values())
     with small_disk(tmp_path / "small", "2m") as small:
         fill(small / "ballast", leave=needed // 2)
         told = refusal(ConfigError, run_job, experiment, small / "run")

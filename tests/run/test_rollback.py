@@ -11,7 +11,7 @@ from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.run import rollback
 from ddiloco.run.rollback import roll_back
 from ddiloco.storage.durable import DurableState
-from ddiloco.storage.ownership import owned
+from ddiloco.storage.workdir import owned
 from tests.storage.test_fragment_history import LAYOUT, ROUNDS, THETA, committed
 
 

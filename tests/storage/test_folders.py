@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ddiloco.storage.folders import check_folder, check_inside, free_bytes, make_folder
+from ddiloco.storage.workdir import check_folder, check_inside, free_bytes, make_folder
 from tests.small_disks import fill, small_disk
 
 

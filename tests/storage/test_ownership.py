@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from ddiloco.config import ConfigError
-from ddiloco.storage.ownership import owned
+from ddiloco.storage.workdir import owned
 from tests.small_disks import fill, small_disk
 
 ROOT = pathlib.Path(__file__).parents[2]
 OWNS = """
 import pathlib, sys
-from ddiloco.storage.ownership import owned
+from ddiloco.storage.workdir import owned
 with owned(pathlib.Path(sys.argv[1])):
     print("owned", flush=True)
     sys.stdin.read()

@@ -7,8 +7,8 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
-from ddiloco.telemetry.health import SHORTEST, Health, serve
 from ddiloco.telemetry.records import StateChanged, StepDone
+from ddiloco.telemetry.watches import SHORTEST, Health, serve
 
 
 def ask(server, path):

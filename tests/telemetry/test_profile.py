@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ddiloco.telemetry.profile import StepProfile
 from ddiloco.telemetry.records import StepDone
+from ddiloco.telemetry.watches import StepProfile
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ddiloco.telemetry.records import Alarm, LearnerDied, Noted, StepDone
-from ddiloco.telemetry.skips import MIN_STEPS, SkipWatch
+from ddiloco.telemetry.watches import MIN_STEPS, SkipWatch
 
 
 @pytest.fixture

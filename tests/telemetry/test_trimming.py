@@ -10,7 +10,7 @@ import pytest
 
 from ddiloco.telemetry import trimming
 from ddiloco.telemetry.files import GrowingFile
-from ddiloco.telemetry.trimming import Cut, trim
+from ddiloco.telemetry.trimming import TrimPoint, trim
 
 
 def write(path, lines):
@@ -57,7 +57,7 @@ def test_every_file_of_a_run_that_the_docs_name_is_known_here():
     assert len(named) > 18 and named <= trimming.OF_RUNS | trimming.OWNERS
 
 
-CUT = Cut(time=8.0, versions=(1, 1), step=8, states={0: (10, 8.5), 1: (4, 8.5)})
+CUT = TrimPoint(time=8.0, versions=(1, 1), step=8, states={0: (10, 8.5), 1: (4, 8.5)})
 
 
 def test_each_learner_keeps_the_steps_before_its_own_cut_and_those_it_had_started(run):
@@ -77,7 +77,7 @@ def test_each_learner_keeps_the_steps_before_its_own_cut_and_those_it_had_starte
 )
 def test_steps_are_cut_by_the_learners_clock(steps, cut, left, run):
     write(run / "learners/0/steps.jsonl", [{"time": t, "step": step, "tokens": 10} for t, step in steps])
-    trim(run, Cut(time=8.0, versions=(1, 1), step=8, states={0: cut}))
+    trim(run, TrimPoint(time=8.0, versions=(1, 1), step=8, states={0: cut}))
     assert [(line["time"], line["step"]) for line in read(run / "learners/0/steps.jsonl")] == steps[:left]
 
 
@@ -86,7 +86,7 @@ def test_files_of_weeks_are_cut_without_being_held(run):
     write(run / "learners/0/steps.jsonl", lines)
     tracemalloc.start()
     try:
-        trim(run, Cut(time=8.0, versions=(1, 1), step=8, states={0: (9_000, 9_000.5)}))
+        trim(run, TrimPoint(time=8.0, versions=(1, 1), step=8, states={0: (9_000, 9_000.5)}))
         with contextlib.closing(GrowingFile(run / "learners/0/steps.jsonl")) as file:
             file.append(b'{"step": 9001}\n')
         held = tracemalloc.get_traced_memory()[1]

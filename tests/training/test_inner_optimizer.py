@@ -120,7 +120,7 @@ def test_ten_steps_are_the_float64_adamw():
         first = 0.8 * first + 0.2 * gradient
         second = 0.9 * second + 0.1 * gradient**2
         unbiased = first / (1 - 0.8 ** (clock + 1))
-        step = unbiased / (np.sqrt(second / (1 - 0.9 ** (clock + 1))) + config.eps)
+        step = unbiased / (np.sqrt(second / (1 - 0.9 ** (clock + 1))) + 1e-8)
         progress = min(max((clock - 3) / 9, 0.0), 1.0)
         rate = 0.1 * min(1.0, (clock + 1) / 3) * (0.5 + 0.5 * np.cos(np.pi * progress))
         expected = expected - rate * (step + 0.3 * expected)

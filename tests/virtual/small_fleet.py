@@ -14,7 +14,6 @@ from ddiloco.virtual.availability import Change
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
-from ddiloco.virtual.syncer_process import VirtualSyncer
 
 TOKENS = 10  # of a step
 CHIPS = 4  # of a learner
@@ -92,7 +91,6 @@ def small_fleet(
     learner_arrays: Callable[[int], CountingLearner] = lambda learner: CountingLearner(lambda: TOKENS),
     left_out: Collection[int] = (),
     observer: Observer | None = None,
-    make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
     shards: int = 1,
 ) -> tuple[Fleet, EventDelivery]:
     """A fleet with its changes scheduled, and who hears of it unless an `observer` does.
@@ -115,7 +113,6 @@ def small_fleet(
         LeavingOut(sizes or (0,) * policy.num_fragments, left_out),
         takes=Durations(lambda: merge_seconds, notice, recovery),
         observer=observer or told,
-        make_syncer=make_syncer,
         shards=shards,
     )
     fleet.schedule(changes)

@@ -6,7 +6,7 @@ import pytest
 
 from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
-from ddiloco.goodput.job_changes import JobChange
+from ddiloco.goodput.jobs import JobChange
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse, to_json
@@ -21,7 +21,6 @@ from tests.workbench import experiment
 FAILURES = {
     "availability": "failures",
     "num_chips": 64,
-    "notice_seconds": 2.0,
     "recovery_seconds": 3.0,
     "failures": {
         "mtbi_years": 64 * 15 / 31557600,  # of a chip: the fleet has an interruption every 15 s
@@ -62,7 +61,6 @@ VIRTUAL = {
     "jitter": ({"jitter": (float("nan"),)}, "is nan, but must be at least 0.0"),
     "loss": ({"loss": (1.0,)}, "is 1.0, but must be at least 0.0 and below 1.0"),
     "merge_seconds": ({"merge_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
-    "notice_seconds": ({"notice_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
     "recovery_seconds": ({"recovery_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
     "resize_seconds": ({"resize_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
     "availability": (

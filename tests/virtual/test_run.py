@@ -36,7 +36,6 @@ TROUBLE = {
         "jitter": (0.2,),
         "loss": (0.1,),
         "merge_seconds": 0.1,
-        "notice_seconds": 2.0,
         "recovery_seconds": 3.0,
         "availability": "failures",
         "num_chips": 8,
@@ -305,7 +304,7 @@ def test_a_trace_that_would_be_set_aside_is_refused_before_anything_is(data_dir,
 
 def test_a_learner_that_returns_goes_on_with_the_inner_state_of_a_peer(data_dir, tmp_path):
     write_trace(tmp_path / "availability.csv", [Change(5.5, 1, "fail"), Change(6.0, 1, "recover")])
-    quick = {"notice_seconds": 0.5, "recovery_seconds": 1.25}
+    quick = {"failures": {"detection_seconds": 0.5}, "recovery_seconds": 1.25}
     trace = {"availability": "trace", "trace": str(tmp_path / "availability.csv"), **quick}
     taken, begun = [], []
 
@@ -380,7 +379,8 @@ def test_a_learner_that_dies_and_returns_draws_again_what_was_lost_and_nothing_t
     drawn, make = [], ModelRecipe.batches
     noted = lambda recipe, shards: Noted(make(recipe, shards), shards, drawn)  # noqa: E731
     with mock.patch.object(ModelRecipe, "batches", noted):
-        done = again(virtual={**trace, "notice_seconds": 1.0, "recovery_seconds": 1.0})
+        noticed = {"failures": {"detection_seconds": 1.0}, "recovery_seconds": 1.0}
+        done = again(virtual={**trace, **noticed})
     assert [r.time for r in done.steps(1)][:5] == [1.0, 2.0, 3.0, 7.25, 8.25]
     assert done.merges("step", "learners")[-1] == (12, (0, 1))
     own = [batch for shards, *batch in drawn if shards == (1,)]

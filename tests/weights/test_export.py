@@ -69,7 +69,6 @@ def test_a_tensor_is_made_only_when_its_turn_to_be_written_has_come(tmp_path):
 @pytest.mark.parametrize(
     ("case", "changes", "told"),
     [
-        ("qwen3", {"logit_softcap": 30.0}, "config.model.logit_softcap: is 30.0, but must be None"),
         ("qwen3_moe", {"capacity_factor": 1.5}, "config.model.capacity_factor: is 1.5, but must be None"),
         ("vit", {"pooling": "mean"}, "config.model.pooling: is mean, but must be token"),
     ],

@@ -15,7 +15,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, RoundId, Watermark
 from ddiloco.run.recipes import assembly_of
-from ddiloco.storage.array_names import named, numbered, of_kind
+from ddiloco.storage.learner_state import named, numbered, of_kind
 from ddiloco.telemetry.records import Alarm
 from ddiloco.training.program import TrainProgram
 from ddiloco.workers.exchange import EventDelivery, InnerState, InnerStateWanted, Leave

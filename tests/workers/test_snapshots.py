@@ -36,7 +36,7 @@ class Desk:
 
     def __init__(self, data_dir, folder, pin):
         self.inbox, self.noted, self.alarms = queue.SimpleQueue(), [], []
-        e = experiment(data_dir, snapshot={"every": 4, "timeout": 30.0}, train={"steps_in_flight": 2})
+        e = experiment(data_dir, snapshot={"every": 4, "timeout": 30.0})
         store = SnapshotStore(folder / "snapshots", 2)
         self.taker = SnapshotTaker(store, e, "run", pin, 3, self.inbox.put, self.record)
 

@@ -33,9 +33,8 @@ from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
-from ddiloco.storage.array_names import numbered
 from ddiloco.storage.bounded_reads import bounded
-from ddiloco.storage.learner_state import LearnerStates
+from ddiloco.storage.learner_state import LearnerStates, numbered
 from ddiloco.telemetry.records import reason
 from ddiloco.telemetry.throughput import Pace
 from ddiloco.workers.assembly import Assembly

@@ -25,7 +25,7 @@ from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage import bounded_reads
 from ddiloco.telemetry import records
-from ddiloco.telemetry.health import Health
+from ddiloco.telemetry.watches import Health
 from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
 
 

@@ -13,7 +13,6 @@ from etils import epath
 
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
-from ddiloco.goodput.waits import waiting
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import ShardBook, SyncerClient, SyncerClients
@@ -29,7 +28,8 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.telemetry import records
-from ddiloco.telemetry.profile import Watch
+from ddiloco.telemetry.waits import waiting
+from ddiloco.telemetry.watches import Watch
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.exchange import CheckpointWritten, Leave

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ddiloco.config import ConfigError
-from ddiloco.goodput.waits import waiting
 from ddiloco.outer.fragments import assemble
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.schedule import fragments_of
@@ -29,14 +28,16 @@ from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.storage import run_mark, shard_states
 from ddiloco.storage.durable import SHOWN_SECONDS, DurableState
-from ddiloco.storage.ownership import owned_fragments
 from ddiloco.storage.snapshots import FOLDER, SnapshotStore
+from ddiloco.storage.workdir import owned_fragments
 from ddiloco.telemetry import records
 from ddiloco.telemetry.files import read_json
+from ddiloco.telemetry.waits import waiting
 from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots import SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
@@ -116,7 +117,7 @@ class SyncerRun:
             record,
             durable.run,
             management,
-            lambda learner: (e.train.steps_in_flight + 1) * self._syncer.core.longest_step([learner]),
+            lambda learner: (STEPS_IN_FLIGHT + 1) * self._syncer.core.longest_step([learner]),
             lambda: self._syncer.waiting > _MOST_WAITING,
             self._syncer.furthest,
             lambda: self._syncer.core.versions,

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.launch.all_roles import FailureStudy, run_all
+from ddiloco.launch.supervisor import FailureStudy, run_all
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import Experiment
 from ddiloco.storage import run_mark

@@ -15,11 +15,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ddiloco.config import section, setting
-from ddiloco.goodput.accounting import COUNTED, State, shares
-from ddiloco.goodput.coverage import covered
+from ddiloco.goodput.accounting import COUNTED, State, covered, shares
 from ddiloco.goodput.failures import Division, FailureModel, divide
-from ddiloco.goodput.interruptions import Draws
-from ddiloco.goodput.jobs import Jobs, Stretch
+from ddiloco.goodput.jobs import Draws, Jobs, Stretch
 from experiments.studies.goodput.systems import System, system_of
 
 DAY = 24 * 3600.0  # seconds

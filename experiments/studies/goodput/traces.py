@@ -19,8 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.interruptions import Interruption
-from ddiloco.goodput.job_changes import JobChange, job_changes, job_chips
+from ddiloco.goodput.jobs import Interruption, JobChange, job_changes, job_chips
 from experiments.studies.goodput.systems import System
 
 DAY = 24 * 3600.0  # seconds

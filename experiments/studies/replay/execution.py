@@ -16,10 +16,9 @@ import numpy as np
 from ddiloco.outer.global_model import parameters_sha256, pieces_sha256
 from ddiloco.protocol.messages import RoundId
 from ddiloco.settings.experiment import BASELINES, Experiment, parse
-from ddiloco.storage.array_names import numbered
 from ddiloco.storage.durable import FOLDER as SYNCER
 from ddiloco.storage.durable import DurableState, DurableStateError
-from ddiloco.storage.learner_state import of_all_hosts
+from ddiloco.storage.learner_state import numbered, of_all_hosts
 from ddiloco.storage.tape.entries import InnerOrigin
 from ddiloco.storage.tape.file import TapeError
 from ddiloco.storage.tape.header import Machine

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ddiloco.goodput.failures import FailureModel
-from ddiloco.goodput.interruptions import Interruption
+from ddiloco.goodput.jobs import Interruption
 from experiments.studies.goodput.systems import system_of
 from experiments.studies.goodput.traces import DAY, Outages, goodput, read_outages, replaced
 

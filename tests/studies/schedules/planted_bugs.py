@@ -10,7 +10,7 @@ from ddiloco.protocol import asking, events
 from ddiloco.protocol.asking import OfferRequests
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.membership import State
+from ddiloco.protocol.membership import MemberState
 from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.syncer import SyncerCore
@@ -74,7 +74,7 @@ def lost_ready(patch: pytest.MonkeyPatch) -> None:
 
     def careless(authority, report, now):
         m = authority.members.newest(report.learner)
-        joining = m is not None and m.incarnation == report.incarnation and m.state is State.JOINING
+        joining = m is not None and m.incarnation == report.incarnation and m.state is MemberState.JOINING
         return [] if joining else sound(authority, report, now)
 
     patch.setattr(Authority, "_reported", careless)

@@ -4,7 +4,7 @@ import queue
 
 import pytest
 
-from ddiloco.goodput.waits import Waits
+from ddiloco.telemetry.waits import Waits
 
 LIMIT = 30.0
 

@@ -5,7 +5,7 @@ import pytest
 from ddiloco.config import ConfigError
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.run import memory_needs
+from ddiloco.run import resources
 from ddiloco.run.recipes import assembly_of
 from experiments.bench import syncer
 from tests import workbench
@@ -16,18 +16,18 @@ FRAGMENT = 4 * 256 * 128
 
 def test_a_syncer_has_two_versions_the_momentum_and_the_offers_of_the_rounds_under_way():
     nesterov, direct = OuterConfig(optimizer="nesterov"), OuterConfig(optimizer="direct")
-    least, most = memory_needs.merging_needs(LAYOUT, nesterov, 2, 4, (0, 1))
+    least, most = resources.merging_needs(LAYOUT, nesterov, 2, 4, (0, 1))
     assert (least, most) == (3 * 2 * FRAGMENT, (3 * 2 + 3 * (4 + 1)) * FRAGMENT)
-    assert memory_needs.merging_needs(LAYOUT, direct, 2, 4, (0, 1)).least == 2 * 2 * FRAGMENT
-    assert memory_needs.merging_needs(LAYOUT, nesterov, 2, 4, (1,)) == (3 * FRAGMENT, (3 + 15) * FRAGMENT)
+    assert resources.merging_needs(LAYOUT, direct, 2, 4, (0, 1)).least == 2 * 2 * FRAGMENT
+    assert resources.merging_needs(LAYOUT, nesterov, 2, 4, (1,)) == (3 * FRAGMENT, (3 + 15) * FRAGMENT)
 
 
 def test_encoded_offers_are_there_beside_what_they_decode_to_and_updates_leave_something_out():
     lossy = OuterConfig(optimizer="nesterov", codec="int8", update_codec="int8")
-    least, most = memory_needs.merging_needs(LAYOUT, lossy, 0, 4, (0, 1))
+    least, most = resources.merging_needs(LAYOUT, lossy, 0, 4, (0, 1))
     encoded = 256 * 128 + 4 * 256
     assert (least, most - least) == (4 * 2 * FRAGMENT, 4 * (FRAGMENT + encoded) + FRAGMENT)
-    assert memory_needs.round_bytes(LAYOUT, lossy, 4, (0, 1)) == most - least
+    assert resources.round_bytes(LAYOUT, lossy, 4, (0, 1)) == most - least
 
 
 def experiment(**groups):
@@ -37,27 +37,25 @@ def experiment(**groups):
 def test_a_learner_needs_more_where_it_keeps_copies_and_gives_them_away_and_less_on_several_hosts():
     plain = experiment(remote={"donor_host": ""}, recovery={"checkpoint_every": 0.0})
     layout = assembly_of(plain).layout
-    whole, inner = sum(layout.bytes), memory_needs.inner_bytes(plain)
+    whole, inner = sum(layout.bytes), resources.inner_bytes(plain)
     assert 2 * whole <= inner < 2.1 * whole, "two moments"
-    least, most = memory_needs.learner_needs(plain, layout, 1)
+    least, most = resources.learner_needs(plain, layout, 1)
     assert (least, most) == (whole, 2 * whole + 2 * inner)
-    assert memory_needs.donor_bytes(plain) == 0
+    assert resources.donor_bytes(plain) == 0
     keeps = experiment(snapshot={"every": 6}, outer={"update_codec": "int8", "codec": "int8"})
-    assert memory_needs.donor_bytes(keeps) == inner
-    in_flight = (keeps.sync.overlap + 1) * (
-        max(layout.bytes) + max(memory_needs.encoded_bytes(layout, "int8"))
-    )
+    assert resources.donor_bytes(keeps) == inner
+    in_flight = (keeps.sync.overlap + 1) * (max(layout.bytes) + max(resources.encoded_bytes(layout, "int8")))
     kept = whole + (2 * whole + inner) + inner
-    assert memory_needs.learner_needs(keeps, layout, 1).most == kept + in_flight
-    assert memory_needs.offer_bytes(layout, keeps.outer) == in_flight // (keeps.sync.overlap + 1)
-    assert memory_needs.learner_needs(keeps, layout, 4).most == (kept + in_flight) // 4
+    assert resources.learner_needs(keeps, layout, 1).most == kept + in_flight
+    assert resources.offer_bytes(layout, keeps.outer) == in_flight // (keeps.sync.overlap + 1)
+    assert resources.learner_needs(keeps, layout, 4).most == (kept + in_flight) // 4
 
 
 def test_what_cannot_be_on_this_host_is_refused_in_a_line_with_both_sizes(monkeypatch):
-    monkeypatch.setattr(memory_needs, "host_memory", lambda: 3 << 29)
-    memory_needs.check(memory_needs.Needs(3 << 29, 9 << 30), "the syncer")
+    monkeypatch.setattr(resources, "host_memory", lambda: 3 << 29)
+    resources.check_memory(resources.Needs(3 << 29, 9 << 30), "the syncer")
     with pytest.raises(ConfigError) as refused:
-        memory_needs.check(memory_needs.Needs(2 << 30, 9 << 30), "the syncer")
+        resources.check_memory(resources.Needs(2 << 30, 9 << 30), "the syncer")
     assert str(refused.value) == (
         "the syncer needs at least 2.0 GiB of memory, and this host has 1.5 GiB; see --dry_run"
     )

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from ddiloco.data.errors import DataError
-from ddiloco.data.file_paths import text_files
+from ddiloco.data.source_files import text_files
 
 
 @pytest.fixture(autouse=True)
@@ -72,34 +72,14 @@ def test_a_link_that_leads_nowhere_and_what_is_no_file_are_refused():
         text_files("./pipe")
 
 
-def hub_cache(folder, main="c2"):
-    """A repository in the hub's cache: snapshot c1 has an older a.jsonl, c2 has it anew and b.jsonl."""
-    make(*(f"{folder}/blobs/{blob}" for blob in ("old", "new", "b")), f"{folder}/refs/pr/1")
-    for snapshot, files in {"c1": {"a": "old"}, "c2": {"a": "new", "b": "b"}}.items():
-        pathlib.Path(f"{folder}/snapshots/{snapshot}/data").mkdir(parents=True)
-        for name, blob in files.items():
-            os.symlink(f"../../../blobs/{blob}", f"{folder}/snapshots/{snapshot}/data/{name}.jsonl")
-    if main:
-        pathlib.Path(folder, "refs/main").write_text(main)
-
-
-def test_of_a_hub_cache_the_snapshot_alone_is_read():
-    make("hub/version.txt", "hub/CACHEDIR.TAG")
-    hub_cache("hub/datasets--a--b")
-    hub_cache("hub/models--c", main="c1")
-    newest = [f"hub/datasets--a--b/snapshots/c2/data/{name}.jsonl" for name in "ab"]
-    older = "snapshots/c1/data/a.jsonl"
-    assert names("./hub") == [*newest, f"hub/models--c/{older}"]
-    for pattern in ("", "/snapshots", "/**/*.jsonl", "/snapshots/*/data/*", "/snapshots/c2"):
-        assert names(f"./hub/datasets--a--b{pattern}") == newest
-    assert names("./hub/datasets--a--b/snapshots/c1") == [f"hub/datasets--a--b/{older}"]
-    os.symlink("hub/models--c", "mine")
-    assert names("./mine") == [f"mine/{older}"]
-
-
-def test_a_hub_cache_of_one_snapshot_or_of_copies_needs_no_main():
-    make("cache/snapshots/c1/a.jsonl", "cache/refs/pr/1", "cache/blobs/b")
-    assert names("./cache") == ["cache/snapshots/c1/a.jsonl"]
-    make("cache/snapshots/c2/a.jsonl")
-    with pytest.raises(DataError, match=r"/cache: has the snapshots c1, c2, and refs/main is none of them"):
-        text_files("./cache")
+def test_of_a_hub_cache_one_snapshot_is_to_be_named():
+    make("hub/version.txt", "hub/a/blobs/old", "hub/a/blobs/new", "hub/a/refs/main")
+    for snapshot, blob in {"c1": "old", "c2": "new"}.items():
+        pathlib.Path(f"hub/a/snapshots/{snapshot}").mkdir(parents=True)
+        os.symlink(f"../../blobs/{blob}", f"hub/a/snapshots/{snapshot}/a.jsonl")
+    for pattern in ("./hub", "./hub/a"):
+        with pytest.raises(
+            DataError, match=r"hub/a: is a cache of the .* a folder in its snapshots: c1, c2$"
+        ):
+            text_files(pattern)
+    assert names("./hub/a/snapshots/c1") == ["hub/a/snapshots/c1/a.jsonl"]

@@ -1,4 +1,4 @@
-"""Host memory of a run's processes, from shapes alone, and whether it is available."""
+"""What a run needs, from shapes alone, and whether it is available: memory of its hosts, room on its disk."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
 from ddiloco.protocol.schedule import fragments_of
-from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
+from ddiloco.storage.durable import FOLDER as DURABLE
+from ddiloco.storage.snapshots import FOLDER as SNAPSHOTS
+from ddiloco.storage.workdir import check_inside, free_bytes
+from ddiloco.telemetry import formatting
+from ddiloco.telemetry.trimming import FOLDERS, OF_RUNS
 from ddiloco.training.evaluation import make_eval_step
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.step import abstract_batch, abstract_state
+from ddiloco.workers.assembly import Assembly
 
 _GIB = 1 << 30
 _LIMITS = (
@@ -141,7 +147,7 @@ def host_memory() -> int:
     return min(limits)
 
 
-def check(needs: Needs, whose: str) -> None:
+def check_memory(needs: Needs, whose: str) -> None:
     """Raises ConfigError if the process cannot be on this host at all; `whose` begins the line."""
     if needs.least > (available := host_memory()):
         sizes = f"{needs.least / _GIB:.1f} GiB of memory, and this host has {available / _GIB:.1f} GiB"
@@ -165,3 +171,42 @@ def _outer_state(layout: FragmentLayout, outer: OuterConfig, p: int) -> int:
 
 def _bytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+CHECKPOINTS = "checkpoints"  # of a run, in its workdir
+
+
+def check_places(experiment: Experiment, workdir: pathlib.Path) -> None:
+    """Tries what an earlier start has left in the workdir, where the run goes on with it; raises OSError."""
+    names = {name: name in FOLDERS for name in sorted(OF_RUNS)}
+    check_inside(workdir, names | {f"learners/{m}": True for m in range(experiment.most_learners)})
+
+
+def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
+    """By folder of the workdir, the bytes that the run saves there at least.
+
+    These are a checkpoint of the parameters in float32, one snapshot of the whole state if any are taken, and
+    a version of each fragment. What a loop's state takes only it knows.
+    """
+    e, params = experiment, 4 * assembly.num_params
+    baseline = e.algorithm in BASELINES
+    outer = 0 if baseline else outer_bytes(e, assembly.layout)
+    found = {CHECKPOINTS: params}
+    if e.snapshot.every:
+        learners = 1 if baseline else e.sync.num_learners
+        found[SNAPSHOTS] = learners * (params + inner_bytes(e)) + (0 if baseline else params + outer)
+    if e.driver != "virtual" and not baseline:
+        found[DURABLE] = params + outer
+    return found
+
+
+def check_room(experiment: Experiment, assembly: Assembly, workdir: pathlib.Path) -> None:
+    """Raises ConfigError if the disk has less room than what the run saves on it."""
+    saved, (_, available) = saved_bytes(experiment, assembly), free_bytes(workdir)
+    needed = sum(saved.values())
+    if needed > available:
+        each = ", ".join(f"{formatting.size(size)} of {name}" for name, size in saved.items())
+        raise ConfigError(
+            f"workdir: {workdir}: has {formatting.size(available)} ({available:,} bytes) free, but the "
+            f"run saves {formatting.size(needed)} ({needed:,} bytes) there: {each}"
+        )

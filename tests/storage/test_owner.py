@@ -4,8 +4,7 @@ import fcntl
 
 import pytest
 
-from ddiloco.storage.ownership import owned
-from ddiloco.telemetry.folder_identity import LOCK, Owner
+from ddiloco.storage.workdir import LOCK, Owner, owned
 
 
 @pytest.mark.parametrize("lost", ["moved", "unlocked"])

@@ -6,16 +6,23 @@ from ddiloco.storage.learner_state import of_all_hosts
 from ddiloco.storage.snapshots import SnapshotStore
 from experiments.studies.chaos.committed import check_work
 from experiments.studies.replay.reading import read_run
+from tests.integration.hand import LOOP
 from tests.integration.programs import LIMIT
-from tests.integration.remote_runs import STEADY, lines, summary_of
+from tests.integration.remote_runs import lines, summary_of
 from tests.integration.test_hosts import CODECS, HOSTS
 from tests.refusals import assert_refused
 from tests.remote.ends import until
 
-TAKING = (*STEADY, "--config.snapshot.every=6", "--config.recovery.keep_versions=50")
+TAKING = (
+    "--config.eval.every=None",
+    "--config.sync.quorum=None",
+    "--config.snapshot.every=6",
+    "--config.recovery.keep_versions=50",
+)
+SMALL = (LOOP, "--config.train.min_step_seconds=(0.02, 0.02)")
 DRIVERS = {
-    "remote": ("--config.driver=remote",),
-    "local": ("--config.driver=local",),
+    "remote": (*SMALL, "--config.driver=remote"),
+    "local": (*SMALL, "--config.driver=local"),
     "hosts": (*HOSTS, "--config.remote.hosts=(2, 1)", *CODECS, "--config.outer.error_feedback=true"),
 }
 
@@ -27,7 +34,8 @@ def complete(workdir):
 
 def killed_whole(driver, programs, tmp_path):
     """Has a run killed that has two snapshots; gives what starts it again with other settings."""
-    changes = [*programs.training(tmp_path), *DRIVERS[driver], *TAKING]
+    own = programs.training(tmp_path) if driver == "hosts" else [f"--workdir={tmp_path}"]
+    changes = [*own, *DRIVERS[driver], *TAKING]
     devices = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     flags = {"XLA_FLAGS": devices} if driver == "hosts" else {}
 
@@ -49,7 +57,9 @@ def killed_whole(driver, programs, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("driver", ["local", "hosts", pytest.param("remote", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "driver", ["remote", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "hosts"))]
+)
 def test_a_run_that_is_killed_whole_goes_on_from_a_snapshot(driver, programs, tmp_path):
     start = killed_whole(driver, programs, tmp_path)
     number = complete(tmp_path)[-2]

@@ -4,7 +4,7 @@
     drain 3      learner 3 ends after its step, with exit code 0, and is sent away when it comes again
     evict 3      learner 3 is dropped at once, as one whose process does not react; it may come back
     add [3]      learner 3, or the first that is not there, may come (again); prints its number
-    snapshot     takes a snapshot now, where config.snapshot.every has them taken at all
+    snapshot     takes a snapshot now
     stop         ends the run for all, with everything saved
 
 It shows the token that all share, or the operator's where learners have tokens of their own

@@ -246,8 +246,6 @@ class Experiment:
             yield f"remote.spares: is {remote.spares}, but must be 0 where train.batch_sizes differ"
         if (shards := remote.syncer_shards) > fragments:
             yield f"remote.syncer_shards: is {shards}, but must be at most sync.num_fragments, {fragments}"
-        if shards > 1 and self.snapshot.every:
-            yield f"snapshot.every: is {self.snapshot.every}, but must be 0 with remote.syncer_shards above 1"
         # Which waits end before what they wait for can have come.
         silence, backoff = self.sync.silence_timeout, self.remote.longest_backoff
         snapshot = self.snapshot.timeout

@@ -40,6 +40,7 @@ from ddiloco.telemetry.throughput import Pace
 FOLDER = "syncer"  # of a run, in its workdir
 
 RETRY_SECONDS = 1.0  # between attempts to write what was merged
+SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
 
 _INCARNATIONS = "incarnations"
 
@@ -184,6 +185,17 @@ class DurableState:
             fragment_history.linked_or_copied(path, folder / path.name)
         RunMark(self.run, secrets.token_hex(8)).save(folder)
         return newest
+
+    def await_shown(self, fragments: Iterable[int], versions: Sequence[int]) -> None:
+        """Waits until the files of these fragments have versions as new, for as long as a disk may need.
+
+        Learners say which, and need not be right. Raises OSError, or ValueError: a file is damaged.
+        """
+        until = time.monotonic() + SHOWN_SECONDS
+        for p in fragments:
+            while int(array_file.load_header(self._path(p), FRAGMENT)["version"]) < versions[p]:
+                if time.monotonic() >= until or self._stop.wait(RETRY_SECONDS):
+                    return
 
     def restore(self, model: GlobalModel) -> SyncerState:
         """Loads a model's fragments, one after the other; the state is of these, with whom any shard knew.

@@ -52,6 +52,13 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
         _keep_only_whole_programs()
 
 
+def compute_threads() -> int:
+    """With how many threads XLA computes on CPU devices."""
+    given = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(given or cores)
+
+
 _SLICES, _SLICE = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"
 _WORKERS = "TPU_WORKER_HOSTNAMES"
 

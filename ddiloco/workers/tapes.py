@@ -29,6 +29,7 @@ from ddiloco.storage.tape.recorder import (
     syncer_tape,
 )
 from ddiloco.telemetry import records
+from ddiloco.training.platform import compute_threads
 from ddiloco.workers.learner_arrays import Equipment
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "grain", "ddiloco")
@@ -134,11 +135,14 @@ def machine_of(mesh: Mesh | None) -> Machine:
             packages[name] = "unknown"
     if mesh is None:
         device = jax.local_devices(backend="cpu")[0]
-        return Machine("cpu", (device.device_kind,), {}, 1, _xla_flags(), packages)
+        kinds = (device.device_kind,)
+        return Machine("cpu", kinds, {}, 1, _xla_flags(), packages, compute_threads())
     devices = list(mesh.devices.flat)
     shape = {str(name): int(size) for name, size in mesh.shape.items()}
     kinds = tuple(d.device_kind for d in devices)
-    return Machine(devices[0].platform, kinds, shape, len(jax.devices()), _xla_flags(), packages)
+    on, visible = devices[0].platform, len(jax.devices())
+    threads = compute_threads() if on == "cpu" else 0
+    return Machine(on, kinds, shape, visible, _xla_flags(), packages, threads)
 
 
 def _xla_flags() -> str:

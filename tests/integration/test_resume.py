@@ -2,7 +2,9 @@
 
 import pytest
 
+from ddiloco.storage import array_file
 from ddiloco.storage.learner_state import of_all_hosts
+from ddiloco.storage.run_mark import FRAGMENT
 from ddiloco.storage.snapshots import SnapshotStore
 from experiments.studies.chaos.committed import check_work
 from experiments.studies.replay.reading import read_run
@@ -23,6 +25,7 @@ SMALL = (LOOP, "--config.train.min_step_seconds=(0.02, 0.02)")
 DRIVERS = {
     "remote": (*SMALL, "--config.driver=remote"),
     "local": (*SMALL, "--config.driver=local"),
+    "shards": (*SMALL, "--config.driver=remote", "--config.remote.syncer_shards=2"),
     "hosts": (*HOSTS, "--config.remote.hosts=(2, 1)", *CODECS, "--config.outer.error_feedback=true"),
 }
 
@@ -33,7 +36,7 @@ def complete(workdir):
 
 
 def killed_whole(driver, programs, tmp_path):
-    """Has a run killed that has two snapshots; gives what starts it again with other settings."""
+    """Has a run killed that has some snapshots; gives what starts it again with other settings."""
     own = programs.training(tmp_path) if driver == "hosts" else [f"--workdir={tmp_path}"]
     changes = [*own, *DRIVERS[driver], *TAKING]
     devices = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
@@ -46,11 +49,11 @@ def killed_whole(driver, programs, tmp_path):
     process = start("--config.train.steps=100000")
     try:
 
-        def two_are_complete():
+        def some_are_complete():
             assert process.poll() is None, process.communicate()
-            return len(complete(tmp_path)) >= 2
+            return len(complete(tmp_path)) >= 2 and complete(tmp_path)[-2] >= 3  # after the first rounds
 
-        until(two_are_complete, "the second snapshot", LIMIT)
+        until(some_are_complete, "the snapshots", LIMIT)
     finally:
         process.kill()  # the rest of its processes go with it
         process.communicate()
@@ -58,13 +61,18 @@ def killed_whole(driver, programs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "driver", ["remote", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "hosts"))]
+    "driver",
+    ["shards", *(pytest.param(name, marks=pytest.mark.slow) for name in ("remote", "local", "hosts"))],
 )
 def test_a_run_that_is_killed_whole_goes_on_from_a_snapshot(driver, programs, tmp_path):
     start = killed_whole(driver, programs, tmp_path)
     number = complete(tmp_path)[-2]
     snapshot = SnapshotStore(tmp_path / "snapshots", 9).open(number)
     assert snapshot.header.learners == (0, 1)
+    pinned = [
+        array_file.load_header(snapshot.folder / "syncer" / f"fragment-{p:04d}", FRAGMENT) for p in range(3)
+    ]
+    assert all(header["version"] for header in pinned), "which no syncer that begins a run has"
     states = {m: of_all_hosts(snapshot.folder / "learners" / str(m)).header for m in (0, 1)}
     if driver == "hosts":
         assert len(list((snapshot.folder / "learners" / "0").iterdir())) == 2, "a file of each host"

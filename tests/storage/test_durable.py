@@ -380,3 +380,16 @@ def test_of_versions_that_are_kept_the_wanted_one_is_pinned_else_the_newest(want
     assert state.pin(range(2), tmp_path / "pinned", wanted) == 4 * pinned
     again = DurableState(tmp_path / "pinned", LAYOUT, print, threading.Event(), "run")
     assert again.state().versions == (pinned, 0)
+
+
+def test_versions_that_another_process_commits_are_awaited_until_the_disk_shows_them(tmp_path):
+    class Waits(threading.Event):
+        def wait(self, timeout=None):
+            merge(trained, 0, 3.0)
+            return not other.commit(RoundId(4, 0), trained)
+
+    trained, other = model(), DurableState(tmp_path / "syncer", LAYOUT, print, threading.Event(), "run")
+    other.begin(trained)
+    state = DurableState(tmp_path / "syncer", LAYOUT, print, Waits(), "run")
+    state.await_shown([0, 1], (2, 0))
+    assert state.state().versions == (2, 0)

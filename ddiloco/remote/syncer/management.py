@@ -102,9 +102,7 @@ class Management:
                 return Answer(True, f"the run ends, with everything saved{kept}")
             case Command("snapshot"):
                 done = self._take_snapshot()
-                return Answer(
-                    done, "a snapshot is taken" if done else "a syncer of several processes takes none"
-                )
+                return Answer(done, "a snapshot is taken" if done else f"ask the first shard{self._first()}")
             case Command("drain", int(learner)) if learner < self._most_learners:
                 kept = self._keep(lambda orders: orders.drain(learner))
                 return Answer(True, f"learner {learner} ends after its step{kept}", {"learner": learner})
@@ -115,6 +113,10 @@ class Management:
         return Answer(
             False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
         )
+
+    def _first(self) -> str:
+        address = next(iter(self._shards()), "")
+        return f", {address}" if address else ""
 
     def look(self) -> None:
         """Obeys what is ordered by now, of whichever shard; what cannot be read is looked at again."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pathlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from ddiloco.remote.syncer.shards import Shards
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.storage import run_mark, shard_states
-from ddiloco.storage.durable import DurableState
+from ddiloco.storage.durable import SHOWN_SECONDS, DurableState
 from ddiloco.storage.ownership import owned_fragments
 from ddiloco.storage.snapshots import FOLDER, SnapshotStore
 from ddiloco.telemetry import records
@@ -47,7 +46,6 @@ _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 LEARNER_COPIES = 5  # of the parameters in a checkpoint, at most: with what optimizers and codecs keep
 _MOST_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
-_SHOWN_SECONDS = 90.0  # for a shared disk to show what others wrote; NFS may show what was there a minute ago
 _RECORDS_SECONDS = 10.0  # for the last records to be sent to the first shard
 _OTHERS_SECONDS = 20.0  # for other shards to end after this one has
 
@@ -91,11 +89,10 @@ class SyncerRun:
         tapes = Tapes(workdir, e, assembly.layout, record, run=durable.run)
         tape = tapes.syncer(core.state(), self._model, durable.lineage, shard)
         self._syncer = SyncerWorker(core, self._model, record, durable=durable, tape=tape)
-        self._takes_snapshots = e.syncer_shards == 1
+        self._takes_snapshots = not shard
         if self._takes_snapshots:
             store = SnapshotStore(workdir / FOLDER, e.snapshot.keep)
-            pin = functools.partial(durable.pin, self._own)
-            known = e, durable.run, pin, core.step, self._syncer.send, record
+            known = e, durable.run, self._pin, core.step, self._syncer.send, record
             self._syncer.take_snapshots(SnapshotTaker(store, *known, self._seconds_for_checkpoints))
         management = Management(
             security,
@@ -256,8 +253,15 @@ class SyncerRun:
         size = e.most_learners * LEARNER_COPIES * sum(self._assembly.layout.bytes)
         return self._durable.pace.patience(e.snapshot.timeout, size)
 
+    def _pin(self, folder: pathlib.Path, versions: Sequence[int]) -> int:
+        """As the durable state, of all shards: what they send to learners is durable in one folder before."""
+        every = range(self._assembly.layout.num_fragments)
+        if versions:
+            self._durable.await_shown([p for p in every if p not in self._own], versions)
+        return self._durable.pin(every, folder, versions)
+
     def _take_snapshot(self) -> bool:
-        """Has a snapshot taken soon; False: none is ever."""
+        """Has a snapshot taken soon; False: another shard takes them."""
         if self._takes_snapshots:
             self._syncer.send(SnapshotAsked())
         return self._takes_snapshots
@@ -273,7 +277,7 @@ class SyncerRun:
             own = fragments_of(shard, self._shards.count, len(least))
             for p, version in zip(own, state.versions, strict=False):
                 least[p] = version
-        until = time.monotonic() + _SHOWN_SECONDS
+        until = time.monotonic() + SHOWN_SECONDS
         pieces = [self._last(p, version, until) for p, version in enumerate(least)]
         return assemble(layout, pieces), self._durable.state()
 

@@ -25,6 +25,7 @@ class Machine:
     visible: int  # devices that the process sees
     xla_flags: str  # from $XLA_FLAGS, without what a replay in one process cannot have alike
     packages: Mapping[str, str]  # versions by name
+    threads: int = 0  # with which XLA computes on CPU devices: by them it splits sums; 0 on others
 
 
 @dataclasses.dataclass(frozen=True)

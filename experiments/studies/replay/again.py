@@ -27,7 +27,7 @@ def parse_round(text: str, fragments: int) -> RoundId:
 
 def again(recorded: RecordedRun, until: RoundId | None) -> int:
     """Replays the run, up to a round if one is given, and prints how it compares; the exit code."""
-    _see_as_many_devices(recorded.plan)
+    _compute_alike(recorded.plan)
     experiment, workdir = recorded.experiment, recorded.workdir
     platform.prepare()
     begun = shown_at = time.monotonic()
@@ -59,10 +59,12 @@ def again(recorded: RecordedRun, until: RoundId | None) -> int:
     return 0
 
 
-def _see_as_many_devices(plan: ReplayPlan) -> None:
-    """Simulates as many CPU devices as the learners saw, unless $XLA_FLAGS says how many."""
-    machines = [actor.tape.header.machine for actor in plan.learners]
-    seen = max((m.visible for m in machines if m.platform == "cpu"), default=1)
+def _compute_alike(plan: ReplayPlan) -> None:
+    """Gives XLA as many CPU devices and threads as the learners had, unless the environment says how many."""
+    machines = [m for actor in plan.learners if (m := actor.tape.header.machine).platform == "cpu"]
+    seen = max((m.visible for m in machines), default=1)
+    if threads := max((m.threads for m in machines), default=0):
+        os.environ.setdefault("PJRT_NPROC", str(threads))
     given = os.environ.get("XLA_FLAGS", "")
     if seen > 1 and "device_count" not in given:
         os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={seen}".strip()

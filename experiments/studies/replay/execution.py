@@ -101,7 +101,7 @@ class Replay:
         returns = [w for actor in plan.learners for w in actor.works if isinstance(w, works.Return)]
         self._whole = {work.origin for work in returns} | {*plan.began}
         self._model = assembly.global_model(assembly.initial_parameters())
-        if any(plan.first.header.state.versions):
+        if any(plan.begins.values()):
             self._restore_model()
         self._things: dict[Key, Any] = {key: self._given(key) for key in plan.given}
         self._equipment = _equipment(assembly, plan)
@@ -273,7 +273,7 @@ def differences(then: Machine, here: Machine) -> list[str]:
     ours, theirs = dataclasses.asdict(then), dataclasses.asdict(here)
     found = [
         f"{name} {_shown(ours[name])}, here {_shown(theirs[name])}"
-        for name in ("platform", "devices", "mesh", "visible", "xla_flags")
+        for name in ("platform", "devices", "mesh", "visible", "xla_flags", "threads")
         if ours[name] != theirs[name]
     ]
     names = sorted({*then.packages, *here.packages})

@@ -26,7 +26,7 @@ from ddiloco.storage.tape.file import TapeError
 from ddiloco.workers.exchange import InnerState, fragments_with
 from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor, SyncerDriver
-from experiments.studies.replay.reading import RunTapes, Tape
+from experiments.studies.replay.reading import RunTapes, Tape, begins
 from experiments.studies.replay.works import (
     BEFORE,
     Actor,
@@ -54,9 +54,10 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> R
     """Drives every actor by its tape; raises TapeError if its core cannot have had those events."""
     learners = [life(tape, policy, total_steps) for lives in tapes.learners.values() for tape in lives]
     sent = {offer: c for actor in learners for offer, c in actor.sent.items()}
-    first, numbers = tapes.syncers[0], range(len(tapes.syncers))
-    if any(first.header.state.versions) and tapes.began is None:
-        raise TapeError(f"{first.path}: does not begin with the run: the tape before it is missing")
+    numbers = range(len(tapes.syncers))
+    if any(begins(tapes.syncers).values()) and tapes.began is None:
+        path = tapes.syncers[0].path
+        raise TapeError(f"{path}: does not begin with the run: the tape before it is missing")
     syncers = [_SyncerProcess(tapes.syncers, n, policy, total_steps, sent).actor() for n in numbers]
     return ReplayPlan(learners, syncers, _began(tapes.began))
 

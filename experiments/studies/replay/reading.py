@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from ddiloco.storage.tape.entries import End, Entry, entries_of, record_of
 from ddiloco.storage.tape.file import TapeError, read
@@ -38,6 +39,14 @@ class RunTapes:
     learners: dict[int, list[Tape]]  # each learner's processes, in order, by its number
     warnings: list[str]  # a line about each tape that was cut
     began: pathlib.Path | None = None  # folder of what the run went on with, if it does not begin with them
+
+
+def begins(syncers: Sequence[Tape]) -> dict[int, int]:
+    """By fragment, the version from which the first of these processes that had the fragment began."""
+    found: dict[int, int] = {}
+    for header in (tape.header for tape in syncers):
+        found = {p: header.state.versions[p] for p in header.fragments} | found
+    return found
 
 
 def read_tape(path: pathlib.Path) -> Tape | None:

@@ -83,7 +83,7 @@ class ReplayClocks:
 
     def __init__(self, plan: ReplayPlan) -> None:
         self._of: dict[Key, VectorClock] = {}
-        for p, version in enumerate(plan.first.header.state.versions):
+        for p, version in plan.begins.items():
             self._of[VersionId(p, version)] = VectorClock({}, {p: version} if version else {})
         self._at = {id(actor): self._begin(actor) for actor in plan.actors}
         self._after: dict[tuple[int, int], VectorClock] = {}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.storage.tape.entries import InnerOrigin
-from experiments.studies.replay.reading import Tape
+from experiments.studies.replay.reading import Tape, begins
 
 BEFORE = -1
 """The entry number of work that is done before the first entry of a tape."""
@@ -218,7 +218,7 @@ class ReplayPlan:
     """What every actor did."""
 
     learners: list[Actor]
-    syncers: list[Actor]  # in order; the first is its only process, or the authority of several
+    syncers: list[Actor]  # in order
     began: Mapping[InnerOrigin, pathlib.Path] = dataclasses.field(default_factory=dict)
     """The folders of states that the run went on with, of which earlier tapes tell."""
 
@@ -240,5 +240,9 @@ class ReplayPlan:
     @property
     def given(self) -> set[Key]:
         """What exists from the start: the first versions, and the states that the run went on with."""
-        versions = self.first.header.state.versions
-        return {VersionId(p, version) for p, version in enumerate(versions)} | {*self.began}
+        return {VersionId(p, version) for p, version in self.begins.items()} | {*self.began}
+
+    @property
+    def begins(self) -> dict[int, int]:
+        """By fragment, the version with which the run begins."""
+        return begins([actor.tape for actor in self.syncers])

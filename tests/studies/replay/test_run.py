@@ -3,6 +3,9 @@
 import dataclasses
 import functools
 import json
+import os
+import subprocess
+import sys
 import threading
 from unittest import mock
 
@@ -287,7 +290,7 @@ def test_what_is_offered_is_on_the_tape_before_the_syncer_can_have_it(data_dir, 
 
 
 def test_machines_tell_what_differs_in_words():
-    then = Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"})
+    then = Machine("cpu", ("cpu", "cpu"), {"data": 2, "fsdp": 1}, 8, "", {"jax": "0.10.2"}, 2)
     other = Machine("gpu", ("H200",), {"data": 1, "fsdp": 1}, 1, "--xla_a=1", {"jax": "0.11"})
     assert replay.differences(then, then) == []
     assert replay.differences(then, other) == [
@@ -296,6 +299,7 @@ def test_machines_tell_what_differs_in_words():
         "mesh data 2, here of one device",
         "visible 8, here 1",
         "xla_flags none, here --xla_a=1",
+        "threads 2, here 0",
         "jax 0.10.2, here 0.11",
     ]
 
@@ -321,3 +325,16 @@ def test_a_run_whose_learners_wait_and_of_whose_offers_all_are_left_out_comes_to
     summary = read_json(tmp_path / "summary.json")
     assert done.sha256 == summary["params_sha256"] and done.compared == 5
     assert summary["offers_left_out"] == {"0": 2, "1": 2} and summary["merged_share"] == 0.6
+
+
+@pytest.mark.slow
+def test_processes_with_a_share_of_the_cores_come_to_their_parameters_again(tmp_path):
+    """With the default XLA flags and a model whose sums are large enough to be split by threads."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    overrides = ["--config.driver=remote", "--config.train.steps=4"]
+    train = ["train", "--config=configs/dense.py", *overrides]
+    for name, *options in (train, ["replay"]):
+        program = [sys.executable, "-m", f"experiments.{name}", f"--workdir={tmp_path}", *options]
+        done = subprocess.run(program, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "the same as the run's" in done.stdout

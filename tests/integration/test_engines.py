@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from tests.integration.hand import UNENDING, free_port
+from tests.integration.hand import TRANSFORMER, free_port
 from tests.integration.programs import ROOT
 
 STUCK = """
@@ -121,7 +121,7 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     programs, new_job
 ):
     pace = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
-    job = new_job((*UNENDING, pace, "--config.remote.max_learners=3"))
+    job = new_job((*TRANSFORMER, pace, "--config.remote.max_learners=3"))
     syncer = job.syncer()
     learners = [job.learner(m) for m in range(2)]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])

@@ -59,6 +59,9 @@ def test_a_run_of_threads_that_is_killed_and_stopped_goes_on_to_its_end(programs
         now = [merged_batches(tmp_path, m) for m in ("0", "1")]
         assert all(later > before for later, before in zip(now, batches, strict=True))
         batches = now
+    again = programs.run("replay", f"--workdir={tmp_path}")
+    assert again.returncode == 0, again.stderr
+    assert "the same as the run's" in again.stdout
     steps = max(r["step"] for r in lines(tmp_path / "rounds.jsonl")) + 24
     last = to_its_end(programs, tmp_path, steps, *LOCAL, "--resume=auto")
     assert last.returncode == 0, last.stderr
@@ -72,9 +75,6 @@ def test_a_run_of_threads_that_is_killed_and_stopped_goes_on_to_its_end(programs
     assert any(of_one[2] for of_one in processes), "who leaves keeps its state, of which most is current"
     over = to_its_end(programs, tmp_path, steps, *LOCAL, "--resume=auto")
     assert (over.returncode, over.stderr.strip()) == (0, f"the run in {tmp_path} is over")
-    again = programs.run("replay", f"--workdir={tmp_path}")
-    assert again.returncode == 0, again.stderr
-    assert "the same as the run's" in again.stdout
 
 
 def test_where_no_run_has_begun_none_goes_on(programs, tmp_path):

@@ -46,7 +46,7 @@ class Run:
             self.told.append,
             folder / "run",
             observe=lambda *observed: self.observed.append(observed),
-            late_seconds=0.5,
+            late_seconds=2.0,
         )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
         self._thread.start()

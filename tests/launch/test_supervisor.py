@@ -17,6 +17,13 @@ from tests.launch.supervised import CONFIG, ENDS_AT_THE_WORD, STANDS, Run
 from tests.remote.ends import alive, until
 
 
+@pytest.fixture(autouse=True, scope="module")
+def fork_server():
+    """One that holds back the word to stop, as one that `tests.warm` started before does not."""
+    forkserver._forkserver._stop()
+    processes.warm_up()
+
+
 @pytest.fixture(autouse=True)
 def importable(tmp_path, monkeypatch):
     """What stands in the test's folder can be imported."""

@@ -23,8 +23,8 @@ TAKING = (
 )
 SMALL = (LOOP, "--config.train.min_step_seconds=(0.02, 0.02)")
 DRIVERS = {
-    "remote": (*SMALL, "--config.driver=remote"),
     "local": (*SMALL, "--config.driver=local"),
+    "transformer": ("--config.driver=remote",),
     "shards": (*SMALL, "--config.driver=remote", "--config.remote.syncer_shards=2"),
     "hosts": (*HOSTS, "--config.remote.hosts=(2, 1)", *CODECS, "--config.outer.error_feedback=true"),
 }
@@ -37,7 +37,7 @@ def complete(workdir):
 
 def killed_whole(driver, programs, tmp_path):
     """Has a run killed that has some snapshots; gives what starts it again with other settings."""
-    own = programs.training(tmp_path) if driver == "hosts" else [f"--workdir={tmp_path}"]
+    own = [f"--workdir={tmp_path}"] if LOOP in DRIVERS[driver] else programs.training(tmp_path)
     changes = [*own, *DRIVERS[driver], *TAKING]
     devices = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     flags = {"XLA_FLAGS": devices} if driver == "hosts" else {}
@@ -62,7 +62,7 @@ def killed_whole(driver, programs, tmp_path):
 
 @pytest.mark.parametrize(
     "driver",
-    ["shards", *(pytest.param(name, marks=pytest.mark.slow) for name in ("remote", "local", "hosts"))],
+    ["shards", *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "local", "hosts"))],
 )
 def test_a_run_that_is_killed_whole_goes_on_from_a_snapshot(driver, programs, tmp_path):
     start = killed_whole(driver, programs, tmp_path)
@@ -108,7 +108,7 @@ def test_a_snapshot_that_is_not_there_is_told_with_those_that_are(programs, tmp_
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_fewer_learners_waits_for_none_of_the_others(programs, tmp_path):
-    start = killed_whole("remote", programs, tmp_path)
+    start = killed_whole("transformer", programs, tmp_path)
     number = complete(tmp_path)[-1]
     steps = 100 + SnapshotStore(tmp_path / "snapshots", 9).open(number).header.step
     seconds = (f"--config.sync.silence_timeout={10 * LIMIT}", f"--config.snapshot.timeout={11 * LIMIT}")

@@ -8,12 +8,13 @@ from tests.integration.remote_runs import summary_of
 from tests.refusals import assert_refused
 
 SHORT = ("--config.sample.tokens=0", "--config.eval.every=0")
+VIRTUAL = ("--config.driver=virtual", "--config.train.min_step_seconds=()")
 DRIVERS = (
     ("--config.driver=local", "--config.model.scan_layers=True"),
     ("--config.driver=remote",),
-    ("--config.driver=virtual",),
+    VIRTUAL,
     ("--config.algorithm=data_parallel",),
-    ("--config.algorithm=data_parallel", "--config.driver=virtual"),
+    ("--config.algorithm=data_parallel", *VIRTUAL),
 )
 
 

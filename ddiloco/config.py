@@ -26,12 +26,12 @@ class ConfigError(ValueError):
 
 
 class Marks(TypedDict, total=False):
-    """When a setting may be another; one without a mark has that of the group around it (`section`)."""
+    """When a setting may change; one without a mark has that of its group (`section`)."""
 
     # "process": no number of a run follows from it, so that each process may have its own; "resume": a run
     # may resume with another; "never": it stays
     may_change: Literal["process", "resume", "never"]
-    because: str  # why it stays, for who changes it
+    because: str  # the reason, for the error
     both_ends: bool  # learners and syncer must have the same, unless each process may have its own
 
 

@@ -23,7 +23,7 @@ from ddiloco.training.loop import MakeLoop
 
 
 class Trained(NamedTuple):
-    """What a run ends with.
+    """The result of a run.
 
     Attributes:
       params: the global model, in the tree that the loop's `params` gives.

@@ -25,10 +25,7 @@ roles.define_security()
 
 
 def main(argv) -> int:
-    import grpc
-
-    from ddiloco.remote.wire.management import VERBS, Command, ask
-    from ddiloco.remote.wire.validation import WireError
+    from ddiloco.remote.wire.management import VERBS, Command
     from experiments.cli.credentials import check_address
 
     verb, *rest = argv[1:] or [""]
@@ -40,14 +37,9 @@ def main(argv) -> int:
     if rest and verb not in ("drain", "evict", "add"):
         raise program.UsageError(f"{verb}: takes no number")
     address = check_address(_SYNCER.value, "syncer")
-    command = Command(verb, int(rest[0]) if rest else None)
-    try:
-        answer = ask(address, roles.security(), command, _TIMEOUT.value)
-    except grpc.RpcError as error:
-        print(f"error: syncer: {address}: {error.details() or error.code().name}", file=sys.stderr)
-        return 1
-    except WireError as error:
-        print(f"error: syncer: {address}: {error}", file=sys.stderr)
+    answer = _answer(address, Command(verb, int(rest[0]) if rest else None))
+    if isinstance(answer, str):
+        print(f"error: syncer: {address}: {answer}", file=sys.stderr)
         return 1
     if not answer.done:
         print(f"error: {answer.line}", file=sys.stderr)
@@ -55,21 +47,21 @@ def main(argv) -> int:
     print(answer.facts["learner"] if verb == "add" else answer.line)
     shards = answer.facts.get("shards", []) if verb == "status" else []
     for number, where in enumerate(shards if len(shards) > 1 else ()):
-        print(f"shard {number}  {where or 'nowhere'}: {_of_shard(where, _TIMEOUT.value)}")
+        of_shard = _answer(where, Command("status")) if where else "it has not been there"
+        line = of_shard if isinstance(of_shard, str) else of_shard.line
+        print(f"shard {number}  {where or 'nowhere'}: {line}")
     return 0
 
 
-def _of_shard(address: str, timeout: float) -> str:
-    """What a shard of the syncer answers, or why it does not."""
+def _answer(address: str, command):
+    """What a process of the syncer answers, or, as a text, why it does not."""
     import grpc
 
-    from ddiloco.remote.wire.management import Command, ask
+    from ddiloco.remote.wire.management import ask
     from ddiloco.remote.wire.validation import WireError
 
-    if not address:
-        return "it has not been there"
     try:
-        return ask(address, roles.security(), Command("status"), timeout).line
+        return ask(address, roles.security(), command, _TIMEOUT.value)
     except grpc.RpcError as error:
         return str(error.details() or error.code().name)
     except WireError as error:

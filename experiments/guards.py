@@ -13,7 +13,6 @@ import json
 from absl import flags
 
 from experiments.cli import program
-from experiments.cli.tables import markdown
 
 _CONFIG = program.define_config("configs/micro.py")
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the outcomes to this JSON file.")
@@ -25,8 +24,9 @@ _LEARNERS = 8
 
 def main(_) -> int:
     from ddiloco.outer.merging import MERGE_RULES
+    from ddiloco.telemetry.scalars import as_json
     from ddiloco.training import platform
-    from experiments.studies import byzantine
+    from experiments.studies import byzantine, comparison, results
 
     output = program.writable_file(_OUTPUT)
     ways = _LIES.value or list(byzantine.KINDS)
@@ -41,27 +41,37 @@ def main(_) -> int:
         raise program.UsageError("config.outer.merge: has no use with --rules, which says which there are")
     byzantine.without_the_last(experiment)  # refuses what cannot be so before anything runs
     platform.prepare()
-    guarded, liars = {}, range(_LEARNERS - _LIARS.value, _LEARNERS)
+    guarded, liars, records = {}, range(_LEARNERS - _LIARS.value, _LEARNERS), []
     for rule in _RULES.value or [experiment.outer.merge]:
         outer = dataclasses.replace(experiment.outer, merge=rule)
         with_rule = dataclasses.replace(experiment, outer=outer)
         guarded[rule] = byzantine.without_gates(with_rule)
         guarded[f"{rule}, guard"] = with_rule
-    rows, found = [], {}
-    for label, settings in guarded.items():
-        alone = byzantine.run(byzantine.without_the_last(settings), {})
-        for way in [None, *ways]:
-            got = byzantine.run(settings, {} if way is None else dict.fromkeys(liars, way))
-            found[f"{label}: {way or 'all honest'}"] = dataclasses.asdict(got)
-            worse = f"{100 * (got.loss / alone.loss - 1):+.2f}%"
-            left_out = ", ".join(f"{n} of learner {m}" for m, n in sorted(got.left_out.items())) or "-"
-            rows.append([label, way or "all honest", f"{got.loss:.4f}", worse, f"{got.offers}", left_out])
-            program.print_err(f"{label}, {rows[-1][1]}: {rows[-1][2]} ({worse})")
-        found[f"{label}: without it"] = dataclasses.asdict(alone)
-        rows.append([label, "without it", f"{alone.loss:.4f}", "", f"{alone.offers}", "-"])
-    print(markdown(["merged by", "the eighth learner", "loss", "", "offers", "left out"], rows, align=True))
+    for merged_by, settings in guarded.items():
+        tried = {"without it": (byzantine.without_the_last(settings), {}), "all honest": (settings, {})}
+        tried |= {way: (settings, dict.fromkeys(liars, way)) for way in ways}
+        for way, lying in tried.items():
+            got = byzantine.run(*lying)
+            records.append(
+                {
+                    "merged by": merged_by,
+                    "the eighth learner": way,
+                    "label": f"{merged_by}: {way}",
+                    "against": f"{merged_by}: without it",
+                    "seed": experiment.seed,
+                    "finished": True,
+                    "eval_loss": got.loss,
+                    "left_out": sum(got.left_out.values()),
+                    "honest_left_out": sum(n for m, n in got.left_out.items() if m not in liars),
+                    "outcome": dataclasses.asdict(got),
+                }
+            )
+            program.print_err(f"{merged_by}, {way}: {got.loss:.4f}")
+    frame = results.completed(records, comparison.held_against)
+    columns = ("eval_loss", "gap", "left_out", "honest_left_out")
+    print(results.table(frame, ["merged by", "the eighth learner"], columns))
     if output:
-        output.write_text(json.dumps(found, indent=1) + "\n")
+        output.write_text(json.dumps(as_json(frame.to_dict("records")), indent=1) + "\n")
     return 0
 
 

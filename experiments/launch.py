@@ -7,10 +7,12 @@ write and tell. A flag that the engine has no use for is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import pathlib
 import re
+from typing import Any
 
 from absl import flags
 
@@ -42,12 +44,10 @@ _PORT = flags.DEFINE_integer(
     lower_bound=1,
     upper_bound=65000,
 )
-_SPOT = flags.DEFINE_bool("spot", False, "gke, cloud_tpu: learners on spot capacity.")
+flags.DEFINE_bool("spot", False, "gke, cloud_tpu: learners on spot capacity.")
 _CHIPS = flags.DEFINE_integer("chips", 4, "gke, ray: TPU chips of a host.", lower_bound=1)
 _IMAGE = flags.DEFINE_string("image", None, "gke: the container, with its registry.")
-_ACCELERATOR = flags.DEFINE_string(
-    "accelerator", "tpu-v5p-slice", "gke, cloud_tpu: the label of the nodes, or the type."
-)
+flags.DEFINE_string("accelerator", "tpu-v5p-slice", "gke, cloud_tpu: the label of the nodes, or the type.")
 _TOPOLOGY = flags.DEFINE_string("topology", "2x2x1", "gke, ray: the slice of one learner.")
 _ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $RAY_ADDRESS, else one here.")
 _CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a learner's process.", lower_bound=0)
@@ -59,16 +59,14 @@ _HOSTS = flags.DEFINE_integer(
     "hosts", 1, "ray, slurm, cloud_tpu: hosts of a learner, with a process each.", lower_bound=1
 )
 _VERSION = flags.DEFINE_string("version", "", "ray: of TPUs, such as v5p: each learner has a slice of them.")
-_QUEUE = flags.DEFINE_string("queue", "", "gke: Kueue's local queue that learners wait in.")
+flags.DEFINE_string("queue", "", "gke: Kueue's local queue that learners wait in.")
 _LEARNER_OPTIONS = flags.DEFINE_string("learner_options", "", "slurm: of sbatch, for a learner's nodes.")
 _SYNCER_OPTIONS = flags.DEFINE_string("syncer_options", "", "slurm: of sbatch, for the syncer's node.")
-_NOTICE = flags.DEFINE_integer(
-    "notice", 60, "slurm: seconds before its end that a job is told.", lower_bound=2
-)
-_SETUP = flags.DEFINE_string("setup", ":", "slurm, cloud_tpu: shell command that makes the environment.")
-_ZONE = flags.DEFINE_string("zone", None, "cloud_tpu: where the resources are.")
-_RUNTIME = flags.DEFINE_string("runtime", None, "cloud_tpu: version of the machines' software.")
-_PROJECT = flags.DEFINE_string("project", "", "cloud_tpu: whose resources they are. Default: gcloud's.")
+flags.DEFINE_integer("notice", 60, "slurm: seconds before its end that a job is signalled.", lower_bound=2)
+flags.DEFINE_string("setup", ":", "slurm, cloud_tpu: shell command that makes the environment.")
+flags.DEFINE_string("zone", None, "cloud_tpu: where the resources are.")
+flags.DEFINE_string("runtime", None, "cloud_tpu: version of the machines' software.")
+flags.DEFINE_string("project", "", "cloud_tpu: whose resources they are. Default: gcloud's.")
 _SYNCER = flags.DEFINE_string("syncer", None, "cloud_tpu: HOST:PORT of the syncer, started elsewhere.")
 
 _OWN_DISKS = ("gke", "cloud_tpu")  # each learner's, where the syncer finds no checkpoint of a snapshot
@@ -189,19 +187,14 @@ def _gke(fleet, experiment):
         raise program.UsageError(
             "image: is missing; give --image=REGISTRY/NAME:TAG, made of scripts/Dockerfile"
         )
-    return gke.plan(
-        fleet,
-        gke.Gke(
-            image=_IMAGE.value,
-            accelerator=_ACCELERATOR.value,
-            topology=_TOPOLOGY.value,
-            chips=_CHIPS.value,
-            spot=_SPOT.value,
-            evaluator=experiment.eval.every is not None,
-            queue=_QUEUE.value,
-            **_syncer_pod(experiment),
-        ),
-    )
+    scored = experiment.eval.every is not None
+    return gke.plan(fleet, _settings_of(gke.Gke, evaluator=scored, **_syncer_pod(experiment)))
+
+
+def _settings_of(kind: type, **given: Any) -> Any:
+    """An engine's settings: those that are not given are what the flags of their names say."""
+    names = {field.name for field in dataclasses.fields(kind)} - given.keys()
+    return kind(**given, **{name: flags.FLAGS[name].value for name in names})
 
 
 def _slurm(fleet, experiment):
@@ -209,13 +202,12 @@ def _slurm(fleet, experiment):
 
     if not _WORKDIR.value:
         raise program.UsageError("workdir: is missing; give --workdir=DIR on a disk that all nodes share")
-    nodes = slurm.Slurm(
+    nodes = _settings_of(
+        slurm.Slurm,
         folder=os.getcwd(),
         workdir=os.path.abspath(_WORKDIR.value),
-        setup=_SETUP.value,
         learner=_LEARNER_OPTIONS.value,
         syncer=_SYNCER_OPTIONS.value,
-        notice=_NOTICE.value,
         evaluator=experiment.eval.every is not None,
     )
     return slurm.plan(fleet, nodes)
@@ -229,16 +221,8 @@ def _cloud_tpu(fleet, experiment):
     for name in ("zone", "runtime", "syncer"):
         if not flags.FLAGS[name].value:
             raise program.UsageError(f"{name}: is missing, but cloud_tpu needs it")
-    tpu = cloud_tpu.CloudTpu(
-        zone=_ZONE.value,
-        accelerator=_ACCELERATOR.value,
-        runtime=_RUNTIME.value,
-        syncer=check_address(_SYNCER.value, "syncer"),
-        setup=_SETUP.value,
-        project=_PROJECT.value,
-        spot=_SPOT.value,
-    )
-    return cloud_tpu.plan(fleet, tpu)
+    syncer = check_address(_SYNCER.value, "syncer")
+    return cloud_tpu.plan(fleet, _settings_of(cloud_tpu.CloudTpu, syncer=syncer))
 
 
 def _syncer_pod(experiment) -> dict[str, int]:

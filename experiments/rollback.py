@@ -1,7 +1,7 @@
 """Sets a stopped run of processes back: `python -m experiments.rollback --workdir=DIR --to=STEP`.
 
 The syncer keeps the last versions of each fragment (config.recovery.keep_versions). Each becomes the newest
-that was merged at global step STEP or before; what came later is moved to DIR/previous/N. Then start the
+that was merged at global step STEP or before; later files move to DIR/previous/N. Then start the
 syncer again with --resume, and the learners as before.
 """
 
@@ -24,7 +24,7 @@ def main(_) -> int:
     with program.os_errors_as_usage("workdir", workdir):
         done = roll_back(workdir, step)
     print(f"back at step {done.step}, versions {', '.join(map(str, done.versions))}")
-    print(f"what came later is in {done.previous}")
+    print(f"later files are in {done.previous}")
     return 0
 
 

@@ -36,7 +36,8 @@ def main(_) -> int:
     except ScalingError as error:
         raise program.UsageError(f"sweep: {error}") from None
     stem = program.ensure_folder("output", output) / "scaling"
-    results.write(stem, (found, study.report(found), lambda path: figures.draw_scaling(path, found)))
+    results.write(stem, found, study.report(found))
+    figures.draw_scaling(stem.with_suffix(".png"), found)
     results.show(stem)
     return 0
 

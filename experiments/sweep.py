@@ -10,8 +10,9 @@ that are no product; there the key `config` is the config file itself. With `--b
 BASELINE = {setting: value} in the file, the loss of every run is also held against the run that has these
 settings at the same place and seed.
 
-Writes DIR/sweep.json, sweep.md and sweep.png. Runs that differ in their seed alone are taken together; the
-first setting that is a number is the axis of the figure, and the other settings make its lines.
+Writes DIR/sweep.json, sweep.md and sweep.png. Runs that differ in their seed alone are one row of the table;
+the first setting that is a number is the axis of the figure, and the other settings make its lines. COLUMNS,
+if the file has it, names the figures of the table in their order.
 """
 
 from __future__ import annotations
@@ -48,17 +49,19 @@ def main(_) -> int:
     runs.refuse_idle(dict(_GIVEN), planned)
     if sweeps.is_product(_SWEEP.value):
         runs.refuse_idle(sweep.points[0], planned, "sweep: ")
-    output = program.ensure_folder("output", folder)
-
-    def collect() -> results.Report:
-        rows = []
-        for point, run in zip(sweep.points, planned, strict=True):
-            if run.lacks() is None:
-                summary = results.read_summary(run.workdir)
-                rows.append({**point, **{name: summary.get(name) for name in sweeps.FIGURES}})
-        return rows, sweeps.report(rows, sweep), lambda path: figures.draw_sweep(path, rows, sweep)
-
-    return runs.carry_out(planned, _JOBS.value, output / "sweep", collect)
+    columns = results.SHOWN
+    if not sweeps.is_product(_SWEEP.value):
+        columns = results.columns_of(_SWEEP.value, "sweep")
+    study = results.Study(
+        sweep.points,
+        planned,
+        sweeps.axes_of(sweep.points).settings,
+        lambda frame: sweeps.place(frame, sweep),
+        lambda path, frame: figures.draw_sweep(path, frame, sweep),
+        columns,
+    )
+    program.ensure_folder("output", folder)
+    return results.carry_out(study, _JOBS.value, folder / "sweep")
 
 
 if __name__ == "__main__":

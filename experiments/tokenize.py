@@ -1,6 +1,6 @@
-"""Tokenizes a run's text once for all: `python -m experiments.tokenize --config=FILE --output=DIR`.
+"""Tokenizes a run's text in advance: `python -m experiments.tokenize --config=FILE --output=DIR`.
 
-`--config.data.tokenized=DIR` then trains on it, as if it were tokenized meanwhile.
+`--config.data.tokenized=DIR` then trains on it, with the same batches.
 """
 
 from __future__ import annotations

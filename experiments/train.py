@@ -14,7 +14,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run. Default: run
 _SETTINGS = flags.DEFINE_bool("settings", False, "Only list every setting: value, meaning and bounds.")
 _RESUME = roles.define_resume()
 _PROFILE = roles.define_profile()
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only say what the run would be; allocates no parameters.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print the needs of the run; allocates no parameters.")
 
 
 def main(_) -> int:

@@ -22,8 +22,6 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 from absl import flags
 
@@ -45,91 +43,53 @@ def main(_) -> int:
     if set(choosing) & set(reporting):
         raise program.UsageError("tuning_seeds: a seed that chooses must not be reported")
     output = pathlib.Path(_OUTPUT.value or runs.default_output("tune", _CONFIG.value))
+
+    def at(row: tuning.TuningRow, point: tuning.Point) -> dict[int, runs.PlannedRun]:
+        return _planned(row, point, {**row.settings, **plan.choosing}, choosing, output / "chosen")
+
     planned: list[runs.PlannedRun] = []
     for row in plan.rows:  # before any run starts
         tuning.check_free(row, [name for name, _ in _GIVEN])
-        for point in tuning.each_value(row):
-            planned += _planned(row, point, plan.choosing, choosing, output).values()
+        planned += [run for point in tuning.each_value(row) for run in at(row, point).values()]
     runs.refuse_idle(dict(_GIVEN), planned)
     program.ensure_folder("output", output)
-    tuned, failed = _climbed(plan, choosing, output)
+    failed: list[str] = []
+
+    def losses(points: list[tuple[tuning.TuningRow, tuning.Point]]) -> list[tuple[float, int]]:
+        asked = [list(at(*point).values()) for point in points]
+        failed.extend(runs.train([run for own in asked for run in own], _JOBS.value, lambda run: None))
+        return [_loss(own) for own in asked]
+
+    tuned = tuning.tune(plan, losses)
     print(tuning.choices(tuned))
     (output / "chosen.md").write_text(tuning.choices(tuned) + "\n")
     (output / "chosen.json").write_text(json.dumps(tuning.to_json(tuned), indent=2, allow_nan=False) + "\n")
     rows = []
     for one in tuned:
-        by_seed = _planned(one.row, one.best, {}, reporting, output / "reported")
-        rows.append(comparison.ComparisonRow(one.row.label, {}, by_seed, one.row.against))
-    status = comparison.carry_out(rows, _JOBS.value, output, "tune")
+        by_seed = _planned(one.row, one.best, one.row.settings, reporting, output / "reported")
+        row = {"label": one.row.label, "against": one.row.against, "paper": {}}
+        rows += [({**row, "seed": seed}, run) for seed, run in by_seed.items()]
+    status = results.carry_out(comparison.of_rows(rows), _JOBS.value, output / "tune")
     return runs.report_failed(failed) or status
 
 
-Climb = Iterator[list[runs.PlannedRun]]
-
-
-def _climbed(
-    plan: tuning.TuningPlan, seeds: list[int], output: pathlib.Path
-) -> tuple[list[tuning.Tuned], list[str]]:
-    """The end of every row's climb, and the runs that failed on the way; rows climb side by side."""
-    tuned: dict[str, tuning.Tuned] = {}
-    waits: dict[str, Climb] = {}  # by run, the climb that goes on once it has no other here
-
-    def on(climb: Climb) -> list[runs.PlannedRun]:
-        """The runs that the next point lacks, of those at which some lack; empty at the climb's end."""
-        for planned in climb:
-            missing = [run for run in planned if run.lacks() is not None]
-            if missing:
-                waits.update({run.name: climb for run in missing})
-                return missing
-        return []
-
-    def ended(run: runs.PlannedRun) -> list[runs.PlannedRun]:
-        climb = waits.pop(run.name)
-        return [] if climb in waits.values() else on(climb)
-
-    climbs = [_climb(row, plan, seeds, output / "chosen", tuned) for row in plan.rows]
-    failed = runs.train([run for climb in climbs for run in on(climb)], _JOBS.value, ended)
-    return [tuned[row.label] for row in plan.rows if row.label in tuned], failed
-
-
-def _climb(
-    row: tuning.TuningRow,
-    plan: tuning.TuningPlan,
-    seeds: list[int],
-    output: pathlib.Path,
-    tuned: dict[str, tuning.Tuned],
-) -> Climb:
-    """A row's runs, point by point, by the losses of those before; what came of it goes into `tuned`."""
-    climb = tuning.climb(list(row.axes.values()), row.start, plan.budget, row.together)
-    point, tried = next(climb), []
-    while row.label not in tuned:
-        planned = list(_planned(row, point, plan.choosing, seeds, output).values())
-        yield planned
-        done = [results.read_summary(run.workdir) for run in planned if run.lacks() is None]
-        losses = [summary["eval_loss"] for summary in done]
-        whole = len(done) == len(seeds) and all(loss is not None for loss in losses)
-        loss = statistics.mean(losses) if whole else math.inf
-        tried.append(tuning.Tried(point, loss, sum(summary["tokens_total"] for summary in done)))
-        try:
-            point = climb.send(loss)
-        except StopIteration as end:
-            tuned[row.label] = tuning.Tuned(row, tried, end.value, plan.budget)
+def _loss(planned: list[runs.PlannedRun]) -> tuple[float, int]:
+    """The mean loss of these runs, infinite if one has none, and their tokens."""
+    done = [results.figures_of(run.workdir) for run in planned if run.lacks() is None]
+    losses = [figures["eval_loss"] for figures in done]
+    whole = len(done) == len(planned) and None not in losses
+    return statistics.mean(losses) if whole else math.inf, sum(figures["tokens_total"] for figures in done)
 
 
 def _planned(
-    row: tuning.TuningRow,
-    point: tuning.Point,
-    changes: Mapping[str, Any],
-    seeds: list[int],
-    output: pathlib.Path,
+    row: tuning.TuningRow, point: tuning.Point, settings: dict, seeds: list[int], output: pathlib.Path
 ) -> dict[int, runs.PlannedRun]:
     """The runs of a row at a point, one for each seed."""
     path, at = _CONFIG.value.partition(":")[0], dict(zip(row.axes, point, strict=True))
     place = sweeps.point_name(at)
-    settings = {**row.settings, **changes, **at}
     folder = output / runs.folder_name(row.label) / place
-    config, overrides = f"{path}:{row.preset}", [*settings.items(), *_GIVEN]
-    return runs.of_each_seed(f"{row.label} {place}", config, overrides, folder, seeds)
+    overrides = [*{**settings, **at}.items(), *_GIVEN]
+    return runs.of_each_seed(f"{row.label} {place}", f"{path}:{row.preset}", overrides, folder, seeds)
 
 
 if __name__ == "__main__":

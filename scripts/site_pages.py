@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 ROOT = pathlib.Path(__file__).parent.parent
 OF_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SCRIPTS = {"mermaid.min.js", "iframe_worker.js"}  # that scripts/docs.sh fetches
+STYLE = ".md-typeset table code { white-space: nowrap; } .md-grid { max-width: 72rem; }"
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
 EXAMPLE = re.compile(r"^( *)>>> .*(?:\n\1\S.*)*", re.M)
 
@@ -27,12 +28,11 @@ class Examples(griffe.Extension):
 
 
 def on_config(config):
-    """Fills the parts of the navigation that end with `/*`."""
-    listed = {"results/*": results(), "reference/*": sorted(reference())}
+    """Fills the part of the navigation for the reference."""
     for section in config.nav:
-        for name, pages in section.items() if isinstance(section, dict) else ():
-            pages = pages if isinstance(pages, list) else [pages]
-            section[name] = [page for one in pages for page in listed.get(one, [one])]
+        for name, pages in section.items():
+            if pages == "reference/*":
+                section[name] = sorted(reference())
     return config
 
 
@@ -42,6 +42,7 @@ def on_files(files, config):
     pages |= {"settings.md": settings(), "metrics.md": metrics(), **reference(), **sources()}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "assets/site.css", content=STYLE))
     for name in SCRIPTS:
         files.append(
             File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "build" / "docs" / name))
@@ -66,11 +67,6 @@ def page_of(path):
     if path in OF_ROOT:
         return OF_ROOT[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
-
-
-def results():
-    """The pages of results, but for their table of contents."""
-    return sorted(f"results/{p.name}" for p in (ROOT / "docs/results").glob("*.md") if p.name != "README.md")
 
 
 def sources():
@@ -111,7 +107,11 @@ def settings():
             )
     head = "| setting | tiny preset | meaning | bounds | may change on a restart |\n|---|---|---|---|---|\n"
     how = "`--config.NAME=VALUE` sets one; `experiments.train --settings` lists those of a config."
-    return f"# Settings\n\n{how}\n\n{head}" + "\n".join(rows.values()) + "\n"
+    groups: dict[str, list[str]] = {}
+    for path, row in rows.items():
+        groups.setdefault(path.rpartition(".")[0] or "general", []).append(row)
+    tables = (f"## {group}\n\n{head}" + "\n".join(found) for group, found in groups.items())
+    return "\n\n".join([f"# Settings\n\n{how}", *tables]) + "\n"
 
 
 def metrics():

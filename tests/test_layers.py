@@ -8,6 +8,7 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "ddiloco"
 MODULES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "experiments").rglob("*.py"))]
+KNOWN = frozenset(MODULES)
 MAX_LINES = 800
 EMPTY_WORDS = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 
@@ -74,6 +75,7 @@ def tree(path):
     return ast.parse(path.read_text())
 
 
+@functools.cache
 def imports_of(path):
     """Every module that the file imports, at its top or inside a function."""
     found = set()
@@ -86,10 +88,11 @@ def imports_of(path):
     return found
 
 
+@functools.cache
 def inner_imports(path):
     """The modules of this repository that the file imports."""
     files = (ROOT / (name.replace(".", "/") + ".py") for name in imports_of(path))
-    return {file for file in files if file in MODULES}
+    return {file for file in files if file in KNOWN}
 
 
 def case(path):

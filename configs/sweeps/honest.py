@@ -9,6 +9,7 @@ preset itself: learners differ more. Its outcome: docs/results/guards.md.
 import importlib
 import math
 
+COLUMNS = ("eval_loss", "rounds", "left_out", "merged_share")  # of the table
 ROUNDS = 1000
 RUN = {
     "driver": "virtual",

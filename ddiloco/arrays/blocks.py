@@ -16,7 +16,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 class Cut(NamedTuple):
-    """Which blocks of an array; they have no element in common."""
+    """Blocks of an array, without common elements."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -88,7 +88,7 @@ class Blocks:
         raise KeyError(f"no block has {wanted}")
 
     def within(self, cut: Cut) -> Blocks:
-        """What these blocks have of those of a cut."""
+        """The parts of these blocks inside a cut."""
         found = {}
         for box, block in self.blocks.items():
             for wanted in cut.boxes:
@@ -118,7 +118,7 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """What two boxes have in common; None: no element."""
+    """The intersection of two boxes; None: empty."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 

@@ -13,7 +13,7 @@ ALIGNMENT = 64  # bytes; XLA copies host arrays that begin elsewhere
 
 def owned(array: np.ndarray, device: jax.Device) -> jax.Array:
     """A copy in memory of XLA's own, which a program may be given to write over; compiles nothing."""
-    # XLA copies what is not aligned; aligned memory it keeps, even where it is told not to.
+    # XLA copies unaligned memory; it keeps aligned memory, even if asked to copy.
     memory = aligned_empty((array.nbytes + array.itemsize,), np.uint8)
     source = memory[array.itemsize :].view(array.dtype).reshape(array.shape)
     np.copyto(source, array)

@@ -78,7 +78,7 @@ def ways(mesh: Mesh | AbstractMesh, names: Sequence[str]) -> int:
 
 
 def mesh_axes(sharding: NamedSharding, axes: int) -> Parts:
-    """Those that divide each axis of an array of so many."""
+    """The mesh axes that divide each axis of an array with so many."""
     spec = (*sharding.spec, *[None] * (axes - len(sharding.spec)))
     return [(part,) if isinstance(part, str) else tuple(part or ()) for part in spec]
 

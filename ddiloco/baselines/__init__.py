@@ -1,1 +1,1 @@
-"""What Decoupled DiLoCo is compared with: one synchronous job without a syncer."""
+"""Baselines of Decoupled DiLoCo: one synchronous job without a syncer."""

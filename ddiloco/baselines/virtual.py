@@ -26,7 +26,7 @@ _BACKWARD_SHARE = 2 / 3  # of a step's time; it has twice the operations of the 
 
 @dataclasses.dataclass(frozen=True)
 class JobPhase:
-    """What the job's chips do from `time` on, and how fast: a `pace` of 1 is that of a whole steady fleet."""
+    """State and speed of the job's chips from `time` on; `pace` 1 is that of a whole steady fleet."""
 
     time: float  # virtual seconds
     state: State
@@ -53,7 +53,7 @@ class StandsStill(Exception):
 
 
 def ring_bytes(num_params: int, learners: int) -> float:
-    """What each learner sends, and receives, in a step: a ring all-reduce of bfloat16 gradients."""
+    """Bytes that each learner sends, and receives, in a step: a ring all-reduce of bfloat16 gradients."""
     return 2 * (learners - 1) / learners * _GRADIENT_BYTES * num_params
 
 
@@ -207,7 +207,7 @@ def _play(
 
 
 def steps_within(experiment: Experiment, num_params: int, seconds: float) -> int:
-    """How many steps the job takes in `seconds` of virtual time."""
+    """Number of steps of the job in `seconds` of virtual time."""
     clock, steps = JobClock(experiment, num_params, lambda record: None), -1
     with contextlib.suppress(StandsStill):
         while clock.now <= seconds:
@@ -228,7 +228,7 @@ def _failing(experiment: Experiment, chips: Mapping[int, int], until: float) -> 
 
 
 def _scavenging(experiment: Experiment, chips: Mapping[int, int], until: float) -> Iterator[JobPhase]:
-    """When chips come or go, all stand still for `resize_seconds`; further changes wait that long."""
+    """When chips are added or removed, all pause for `resize_seconds`; further changes wait that long."""
     v, learners = experiment.virtual, experiment.sync.num_learners
     sampled = draw_extra(v.spare_capacity, learners, experiment.seed, until)
     extra = v.spare_capacity.extra_learners

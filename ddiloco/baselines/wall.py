@@ -140,7 +140,7 @@ class JobStates:
     def _given_up(self, number: int, step: int, problem: str) -> None:
         values = {"number": number, "step": step, "reason": problem}
         self._record(records.Noted("snapshot_given_up", values, time.time()))
-        alarm = f"{self._store.folder}: {problem}: a snapshot is given up; training goes on"
+        alarm = f"{self._store.folder}: {problem}: a snapshot is given up; training continues"
         self._record(records.Alarm(alarm, time.time()))
 
 

@@ -1,4 +1,4 @@
-"""What a run suffers from, in words: each rule says what is wrong, why, and what to do."""
+"""Diagnosis of a run: each rule names a problem, its cause and a remedy."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ddiloco.telemetry.state import SETTLED, trained_in_vain
 SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
 LONG_ABSENCE = 10.0  # seconds that a host may take to connect
-WAITS = 0.2  # of its steps' time for data
-LEAST_SHARE = 0.7  # of the work that should be merged
+WAITS = 0.2  # share of the step time spent waiting for data
+LEAST_SHARE = 0.7  # share of the work that should be merged
 _HERE = ("stepping", "waiting", "hung", "finished")
-_WIDE = ("f32", "bf16", "int8")  # codecs that a narrower one could take the place of
+_WIDE = ("f32", "bf16", "int8")  # codecs with a narrower alternative
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Something that is wrong with a run or, if it is no trouble, could be better."""
+    """A problem of a run or, without `trouble`, a possible improvement."""
 
     what: str
     why: str
@@ -38,7 +38,7 @@ Rule = Callable[[RunView], Iterator[Advice]]
 
 
 def advice(view: RunView) -> list[Advice]:
-    """What all rules say, trouble first, otherwise in the order of the rules."""
+    """The findings of all rules, problems first, otherwise in the order of the rules."""
     found = [dataclasses.replace(one, rule=rule.__name__) for rule in RULES for one in rule(view)]
     return sorted(found, key=lambda one: not one.trouble)
 
@@ -50,8 +50,8 @@ def not_finite(view: RunView) -> Iterator[Advice]:
             left = f", and {one.left_out} of its offers were left out" if one.left_out else ""
             yield Advice(
                 f"Learner {one.learner}: its loss is not a number.",
-                f"Its newest steps gave NaN or infinity{left}. The others go on without it.",
-                "Restart it, so that it takes the global model again. If it comes again, look at its data, "
+                f"Its newest steps gave NaN or infinity{left}. The others continue without it.",
+                "Restart it, so that it loads the global model. If this repeats, check its data, "
                 "its devices (config.sdc_check_every) and the learning rate.",
                 one.learner,
                 commands=_control(view, f"drain {one.learner}", f"add {one.learner}"),
@@ -81,8 +81,8 @@ def dead(view: RunView) -> Iterator[Advice]:
             texts = (event.text for event in view.events if event.text.startswith(died))
             yield Advice(
                 f"Learner {one.learner} has been dead for {seconds(one.state_seconds)}.",
-                next(texts, "Its process or its connection has ended. The others go on without it."),
-                f"Start it again with the same number; learners/{one.learner}/traceback.txt may say why.",
+                next(texts, "Its process or its connection has ended. The others continue without it."),
+                f"Restart it with the same number; learners/{one.learner}/traceback.txt may have the cause.",
                 one.learner,
             )
 
@@ -126,9 +126,9 @@ def thin_link(view: RunView) -> Iterator[Advice]:
         why = _not_through(one, others) or _late(one, others)
         if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
             why = (
-                f"It steps, but has sent {size(one.sent)} where its pace wants {size(fair * one.clock)}; "
-                f"{share(one.merged_share or 0.0)} of its work is merged, of the others' "
-                f"{share(_usual_share(view))}."
+                f"It steps, but has sent {size(one.sent)}, not {size(fair * one.clock)}; "
+                f"{share(one.merged_share or 0.0)} of its work is merged, and {share(_usual_share(view))} of "
+                "the others'."
             )
         if why and view.syncer.rounds and not one.quarantined and not one.not_finite:
             codec = view.setting("outer.codec", "f32")
@@ -185,7 +185,7 @@ def quarantined(view: RunView) -> Iterator[Advice]:
 
 
 def hardly_merged(view: RunView) -> Iterator[Advice]:
-    """A learner trains, less of its work is merged than of the others', and no other rule says why."""
+    """A learner trains, less of its work is merged than of the others', and no other rule applies."""
     advised = {one.learner for rule in (thin_link, not_finite, quarantined) for one in rule(view)}
     for one in view.learners:
         if one.learner not in advised and _unmerged(view, one):
@@ -214,7 +214,7 @@ def syncer_at_its_limit(view: RunView) -> Iterator[Advice]:
 
 
 def _scarce(s: SyncerView) -> str:
-    """What would allow more merges a second, by where a merge spends its time."""
+    """Remedies for slow merges, by where a merge spends its time."""
     if s.disk_seconds is None or s.merge_seconds is None:
         return "more cores or a faster disk"
     return "a faster disk" if s.disk_seconds > s.merge_seconds else "more cores"
@@ -282,14 +282,14 @@ def grace_unused(view: RunView) -> Iterator[Advice]:
     if slack > 0.5 * step and (s.grace_seconds or 0.0) < 0.05 * slack:
         yield Advice(
             f"Grace is unused: rounds wait {seconds(s.grace_seconds)} of {seconds(slack)} of slack.",
-            f"{share(1 - s.mean_share)} of those who could be in a merge are not, though waiting is free.",
+            f"{share(1 - s.mean_share)} of the possible offers miss their merges, though waiting is free.",
             f"Raise config.sync.gamma ({gamma:g} now) to 0.8, and config.sync.max_grace if that bounds it.",
             trouble=False,
         )
 
 
 def work_lost(view: RunView) -> Iterator[Advice]:
-    """Much of what all learners train is never merged, and no other rule says why."""
+    """Much of the work of all learners is never merged, and no other rule applies."""
     merged = view.summary.get("merged_share")
     if merged is not None and merged < LEAST_SHARE and _settled(view) and not _explained(view):
         yield Advice(
@@ -308,7 +308,7 @@ def waiting(view: RunView) -> Iterator[Advice]:
         yield Advice(
             f"Learners wait: {share(waited)} of the chips' time.",
             f"With algorithm {view.setting('algorithm')} they wait for the slowest, and for the network.",
-            "The preset `decoupled` (a quorum below M, no bound on running ahead) waits for nobody.",
+            "The preset `decoupled` (a quorum below M, no bound on running ahead) never waits.",
             trouble=False,
         )
 
@@ -333,7 +333,7 @@ RULES: Sequence[Rule] = (
 )
 
 _REMEDIES = (
-    (r"the loss is", "Restart that learner; if it comes again, look at its data, devices and learning rate."),
+    (r"the loss is", "Restart that learner; if this repeats, check its data, devices and learning rate."),
     (
         r"skips steps",
         "Lower inner.learning_rate; if others do not skip theirs, look at its data and devices.",
@@ -356,12 +356,12 @@ _REMEDIES = (
 
 
 def remedy(alarm: str) -> str | None:
-    """What to do about an alarm; None where its own words say all."""
+    """The remedy of an alarm; None: its text has one."""
     return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, alarm)), None)
 
 
 def _control(view: RunView, *verbs: str) -> list[str]:
-    """The commands by which an operator has the syncer do this, while there is one."""
+    """The operator's commands for this, while there is a syncer."""
     if view.status != "running" or view.setting("driver") != "remote":
         return []
     return [f"python -m experiments.control --syncer=HOST:PORT {verb}" for verb in verbs]
@@ -387,7 +387,7 @@ def _busy(view: RunView) -> bool:
 
 
 def _explained(view: RunView) -> bool:
-    """Whether another rule already says why work is not merged."""
+    """Whether another rule already explains the unmerged work."""
     rules = (not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
     return any(one for rule in rules for one in rule(view))
 
@@ -397,7 +397,7 @@ def _usual_share(view: RunView) -> float | None:
 
 
 def _unmerged(view: RunView, one: LearnerView) -> bool:
-    """Whether it is there and trains in vain, lately too.
+    """Whether a present learner trains in vain, lately too.
 
     A learner that took its last steps alone, after all merges, was in as many merges as the others.
     """

@@ -47,7 +47,7 @@ OF_RUN = (
     Metric("ddiloco_rounds_per_second", "merges a second, lately", _syncer("rounds_per_second")),
     Metric(
         "ddiloco_rounds_due_per_second",
-        "that are due at the learners' pace",
+        "that are due at the learners' speed",
         _syncer("due_per_second"),
     ),
     Metric("ddiloco_syncer_busy_ratio", "time spent merging and writing, lately", _syncer("busy")),
@@ -105,7 +105,7 @@ LABELLED = {
     ),
     ("rule", "learner"): Metric(
         "ddiloco_advice",
-        "1 for each rule of the advice that speaks, by rule and learner",
+        "1 for each rule of the advice that applies, by rule and learner",
         lambda view: {(one.rule, "" if one.learner is None else one.learner): 1 for one in advice(view)},
     ),
 }

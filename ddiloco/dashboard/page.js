@@ -19,4 +19,4 @@ function show(html) {
 
 const source = new EventSource("events");
 source.onmessage = (message) => { news.textContent = ""; show(JSON.parse(message.data)); };
-source.onerror = () => { news.textContent = "The run does not answer: what you see is from before."; };
+source.onerror = () => { news.textContent = "The run does not answer: this is its last known state."; };

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 EVERY = 2.0  # seconds between two looks, at least
 SHARE = 0.01  # of a core that a run gives to looking; ten times that while much is still to be read
 READ = 0.1  # seconds at a time for what is new in the files
-UNSEEN = 10.0  # seconds between two readings while nobody watches
+UNSEEN = 10.0  # seconds between two readings without visitors
 
 COOKIE = "ddiloco_token"
 LONGEST_TOKEN = 1000
-_SILENCE = 10.0  # seconds after which a watcher is told that the run still answers
+_SILENCE = 10.0  # seconds between keep-alives to a visitor
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -59,7 +59,7 @@ class Board:
         self._cost = 0.0  # seconds that the last look took
 
     def read(self) -> bool:
-        """Takes in what is new in the files, for a moment; returns whether that was all."""
+        """Reads new lines of the files, for a moment; returns whether that was all."""
         whole = [run.read(READ) for run in self._runs]
         return all(whole)
 
@@ -124,7 +124,7 @@ class PageServer:
         self._changed = asyncio.Event()
         self._watching = 0
         self._over = threading.Event()
-        self._wake, self._waked = socket.socketpair()  # so that nobody need wait for its end
+        self._wake, self._waked = socket.socketpair()  # so that its end is immediate
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class PageServer:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread, and the connections of all who watch; a second call changes nothing."""
+        """Ends the thread, and all visitors' connections; a second call changes nothing."""
         if self._over.is_set():
             return
         self._over.set()
@@ -250,7 +250,7 @@ class PageServer:
         return answer
 
     async def _news(self) -> AsyncIterator[bytes]:
-        """What is to be seen, whenever it has changed since the page was made."""
+        """The page's content, whenever it has changed."""
         self._watching += 1
         try:
             while not self._over.is_set():

@@ -30,7 +30,7 @@ STATES = {
     "waiting": (10, 9, "waits for peers or network"),
     "recovering": (1, 18, "starts, joins or recovers"),
     "spare": (15, 4, "spare"),
-    "hung": (1, 18, "hangs, or is not heard"),
+    "hung": (1, 18, "hangs, or is silent"),
     "dead": (8, 4, "dead"),
     "finished": (17, 2, "has finished"),
 }
@@ -70,12 +70,12 @@ _IF_KNOWN = ("data wait", "MFU")  # columns of measurements, which some runs do 
 
 
 def document(views: Sequence[RunView], live: bool = False, inline: bool = False) -> str:
-    """The whole page. `live`: it asks for news; `inline`: it is one file by itself."""
+    """The whole page. `live`: it requests updates; `inline`: it is one self-contained file."""
     return _templates().get_template("page.html").render(views=views, live=live, inline=inline)
 
 
 def content(views: Sequence[RunView], live: bool = False) -> str:
-    """What is in the page, and replaced when there are news."""
+    """The part of the page that updates replace."""
     return _templates().get_template("content.html").render(views=views, live=live)
 
 
@@ -114,7 +114,7 @@ def _templates() -> jinja2.Environment:
 
 
 def progress(view: RunView) -> list[str]:
-    """How far a run is, and how long it has taken."""
+    """Progress and duration of a run."""
     step, total = view.summary.get("step") or 0, view.summary.get("total_steps")
     elapsed = f"{seconds(view.now)}{' of virtual time' if view.virtual else ''}"
     parts = [f"step {step} of {total}" if total else "no step yet", elapsed]
@@ -124,7 +124,7 @@ def progress(view: RunView) -> list[str]:
 
 
 def about(view: RunView) -> list[str]:
-    """What is trained, and by whom."""
+    """The model and its learners."""
     fragments = len(view.fragments)  # of a baseline none
     parts = [view.summary.get("algorithm"), f"{len(view.learners)} learners" if fragments else "one job"]
     if size := view.summary.get("num_params"):
@@ -133,7 +133,7 @@ def about(view: RunView) -> list[str]:
 
 
 def figures(view: RunView) -> dict[str, str]:
-    """The figures that say most of a run, by name."""
+    """The main figures of a run, by name."""
     s = view.summary
     found = {
         "goodput": share(s.get("goodput")),
@@ -153,7 +153,7 @@ def figures(view: RunView) -> dict[str, str]:
 
 
 def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
-    """What is said of each learner of this run, by the name of its column."""
+    """The figures of each learner of this run, by column."""
     return {
         name: text_of
         for name, text_of in _COLUMNS.items()
@@ -168,7 +168,7 @@ def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
 
 
 def in_words(spans: Sequence[StateSpan]) -> str:
-    """What a lane shows."""
+    """The states of a lane as text."""
     total: dict[str, float] = {}
     for state, start, end in spans:
         total[state] = total.get(state, 0.0) + end - start
@@ -176,7 +176,7 @@ def in_words(spans: Sequence[StateSpan]) -> str:
 
 
 def charts(view: RunView, found: Sequence[Advice]) -> list[Chart | None]:
-    """Losses, tokens a second, who was merged and how long rounds took, over time."""
+    """Losses, tokens a second, merged learners and round times, over time."""
     middles = [(place + 0.5) * view.slot_seconds for place in range(len(view.tokens_per_second))]
     troubled = {one.learner for one in found}
     losses = []
@@ -221,7 +221,7 @@ def where_time_went(view: RunView) -> list[tuple[str, float | None, float | None
 
 
 def limits(view: RunView) -> list[tuple[str, Any, str]]:
-    """What the syncer does, beside what it should or could do at most; what is not known is left out."""
+    """The syncer's load beside its limits, as far as known."""
     s = view.syncer
     each = f"{seconds(None if not s.due_per_second else 1 / s.due_per_second)} from round to round"
     rows = [

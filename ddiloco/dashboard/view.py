@@ -22,7 +22,7 @@ Values = Sequence[float | None]
 
 @dataclasses.dataclass(frozen=True)
 class HostView:
-    """One of a learner's several hosts, as the syncer knows it."""
+    """One of a learner's several hosts, by the syncer's knowledge."""
 
     host: int
     state: str  # connected, gone, or finished with its learner
@@ -87,13 +87,13 @@ class RoundView:
 
 @dataclasses.dataclass(frozen=True)
 class SyncerView:
-    """What the syncer does against what it should and can."""
+    """The syncer's load and its limits."""
 
     rounds: int
     skipped: int  # since it fell behind
     abandoned: int
     rounds_per_second: float | None  # lately, as all down to `merging`
-    due_per_second: float | None  # by the pace of the learners
+    due_per_second: float | None  # by the learners' speed
     busy: float | None  # the share of the time that went into merging and making durable
     merge_seconds: float | None  # of a round: the merge alone, and
     disk_seconds: float | None  # its write; None: not measured, as in virtual time
@@ -102,7 +102,7 @@ class SyncerView:
     inbox: int | None  # the most messages that waited
     merging: int | None  # the most merges that waited for the one under way
     mean_quorum: float | None
-    mean_share: float | None  # of those who were there, in the merges
+    mean_share: float | None  # of the present learners, in the merges
     quorum_seconds: float | None  # means over all rounds
     grace_seconds: float | None
     sync_seconds: float | None
@@ -189,7 +189,7 @@ def views_of(runs: Sequence[RunFiles]) -> list[RunView]:
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """The runs' names: of each as many folders of its path as tell it from the others."""
+    """The runs' names: the shortest unique ends of their paths."""
     paths = [run.workdir.resolve().parts for run in runs]
     most = max(map(len, paths), default=0)
     names: list[str] = []
@@ -270,7 +270,7 @@ def _since(moment: float, spans: Iterable[StateSpan]) -> list[StateSpan]:
 
 
 def _state(of: LearnerProgress, now: float, going_on: bool) -> tuple[str, float]:
-    """What a learner does, and since when; it has hung if it should step and does not."""
+    """A learner's state and its start; `hung` if it should step and does not."""
     state = of.lane.state or "absent"
     stepped = of.stepped_at if state == "stepping" and going_on else None
     if stepped is not None and (of.silent or now - stepped > of.standstill()):
@@ -301,7 +301,7 @@ def _syncer(run: RunFiles) -> SyncerView:
     summary, rounds = run.summary, run.state.rounds
     lately = [line["time"] for line in rounds.recent]
     span = lately[-1] - lately[0] if len(lately) > 1 else 0.0
-    last = list(rounds.recent)[1:]  # whose work is all in the span
+    last = list(rounds.recent)[1:]  # with all of their work in the span
     merges, writes = (_known(last, name) for name in ("merge_seconds", "disk_seconds"))
     spent = sum(merges) + sum(writes) if merges else sum(_known(last, "sync_seconds"))
     return SyncerView(
@@ -329,7 +329,7 @@ def _known(lines: Iterable[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def _rate_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> float | None:
-    """How much a count went up in a second."""
+    """Increase of a count in a second."""
     counts = _known(lines, name)
     return (counts[-1] - counts[0]) / span if counts and span else None
 
@@ -369,8 +369,8 @@ _WORDS = {
     "learner_ready": "a learner takes part",
     "learner_lost": "a learner is lost",
     "learner_silent": "a learner is silent",
-    "learner_returned": "a learner is heard again",
-    "report_kept_back": "a learner says it is further than others bear out yet",
+    "learner_returned": "a learner sends messages again",
+    "report_kept_back": "a learner's clock is further than the others confirm",
     "round_refused": "nothing came of a merge",
     "guard_quarantined": "a learner is in quarantine",
     "guard_released": "a learner is out of quarantine",

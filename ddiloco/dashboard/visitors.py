@@ -1,4 +1,4 @@
-"""Who may look at a run's page, and where it listens."""
+"""Access to a run's page, and the address where it listens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddiloco.config import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Visitors:
-    """Who may look at a page that can be reached from other machines."""
+    """The visitors with access to a page that other machines can reach."""
 
     admits: Callable[[str], bool] | None = None  # judges the token that a visitor shows
     # The authority's certificate, and this end's own and its key, in PEM. Without `admits` visitors show a
@@ -73,7 +73,7 @@ def listen(address: str, setting: str = SETTING) -> socket.socket:
 
 
 def context_of(visitors: Visitors) -> ssl.SSLContext | None:
-    """This end of TLS; None: there is none."""
+    """The TLS context of this side; None: no TLS."""
     if visitors.tls is None:
         return None
     authority, certificate, key = visitors.tls

@@ -46,7 +46,7 @@ class FileDigests:
     record: pathlib.Path
 
     def changes(self) -> str | None:
-        """Which files are new, changed or gone since the last preparation; None if there was none."""
+        """Files that are new, changed or gone since the last preparation; None if there was none."""
         before, now = self.prepared, self.contents
         if not before or before == now:
             return None

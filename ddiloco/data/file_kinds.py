@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes and lines; its name counts only where it promises what these are not."""
+"""The kind of a file, by its first bytes and lines; its name counts only if it contradicts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, cast
 from ddiloco.data.file_paths import refusal
 
 HEAD = 1 << 20  # bytes that are looked at
-_NUL_WITHIN = 8000  # bytes in which a NUL tells that a file is not text, as for Git
+_NUL_WITHIN = 8000  # bytes in which a NUL marks a binary file, as for Git
 _LINES = 16  # the first ones, which tell rows from plain text
 _TABLE_LINES = 200  # which tell a table from plain text
 
@@ -24,7 +24,7 @@ Content = Literal["rows", "plain", "parquet"]
 
 
 class FileKind(NamedTuple):
-    """How a file is read."""
+    """A reader of one kind of file."""
 
     content: Content
     """rows: a JSON object a line."""
@@ -186,7 +186,7 @@ def _content(file: pathlib.Path, head: bytes, feature: str, compressed: bool) ->
     if table := _TABLE_SUFFIXES.get(suffix) or _table(text, feature, whole):
         problem = f"is a table ({table}), of which rows are not read"
         raise refusal(file, f"{problem}; convert it to Parquet or JSON lines, with the text in {feature!r}")
-    return "rows" if suffix in _ROWS_SUFFIXES else "plain"  # reading tells what line 1 has in place of a row
+    return "rows" if suffix in _ROWS_SUFFIXES else "plain"  # reading reports what line 1 has instead of a row
 
 
 def _has_rows(text: str, feature: str, whole: bool) -> bool:
@@ -232,7 +232,7 @@ def _is_cut(text: str, error: json.JSONDecodeError | None) -> bool:
 
 
 def _one_json_value(text: str, whole: bool) -> Literal["array", "object"] | None:
-    """What the text is, if that is JSON but not an object a line: an array, or objects over several lines."""
+    """The kind of JSON that is not an object a line: an array, or objects over several lines; else None."""
     if not text.startswith(("[", "{")):
         return None
     kind: Literal["array", "object"] = "array" if text[0] == "[" else "object"

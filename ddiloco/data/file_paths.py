@@ -133,7 +133,7 @@ def _is_hub_cache(folder: pathlib.Path) -> bool:
 
 
 def _snapshot(folder: pathlib.Path, names: list[str]) -> str:
-    """Which of a cache's snapshots is read; "" if these are none."""
+    """The snapshot of a cache to read; "" if these are none."""
     if len(names) <= 1:
         return "".join(names)
     try:

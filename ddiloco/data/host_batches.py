@@ -24,7 +24,7 @@ class HostBatch(NamedTuple):
 
 
 class HostBatches(Iterator[HostBatch]):
-    """What one host reads of each batch; its state is a `Batches` state of the sub-shards that it reads."""
+    """One host's part of each batch; its state is a `Batches` state of the sub-shards that it reads."""
 
     def __init__(self, read: Batches, own: Sequence[int], shards: Sequence[int], rows: int) -> None:
         """`read` gives rows of the sub-shards `own`, of those of the learner, whose batch has `rows` rows."""

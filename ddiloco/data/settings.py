@@ -13,7 +13,7 @@ from ddiloco.config import setting
 
 @dataclasses.dataclass(frozen=True)
 class RecordsConfig:
-    """Which records of a TFDS data set are read, and how far ahead."""
+    """The records of a TFDS data set, and reading ahead."""
 
     name: str
     train_split: str = setting("train", "TFDS split to train on; slices such as train[:10%] work")
@@ -46,7 +46,7 @@ class RecordsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(RecordsConfig):
-    """Which text is read, and how it becomes tokens and rows."""
+    """The text, its tokens and rows."""
 
     name: str = setting(
         "stdlib_text",
@@ -89,7 +89,7 @@ class DataConfig(RecordsConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ImagesConfig(RecordsConfig):
-    """Which labelled images are read."""
+    """The labelled images."""
 
     name: str = setting(
         "digits", "TFDS data set: digits (built here) or any name with labelled images, such as cifar10"

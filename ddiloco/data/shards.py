@@ -1,4 +1,4 @@
-"""Which documents a shard reads, also when the number of shards changes in the middle of an epoch.
+"""The documents of a shard, also when the number of shards changes within an epoch.
 
 By itself, shard m of M reads documents m, m + M, ... of the data set, epoch after epoch, each in an order of
 its own. When M changes, what the old shards have not read of their epoch is divided evenly among the new

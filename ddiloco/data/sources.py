@@ -258,7 +258,7 @@ def _find_builder(name: str, root: str, features: Mapping[str, str]) -> Any:
             ) from None
     try:
         return tfds.core.read_only_builder.builder_from_files(name, data_dir=root)
-    except Exception as error:  # no files, or damaged ones: the code says what it knows of this name
+    except Exception as error:  # no files, or damaged ones: the builder's code may know the name
         return _builder_from_code(name, root, error)
 
 

@@ -18,13 +18,13 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-    """What the files say."""
+    """The content of the files."""
 
     named: Mapping[str, Mapping[str, Any]]  # by role, such as eos_token: content and flags of the token
     others: Sequence[Mapping[str, Any]]  # special tokens without a role
     added: Mapping[int, Mapping[str, Any]]  # by id, tokens that tokenizer.json may lack
     eos_id: int | None  # the model's, where no token has the role
-    add_bos: bool | None  # whether a text begins with bos; None: tokenizer.json says so
+    add_bos: bool | None  # whether a text begins with bos; None: by tokenizer.json
 
 
 def read_special_tokens(folder: pathlib.Path) -> SpecialTokens:

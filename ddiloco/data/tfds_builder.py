@@ -1,4 +1,4 @@
-"""What the TFDS builders of this package share: they download nothing, and split by a hash."""
+"""The common part of this package's TFDS builders: they download nothing, and split by a hash."""
 
 from __future__ import annotations
 

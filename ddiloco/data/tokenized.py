@@ -42,7 +42,7 @@ class _Split:
 
 @dataclasses.dataclass(frozen=True)
 class _Index:
-    """What the index file says: which text these are the tokens of, and by which tokenizer."""
+    """The index file: the text, and the tokenizer of its tokens."""
 
     name: str
     text_feature: str
@@ -146,7 +146,7 @@ def write(
     try:
         _write(config, tokenizer, sources, partial, threads, print_line)
         partial.rename(folder)
-    except RuntimeError as error:  # ArrayRecord's, with what the disk said
+    except RuntimeError as error:  # ArrayRecord's, with the disk's error
         raise OSError(errno.EIO, str(error).splitlines()[0], str(partial)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -200,7 +200,7 @@ def _write_file(
 
 
 def _identity(config: DataConfig, tokenizer: Tokenizer) -> dict[str, str]:
-    """What decides the tokens of a split."""
+    """The identity of a split's tokens."""
     return {
         "name": config.name,
         "text_feature": config.text_feature,

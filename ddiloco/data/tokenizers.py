@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, a SentencePiece model, or a tokenizer.json as published weights come with."""
+"""Tokenizers: bytes, a SentencePiece model, or the tokenizer.json of published weights."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Tokenizer(Protocol):
 
     @property
     def bos(self) -> int | None:
-        """Put before each document; None if there is no such id."""
+        """The id before each document; None: none."""
 
     @property
     def eos(self) -> int | None:
-        """Put after each document; None if there is no such id."""
+        """The id after each document; None: none."""
 
     @property
     def fingerprint(self) -> str:
@@ -68,9 +68,9 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model from a file; raises ConfigError if that is missing or something else.
+    """A SentencePiece model from a file; raises ConfigError if that is missing or invalid.
 
-    Its bos, eos and pad are control symbols, which the package makes of no text.
+    Its bos, eos and pad are control symbols, which no text is encoded to.
     """
 
     def __init__(self, model_file: str) -> None:
@@ -103,8 +103,8 @@ class SentencePieceTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json; the files beside it name its special tokens (`ddiloco.data.special_tokens`).
 
-    A document ends with eos, and begins with bos unless that is the same token. Whether it does is what
-    `add_bos_token` says or, without that, what tokenizer.json itself puts before a text.
+    A document ends with eos. It begins with bos if `add_bos_token` is true or, without that setting, if
+    tokenizer.json adds it; never if bos is eos.
 
     Raises:
       ConfigError: a file is missing or something else, or the package tokenizers is.
@@ -152,7 +152,7 @@ class HuggingFaceTokenizer:
         return self._tokenizer.decode([int(i) for i in ids if 0 <= int(i) < self.vocab_size])
 
     def _add(self, special: SpecialTokens) -> list[Any]:
-        """Adds the tokens that the file lacks, and marks as special those that are; what was changed."""
+        """Adds tokens missing in the file, and marks special ones as such; returns the changes."""
         from tokenizers import AddedToken
 
         changed: list[Any] = []
@@ -199,7 +199,7 @@ class HuggingFaceTokenizer:
         return None if token is None else self._tokenizer.token_to_id(token)
 
     def _as_text(self, control: Set[int], unknown: int | None) -> dict[int, list[int]]:
-        """Makes texts of control tokens' names; by id, the pieces of those that the model could make."""
+        """Encodes names of control tokens as text; by id, the pieces for those in the model's vocabulary."""
         self._tokenizer.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder().items()
         control = control | {i for i, token in added if token.special and i != unknown}
@@ -208,7 +208,7 @@ class HuggingFaceTokenizer:
         return {i: self._pieces(name, control) for i, name in names.items() if known(name) is not None}
 
     def _pieces(self, content: str, control: Set[int]) -> list[int]:
-        """The ids of a text in the form of the model's vocabulary, with longer control tokens broken up."""
+        """The ids of a text in the form of the model's vocabulary, with longer control tokens split."""
         found: list[int] = []
         for half in (content[:1], content[1:]):
             for token in self._tokenizer.model.tokenize(half) if half else ():
@@ -226,7 +226,7 @@ def make_tokenizer(config: DataConfig) -> Tokenizer:
 
 
 def without_end(config: DataConfig, tokenizer: Tokenizer) -> list[str]:
-    """The sentence for a run of whose documents none ends."""
+    """A warning if documents get no end."""
     if tokenizer.eos is not None:
         return []
     return [f"data.tokenizer_model: {config.tokenizer_model} has no eos token: no document has an end"]
@@ -256,7 +256,7 @@ def _id_or_none(token: int) -> int | None:
 
 
 def _replaced(ids: np.ndarray, by: Mapping[int, Sequence[int]]) -> np.ndarray:
-    """The ids with each of some replaced by several."""
+    """The ids, with some replaced by several each."""
     at = np.flatnonzero(np.isin(ids, list(by)))
     if not at.size:
         return ids

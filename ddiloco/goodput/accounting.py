@@ -1,4 +1,4 @@
-"""What goodput, uptime and lost time mean, for real runs and simulated ones (docs/dashboard.md)."""
+"""Definitions of goodput, uptime and lost time, for real and simulated runs (docs/dashboard.md)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MOST_UNCUT = 10_000  # spans of a learner that may reach out of the window; only
 
 
 class State(enum.Enum):
-    """What a learner's chips do."""
+    """State of a learner's chips."""
 
     STARTING = "starting"  # before the first step: compiles, loads; not allocated yet
     STEPPING = "stepping"  # useful work
     SKIPPING = "skipping"  # steps that change nothing, as loss or gradient is not finite; known at their end
     WAITING_FOR_PEERS = "waiting_for_peers"  # at its run-ahead bound, or for the slowest of its own chips
     WAITING_FOR_NETWORK = "waiting_for_network"  # for bytes that training cannot go on without
-    DETECTING = "detecting"  # stands still because of a failure whose cause is not known yet
+    DETECTING = "detecting"  # stands still before a failure is detected
     RECONFIGURING = "reconfiguring"  # rejoins, restores, fetches, compiles, takes slices in or out
     REPLAYING = "replaying"  # does again the work that was lost
     STANDBY = "standby"  # spare chips, kept idle
@@ -117,7 +117,7 @@ class Timelines:
             track.away_since = max(since, track.since)
 
     def failed_since(self, learner: int, now: float) -> float:
-        """Since when a learner is FAILED that is found to be at `now`: since it was last heard (seconds)."""
+        """Start of the FAILED state found at `now`: the time of the last message (seconds)."""
         track = self._tracks.get(learner)
         return now if track is None else min(now, track.away_since)
 
@@ -178,11 +178,11 @@ class Timelines:
         return total
 
     def states(self) -> collections.Counter[State]:
-        """How many learners are in each state, of those that have entered any."""
+        """Number of learners in each state, of those that have entered any."""
         return collections.Counter(track.state for track in self._tracks.values() if track.state is not None)
 
     def alive(self, first: int) -> tuple[int, int]:
-        """How many learners are neither FAILED nor away, and of how many.
+        """Number of learners neither FAILED nor away, and their total.
 
         Of those that have come, and of the `first`. One that has FINISHED is alive, as is one of the first
         that has not come yet.

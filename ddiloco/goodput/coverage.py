@@ -11,7 +11,7 @@ _PENDING = 4096  # intervals that a `Cover` keeps before it joins them
 
 
 def covered(starts: np.ndarray, ends: np.ndarray, depth: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """When `depth` or more of the intervals hold: starts and ends of sorted disjoint intervals.
+    """Times covered by at least `depth` intervals: starts and ends of sorted disjoint intervals.
 
     `starts` and `ends` are float arrays of shape [n]; intervals that abut are one, empty ones are none.
     """

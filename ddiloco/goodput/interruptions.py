@@ -46,7 +46,7 @@ def draw_interruptions(model: FailureModel, num_chips: int, seed: int, horizon: 
 
 
 class InterruptionSource(Protocol):
-    """Gives each job its interruptions, one after the other."""
+    """Gives each job its interruptions, in order."""
 
     next: np.ndarray  # float [jobs]: seconds of each job's next interruption, infinite if there is none
 

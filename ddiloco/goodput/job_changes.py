@@ -1,4 +1,4 @@
-"""What the jobs of one fleet go through under a list of its interruptions.
+"""The states of a fleet's jobs under a list of interruptions.
 
 A data-parallel job of all slices and M learners of a share of them each meet the same interruptions, so that
 training runs can be compared under the same failures ("Failure simulation" of the paper).

@@ -131,14 +131,14 @@ class Jobs:
         self._pass(jobs, state, end)
 
     def _admit(self, jobs: np.ndarray) -> None:
-        """Takes in the slices that are back by now, in jobs that have a slice."""
+        """Adds the slices that have returned by now to jobs that have a slice."""
         jobs = jobs[(self._away.earliest[jobs] <= self._time[jobs]) & (self._inside[jobs] > 0)]
         if jobs.size:
             self._inside[jobs] += self._away.pop(jobs, self._time[jobs])
             self._resize(jobs)
 
     def _revive(self, jobs: np.ndarray) -> None:
-        """Has jobs without a slice wait for one and start again, until they step or the horizon has come."""
+        """Lets jobs without a slice wait for one and start again, until they step or reach the horizon."""
         while jobs.size:
             returns = np.maximum(self._away.earliest[jobs], self._time[jobs])
             self._pass(jobs, State.FAILED, returns)
@@ -193,7 +193,7 @@ class _Away:
         self.earliest[jobs] = np.minimum(self.earliest[jobs], returns)
 
     def pop(self, jobs: np.ndarray, now: np.ndarray) -> np.ndarray:
-        """Takes out those that are back by `now`; returns their number by job."""
+        """Removes those that have returned by `now`; returns their number by job."""
         rows = self._returns[jobs, : self._count[jobs].max()]
         due = rows <= now[:, None]
         rows[due] = np.inf

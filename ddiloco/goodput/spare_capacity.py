@@ -1,4 +1,4 @@
-"""Scavenging: learners that come while a cluster has capacity to spare, and go when it is wanted elsewhere.
+"""Scavenging: learners that join while a cluster has spare capacity, and leave when it is needed.
 
 The spare capacity is 0 with probability 1 - free_share, else exponentially distributed with mean mean_size,
 in units of the base fleet; it is drawn again at the times of a Poisson process. Each of the E extra learners
@@ -20,20 +20,18 @@ from ddiloco.config import setting
 
 @dataclasses.dataclass(frozen=True)
 class SpareCapacity:
-    """How much there is to scavenge, and for how long."""
+    """The spare capacity of a cluster over time."""
 
-    extra_learners: int = setting(0, "learners that come and go, beside those that stay", at_least=0)
-    free_share: float = setting(
-        0.58, "share of the time in which the cluster has anything to spare", at_least=0.0, at_most=1.0
-    )
-    mean_size: float = setting(1.5, "mean of what it then has, in base fleets", above=0.0)
-    dwell_seconds: float = setting(600.0, "mean time until the spare capacity is another", above=0.0)
+    extra_learners: int = setting(0, "learners that join and leave, beside the permanent ones", at_least=0)
+    free_share: float = setting(0.58, "share of the time with any spare capacity", at_least=0.0, at_most=1.0)
+    mean_size: float = setting(1.5, "mean spare capacity in that time, in base fleets", above=0.0)
+    dwell_seconds: float = setting(600.0, "mean time between changes of the spare capacity", above=0.0)
 
 
 def draw_extra(model: SpareCapacity, base: int, seed: int, horizon: float) -> list[tuple[float, int]]:
-    """How many extra learners are there, from each time (seconds) on, until `horizon`; it begins at time 0.
+    """(time in seconds, number of extra learners) at each change from time 0 to `horizon`.
 
-    The draws do not depend on the number of extra learners: fleets with more of them meet the same capacity.
+    The capacity does not depend on the number of extra learners: larger fleets have the same one.
     """
     rng = random.Random(f"spare capacity {seed}")
     counts: list[tuple[float, int]] = []

@@ -1,4 +1,4 @@
-"""What a process waits for: its progress line says so after a few seconds, or a line of its own."""
+"""Waits of a process, shown in its progress line, or a line of its own, after a few seconds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Waits:
                 self._lines -= 1
 
     def reason(self) -> str | None:
-        """What is waited for and for how long: of the long waits the newest; None: there is none."""
+        """Reason and duration of the newest long wait; None: none."""
         now = time.monotonic()
         with self._lock:
             long = [wait for wait in self._under_way if now >= wait.since + self._shown_after]

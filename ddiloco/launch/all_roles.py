@@ -58,7 +58,7 @@ def _shards(
 
 @dataclasses.dataclass(frozen=True)
 class FailureStudy:
-    """What a study of failures sees and does of a run's processes.
+    """Hooks of a study of failures into a run's processes.
 
     Attributes:
       observe: as the supervisor's.

@@ -1,4 +1,4 @@
-"""What one process of a run is told, whoever starts it: which role it has, and where it finds the others.
+"""The assignment of one process of a run: its role, and the addresses of the others.
 
 A process is started in one way, on any engine:
 
@@ -50,7 +50,7 @@ class Assignment:
 
     @property
     def name(self) -> str:
-        """What lines for people call the process."""
+        """Name of the process in messages."""
         if self.role != LEARNER:
             return f"{self.role} {self.shard}" if self.shard else self.role
         return f"learner {self.learner}" + (f".{self.process}" if self.process else "")

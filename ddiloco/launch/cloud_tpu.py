@@ -17,7 +17,7 @@ from ddiloco.launch.plan import LaunchedRun, LaunchPlan, filled
 
 @dataclasses.dataclass(frozen=True)
 class CloudTpu:
-    """What is asked for."""
+    """The requested resources."""
 
     zone: str  # such as us-east5-a
     accelerator: str  # such as v5p-16

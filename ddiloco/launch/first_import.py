@@ -1,4 +1,4 @@
-"""What the fork server imports first: its settings are those of all programs that it forks.
+"""Imported first by the fork server: its settings are those of all programs that it forks.
 
 A thread that a later import starts may allocate, and would make a second arena that every program inherits.
 """

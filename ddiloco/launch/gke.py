@@ -23,7 +23,7 @@ RUN = "/run/ddiloco"  # the syncer's disk
 
 @dataclasses.dataclass(frozen=True)
 class Gke:
-    """What the nodes are, and what the syncer needs."""
+    """The nodes, and the syncer's resources."""
 
     image: str  # of the container, with its registry
     accelerator: str  # the nodes' label `cloud.google.com/gke-tpu-accelerator`, such as tpu-v5p-slice
@@ -39,7 +39,7 @@ class Gke:
 
     @property
     def hosts(self) -> int:
-        """Of one learner; raises ConfigError where chips do not make up the slice."""
+        """Hosts of one learner; raises ConfigError if the chips do not make up the slice."""
         sizes = self.topology.split("x")
         if not all(size.isdecimal() and int(size) for size in sizes):
             raise ConfigError(f"topology: is {self.topology!r}, but must be such as 2x2x4")

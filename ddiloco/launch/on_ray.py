@@ -57,7 +57,7 @@ PAUSE = 60.0  # seconds until a process is begun again where a node refused it, 
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What one process of a learner takes of its node."""
+    """Resources of one process of a learner."""
 
     cpus: float = 1.0  # cores
     gpus: float = 0.0
@@ -144,7 +144,7 @@ class RayRun:
         self._running: dict[Any, str] = {}  # by the exit code to come, the actor that it is of
         self._begun: dict[str, tuple[Assignment, Security, Options]] = {}  # by actor, what it was made with
         self._groups: list[Any] = []
-        self._left: set[tuple[str, str]] = set()  # learner, and the node that it was told to leave
+        self._left: set[tuple[str, str]] = set()  # learner, and the node that it was asked to leave
         # Rounds merged, and how often each actor was begun before the last of them
         self._seen: tuple[int, collections.Counter[str]] | None = None
         self.actors: dict[str, Any] = {}
@@ -212,7 +212,7 @@ class RayRun:
         settled_at = time.monotonic() + SETTLED_SECONDS
         due_at: dict[str, float] = {}  # of those that a node has refused, or could not begin
         while True:
-            if stop.is_set():  # told each time: another process may be the syncer by now
+            if stop.is_set():  # sent each time: another process may be the syncer by now
                 self.actors[SYNCER].end.remote()
             for name, code in self._ended(POLL):
                 refused = code == REFUSED and name != EVALUATOR
@@ -240,7 +240,7 @@ class RayRun:
         return operator_orders.has_failed(self._workdir / FOLDER)
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:
-        """Which actor has ended, and with which exit code; waits for one so long at most."""
+        """The actor that has ended, and its exit code; waits so long at most."""
         done, _ = ray.wait(list(self._running), timeout=seconds)
         names = [self._running.pop(code) for code in done]
         return [(name, self._code(name, code)) for name, code in zip(names, done, strict=True)]
@@ -256,7 +256,7 @@ class RayRun:
         return code
 
     def _failing(self, names: Collection[str]) -> str | None:
-        """Who of these was begun again too often since the run last merged, and is all that it has."""
+        """Names the syncer or all learners, if restarted too often since the run last merged; else None."""
         begun = collections.Counter[str]()  # those that took the place of one that was refused have its name
         job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
         for actor in cluster_state.actor_table(None, job).values():
@@ -271,7 +271,7 @@ class RayRun:
         return "every learner" if learners and all(learners) else None
 
     def _leave_draining_nodes(self) -> None:
-        """Makes learners leave nodes that are about to go, while their work can still be merged."""
+        """Makes learners leave draining nodes while their work can still be merged."""
         draining = cluster_state.get_draining_nodes()
         if not draining:
             return

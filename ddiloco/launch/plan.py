@@ -1,4 +1,4 @@
-"""What a launcher would do on another machine: files to write, and commands to run beside them."""
+"""A launcher's plan: files to write, and commands to run beside them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LaunchedRun:
 
     @property
     def coordinator_port(self) -> int:
-        """Of a learner's process 0; the next one is taken too."""
+        """Port of a learner's process 0; the next one is used too."""
         return self.port + 2
 
     @property
@@ -52,7 +52,7 @@ class LaunchedRun:
         return self.port + 10
 
     def shard_port(self, shard: int) -> int:
-        """Of a shard of the syncer beside the first; the next one is for its probes."""
+        """Port of a further shard of the syncer; the next one is for its probes."""
         return self.port + 10 + 2 * shard
 
 

@@ -84,7 +84,7 @@ def start(
     process = _context.Process(
         target=_run, args=(module, list(arguments), dict(environment), stdin, quiet), name=module
     )
-    # A child imports the caller's __main__, whose flags would clash with its own: it is shown an empty one.
+    # A child imports the caller's __main__, whose flags would clash with its own: it gets an empty one.
     program, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:
         _start(process)

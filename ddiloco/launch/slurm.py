@@ -1,8 +1,8 @@
 """A run under Slurm: a job for the syncer, and arrays with a task for each learner and each further shard.
 
-Slurm restarts what it preempts (`--requeue`) and tells it before (`--signal`). What ends otherwise is put
-back into the queue by the batch script itself, as long as its exit code asks for that: Slurm knows no other
-way. Roles find the syncer in a file on the disk that all nodes share, which each start of it writes.
+Slurm restarts preempted jobs (`--requeue`) and signals them before (`--signal`). The batch script itself
+requeues jobs that end otherwise, if their exit code asks for it. Roles find the syncer by a file on the
+nodes' shared disk, which each start of it writes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ddiloco.launch.plan import LaunchedRun, LaunchPlan, filled
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-    """What the nodes are."""
+    """The nodes and their options."""
 
-    folder: str  # in which roles begin, of which paths in their settings are; on a disk that all nodes share
+    folder: str  # working directory of roles, on a disk that all nodes share
     workdir: str  # the run's, an absolute path on such a disk, with file locks
-    setup: str = ":"  # a shell command that makes the environment, such as `source .venv/bin/activate`
+    setup: str = ":"  # a shell command that sets up the environment, such as `source .venv/bin/activate`
     learner: str = ""  # options of sbatch for a learner's nodes, such as `--gpus-per-node=8`
     syncer: str = ""  # the same for the node of the syncer, and of each of its shards
-    notice: int = 60  # seconds before its end at which a task is told
+    notice: int = 60  # seconds from the signal to a task's end
     evaluator: bool = True  # whether one runs beside the syncer
 
 
@@ -40,7 +40,7 @@ def plan(fleet: LaunchedRun, slurm: Slurm) -> LaunchPlan:
         "folder": shlex.quote(slurm.folder),
         "workdir": shlex.quote(slurm.workdir),
         "config": shlex.join(fleet.settings),
-        "grace": max(1, math.floor(slurm.notice * 0.8)),  # so that the script still has its turn
+        "grace": max(1, math.floor(slurm.notice * 0.8)),  # the rest is for the script
         "PREFIX": PREFIX,
         "FINAL": FINAL,
     }

@@ -31,7 +31,7 @@ LATE_SECONDS = 15.0  # for learners to end after their syncer has
 SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forgotten if the run got on
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
-LOST = 255  # exit code of a process of which nobody could hear, since the fork server was killed
+LOST = 255  # exit code of a process whose end was missed, since the fork server was killed
 SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
 CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # of so many TPU chips of one process
 ASKED = tuple(SIGNALLED + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -59,10 +59,10 @@ class Role:
     failures: int = 0  # in a row
     seen: object = None  # the run's progress when earlier failures were last forgotten
     started_at: float = 0.0
-    ended_at: float = 0.0  # of the last process that `observe` has heard the end of
+    ended_at: float = 0.0  # of the last process whose end was passed to `observe`
     due_at: float | None = None  # when to start it; None: it runs, or will not be started again
     assignment: str = ""  # line on a spare's standard input that gives it the role; empty: no spare can
-    observed: bool = True  # whether `observe` has heard of its end, if it has ended
+    observed: bool = True  # whether its end, if any, was passed to `observe`
     begun: Callable[[], bool] = lambda: True  # whether its first start came so far that there is an "again"
     hosts: int = 1  # processes that it is, which live and die as one; `process` is the first
     others: list[BaseProcess] = dataclasses.field(default_factory=list)  # those after the first
@@ -85,13 +85,13 @@ class Roles:
 
     @property
     def needed(self) -> list[Role]:
-        """Those that make up the run, as far as they were started."""
+        """The started roles that the run cannot do without."""
         started = [role for role in self.shards if role.process is not None]
         return [self.syncer, *started, *self.learners]
 
     @property
     def beside(self) -> list[Role]:
-        """Those without which it goes on."""
+        """The roles that the run can continue without."""
         return [*self.spares, *([] if self.evaluator is None else [self.evaluator])]
 
 
@@ -237,7 +237,7 @@ class Supervisor:
                     process.join()
 
     def _put_in(self, spare: Role, role: Role) -> None:
-        """Gives the spare's process to the role; another is made once that process has had time to begin."""
+        """Gives the spare's process to the role; a new spare is started a little later."""
         self._note_end(role)
         role.process, spare.process = spare.process, None
         role.started_at, role.observed, spare.observed = time.monotonic(), False, True
@@ -308,7 +308,7 @@ def _refused(role: Role) -> bool:
 
 
 def _of_each_host(role: Role) -> list[tuple[list[str], Mapping[str, str]]]:
-    """What each of a role's processes gets beside the role's arguments, and its environment."""
+    """Further arguments and environment of each of a role's processes."""
     if role.hosts == 1:
         return [([], role.environment)]
     with reserved_ports(2) as port:  # free a moment ago; should one be taken, all are started again

@@ -74,7 +74,7 @@ class LocalOffers:
 
     @property
     def waiting(self) -> int:
-        """How many no sender has taken yet."""
+        """Number of queued offers."""
         return self._waiting
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
@@ -105,9 +105,9 @@ class LocalRun:
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
     ) -> None:
-        """`workdir`: for merged fragments, tapes and snapshots; None: nothing is kept.
+        """`workdir`: for merged fragments, tapes and snapshots; None: nothing is stored.
 
-        A run that has begun in the workdir goes on.
+        A run in the workdir is continued.
 
         Raises:
           ConfigError: the disk refuses.
@@ -167,7 +167,7 @@ class LocalRun:
             self._syncer.start()
             while not self._over():
                 self._syncer.ended.wait(0.2)
-        finally:  # also when the caller is interrupted, who may go on: a notebook's cell
+        finally:  # also after an interrupt of a caller that lives on, such as a notebook's cell
             self._end()
         params, step = self._model.parameters(), self._syncer.core.step
         with waiting("the last evaluation"):
@@ -219,7 +219,7 @@ class LocalRun:
             merged = [self._syncer.furthest(learner)]
             resumed = from_checkpoint(state, about, merged, self._syncer.core.versions)
         if resumed is not None and resumed.values["position"]:
-            equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
+            equipment.batches.set_state(resumed.values["position"])  # the tape records their start
         tape = self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with)
 
         def inner_state(versions: tuple[int, ...]) -> InnerState | None:

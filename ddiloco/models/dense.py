@@ -201,7 +201,7 @@ class Layer(nnx.Module):
 
 
 def embedding_gain(config: DenseConfig) -> float:
-    """What embeddings are multiplied by on the way in."""
+    """Factor on input embeddings."""
     return math.sqrt(config.model_dim) if config.scale_embeddings else 1.0
 
 

@@ -1,4 +1,4 @@
-"""What a model is to the rest of the package: its settings, its module, what that returns, what it costs."""
+"""A model as the rest of the package sees it: settings, module, output, costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LazyLogits(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a module may return instead of logits alone.
+    """A module's output beyond logits.
 
     Penalty and sums add over the rows of a batch, so that no grouping of rows changes them.
     """

@@ -73,7 +73,7 @@ class MoEConfig(dense.DenseConfig):
 
 
 class Routing(NamedTuple):
-    """Which experts the tokens chose, best first, and with what weight."""
+    """The experts chosen by the tokens, best first, with weights."""
 
     experts_BxLxA: jax.Array  # int32
     gates_BxLxA: jax.Array  # float32; of padding 0
@@ -366,7 +366,7 @@ def statistics(sums: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
 
 
 def idle_parameters(config: MoEConfig) -> int:
-    """How many parameters are in experts that a token does not pass."""
+    """Number of parameters in experts that a token does not pass."""
     c = config
     idle = (c.num_experts - c.experts_per_token) * 3 * c.model_dim * c.expert_dim
     return (c.num_layers - c.dense_layers) * idle

@@ -93,7 +93,7 @@ class Constrain:
         return x
 
     def spec(self, axes: Axes, shape: tuple[int, ...]) -> PartitionSpec:
-        """How an array of this shape lies on the mesh."""
+        """The sharding of an array of this shape."""
         del axes, shape
         return PartitionSpec()
 
@@ -102,7 +102,7 @@ class Constrain:
         return self
 
     def local(self, axis: str, size: int) -> int:
-        """How much of a logical axis of this size a device has."""
+        """A device's part of a logical axis of this size."""
         del axis
         return size
 

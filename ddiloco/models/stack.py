@@ -26,7 +26,7 @@ Call = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class LayersConfig:
-    """How a model's layers are held and run; the numbers that it computes do not depend on it."""
+    """Storage and execution of a model's layers, without effect on the results."""
 
     scan_layers: bool = setting(
         False, "stack layers that are alike, to compile them once for all", both_ends=False
@@ -88,7 +88,7 @@ def in_order(layers: nnx.Dict) -> list[str]:
 
 
 def depth(name: str) -> int:
-    """How many layers an entry of that name has."""
+    """Number of layers of an entry of that name."""
     first, _, stop = name.partition(":")
     return int(stop) - int(first) if stop else 1
 

@@ -176,7 +176,7 @@ def normalised(image: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]
 
 
 def sincos_positions(rows: int, columns: int, dim: int) -> np.ndarray:
-    """Fixed embeddings (rows * columns, dim) float32 of the places of a grid, of wavelengths up to 10,000.
+    """Fixed position embeddings (rows * columns, dim) float32 of a grid, of wavelengths up to 10,000.
 
     As in MoCo v3 (arXiv 2104.02057): a quarter of the width each for sine and cosine of the row and of the
     column.

@@ -36,7 +36,7 @@ Tensors = tuple[jax.Array, ...]
 
 
 class InvalidContribution(ValueError):
-    """What a learner sent cannot be merged; the message says what is wrong with it."""
+    """An offer that cannot be merged; the message names the problem."""
 
 
 def wire_format(layout: FragmentLayout, fragment: int, codec: str) -> tuple[ArrayFormat, ...]:
@@ -64,7 +64,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(layout: FragmentLayout, config: OuterConfig) -> Traffic:
-    """What fragments take on the wire under these settings."""
+    """The wire format of fragments under these settings."""
     by_codec = (encoded_bytes(layout, codec) for codec in ("f32", config.codec, config.update_codec))
     return Traffic(*by_codec)
 
@@ -192,7 +192,7 @@ def _read(codec: Codec, arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]
 class Difference(NamedTuple):
     """One step of a fragment from a version to the next."""
 
-    arrays: tuple[np.ndarray, ...]  # what travels, as `wire_format` says of the codec
+    arrays: tuple[np.ndarray, ...]  # the arrays on the wire, in the codec's `wire_format`
     # The next version, which a `FragmentDecoder` of the codec makes of the arrays and the last one
     pieces: Tensors
     left_out: Tensors  # what the codec left out, in the pieces' shapes

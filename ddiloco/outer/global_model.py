@@ -30,7 +30,7 @@ class FragmentState(NamedTuple):
 
 
 class NextVersion(NamedTuple):
-    """What a merge makes."""
+    """The result of a merge."""
 
     pieces: tuple[np.ndarray, ...]  # of the newest version, read-only
     metrics: dict[str, float]  # those of `OuterResult`
@@ -173,7 +173,7 @@ class GlobalModel:
         return guard.judge(p, offers, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))
 
     def new_guard(self) -> Guard | None:
-        """One that knows nothing of learners yet, as every process of the syncer begins with."""
+        """A guard without history, as every process of the syncer starts with."""
         return Guard(self._guarding, self._step_tokens) if self._guarding.gates else None
 
     def validate(self, p: int, pieces: Sequence[np.ndarray]) -> None:

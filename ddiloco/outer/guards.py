@@ -23,7 +23,7 @@ import numpy as np
 from ddiloco.config import setting
 
 _FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/guards.md
-_DISPUTED = 100.0  # the same where half of a round are as long as each other: nobody knows who is right
+_DISPUTED = 100.0  # the same if half of a round have about the same norm: either half may be right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
 _WARM_UP = 6  # rounds of a fragment before offers are judged by those of earlier rounds
@@ -34,7 +34,7 @@ _RECALL = 24  # rounds of a fragment in which what passed is no reason to leave 
 _STILL = 1e-7  # root mean square of the largest piece, below which a fragment did not move: rare rows do not
 _LONGEST = 30.0  # times the parameters themselves: a longer outer gradient is no training
 _OPPOSED = 0.25  # the typical cosine of a round from which one that turns away is plain at once
-_SCORES = 256  # rounds over which cosines are averaged; one alone says little late in training
+_SCORES = 256  # rounds over which cosines are averaged; a single one is noise late in training
 _TURNS = 3  # of each fragment before an average counts, since rounds that are close share their data
 _STRETCH = 24  # rounds at least in which a learner must have turned away: an honest one may meet odd data
 _NOWHERE = 0.1  # of the others' average; honest learners came down to 0.16 ...
@@ -42,7 +42,7 @@ _CLEAR = 3.0  # ... of rounds times the others' average squared: where that is s
 
 
 class Offered(NamedTuple):
-    """What the gates know of one learner's offer."""
+    """A learner's offer as the gates see it."""
 
     learner: int  # its number
     steps: int  # inner steps that the offer stands for
@@ -50,7 +50,7 @@ class Offered(NamedTuple):
     peak: float  # the largest root mean square of one piece of it
     # The median of its cosines with the other offers of the round; None where there are not two
     cosine: float | None = None
-    tokens: int = 0  # that the steps trained on, as the learner says
+    tokens: int = 0  # claimed tokens of the steps
 
     @property
     def pace(self) -> tuple[float, float]:
@@ -66,7 +66,7 @@ class Offered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What a gate may compare a round with."""
+    """Earlier rounds that a gate may compare with."""
 
     rounds: int = 0  # of this fragment so far
     fragments: int = 1  # of which there were rounds
@@ -83,7 +83,7 @@ class Past:
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """When a learner's offer is left out of a merge, and when all of them are."""
+    """Rules for leaving out offers."""
 
     gates: tuple[str, ...] = setting(
         ("tokens", "norm", "direction"), "what offers are judged by; (): all that are finite are merged"
@@ -184,7 +184,7 @@ GATES: dict[str, Gate] = {"tokens": tokens, "norm": norm, "direction": direction
 
 
 class Notice(NamedTuple):
-    """What was done about a learner: `kind` is "unsound", "left_out", "quarantined" or "released"."""
+    """An action on a learner: `kind` is "unsound", "left_out", "quarantined" or "released"."""
 
     kind: str
     learner: int
@@ -203,7 +203,7 @@ class Notice(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Who is left out of a round, and what is to be told about it."""
+    """The left-out learners of a round, and the notices about it."""
 
     left_out: frozenset[int]
     notices: tuple[Notice, ...]
@@ -211,7 +211,7 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass
 class _Standing:
-    """What a guard remembers of a learner."""
+    """A guard's state of a learner."""
 
     out_of_line: collections.deque[bool] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=12)
@@ -309,7 +309,7 @@ class Guard:
             standing.out_of_line.clear()
             return [Notice("released", learner, f"its last {_RELEASE} offers would have passed")]
         standing.out_of_line.append(why is not None)
-        # Where half of them are out of line, nobody knows who is right.
+        # If half of them are out of line, either half may be right.
         minority = 2 * (len(self.quarantined) + 1) < len(self._standings)
         if why is None or sum(standing.out_of_line) < _STRIKES or not minority:
             return []
@@ -390,7 +390,7 @@ def sampled_cosines(
 
 
 def _lines(size: int, total: int, rng: np.random.Generator) -> np.ndarray | None:
-    """Which lines of a piece are in the sample; None: all of the piece."""
+    """The lines of a piece in the sample; None: the whole piece."""
     wanted = SAMPLE * size // (total * _LINE)
     return None if total <= SAMPLE or size < _LINE else rng.integers(0, size // _LINE, max(1, wanted))
 

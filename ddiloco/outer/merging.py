@@ -20,7 +20,7 @@ _WEISZFELD = 100  # iterations, of M numbers each
 
 
 def contribution_weight(c_steps: int, c_tokens: int, interval: int | None = None) -> float:
-    """How much a learner's contribution counts: its tokens times its tokens a step.
+    """Weight of a learner's contribution: its tokens times its tokens a step.
 
       w_m = c_tokens * (c_tokens / c_steps),  0 without a step or a token.
 
@@ -63,7 +63,7 @@ def normalised(weights: Iterable[float]) -> np.ndarray:
 
 
 class Sent(NamedTuple):
-    """What M learners have sent of one tensor."""
+    """The contributions of M learners to one tensor."""
 
     # The outer gradients v_m, each an array of the tensor's shape. Or, with `anchor`, the learners'
     # parameters theta_m; then v_m = anchor - theta_m is computed where it is used and never stored.
@@ -81,7 +81,7 @@ def norms_of(vectors: Sequence[jax.Array], anchor: jax.Array | None = None) -> j
 
 
 class MergedTensor(NamedTuple):
-    """What a rule returns; under jit, what the caller does not use costs nothing."""
+    """The result of a merge rule; under jit, unused fields cost nothing."""
 
     unscaled: jax.Array  # the merged outer gradient over `scale`, float32, of the vectors' shape
     length: jax.Array  # the norm of the merged outer gradient

@@ -37,7 +37,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 
 @dataclasses.dataclass(frozen=True)
 class OuterConfig:
-    """How learners' fragments become the next global model."""
+    """The outer optimizer, merge rule and codecs."""
 
     fragmentation: str = setting(
         "balanced", "how tensors are divided into fragments", choices=tuple(STRATEGIES), **_OF_FRAGMENTS

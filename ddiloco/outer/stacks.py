@@ -41,7 +41,7 @@ def is_stack(name: str) -> bool:
 
 
 def homes(names: Iterable[str]) -> dict[str, tuple[str, int | None]]:
-    """Where each tensor is among arrays of these names: its array, and its row if that is a stack.
+    """Location of each tensor among arrays of these names: its array, and its row in a stack.
 
     Example:
       >>> homes(["embed/table", "layers/1:3/up"])["layers/2/up"]

@@ -1,5 +1,5 @@
-"""The Decoupled DiLoCo protocol without I/O: who merges when, with what weights, and who waits for whom.
+"""The Decoupled DiLoCo protocol without I/O: membership, quorums, weights of merges, and waits.
 
-Nothing in this package starts a thread, reads a clock, touches an array or imports anything but the
-standard library. A driver tells a core what happened and when; the core answers what to do.
+Nothing in this package starts a thread, reads a clock, touches an array or imports anything but the standard
+library. A driver passes events and the time to a core, which returns actions.
 """

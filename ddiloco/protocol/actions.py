@@ -1,4 +1,4 @@
-"""What the protocol cores ask of their drivers. The end of long work is an event."""
+"""Actions, the output of the protocol cores. Long work ends with an event."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Wat
 class Tell:
     """Send an event to the cores of these (learner, incarnation) pairs.
 
-    All fragments go with a Welcomed; with an UpdateArrived goes the one that it names, and each learner is
-    told its own watermark: `to(learner)` is what it is sent.
+    A Welcomed carries all fragments, an UpdateArrived one fragment and the receiver's own watermark:
+    `to(learner)` is the event for one receiver.
     """
 
     receivers: tuple[tuple[int, int], ...]
     event: events.FromSyncer
-    # By fragment that goes with the event and by learner: how far its work is in it
+    # By fragment in the message and by learner: how far its work is merged in it
     watermarks: Mapping[int, Mapping[int, Watermark]] = dataclasses.field(default_factory=dict, compare=False)
 
     def to(self, learner: int) -> events.FromSyncer:
-        """The event as this learner is sent it."""
+        """The event for this receiver."""
         if not isinstance(self.event, events.UpdateArrived):
             return self.event
         own = self.watermarks.get(self.event.fragment, {}).get(learner, NOTHING_MERGED)
@@ -36,8 +36,8 @@ class Tell:
 class Merge:
     """Merge these contributions into `version` of the fragment; answered by MergeFinished.
 
-    Of none, it is the version before under the next number. `watermarks` are those of the version before;
-    with those of what is merged, and the learners' `delays`, they are committed with it.
+    Without contributions the old version gets the next number. `watermarks` are those of the old version;
+    updated by the contributions, they are committed with the new one, as are the learners' `delays`.
     """
 
     round: RoundId
@@ -49,7 +49,7 @@ class Merge:
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    """Something from a learner was not used, and why."""
+    """A learner's message was not used, for this reason."""
 
     learner: int
     reason: str
@@ -58,14 +58,14 @@ class Drop:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """The arrays of this offer are not needed any more; until then, or until its Merge, they are kept."""
+    """Free the arrays of this offer; an offer without a Release is kept until its Merge."""
 
     offer: events.FragmentArrived
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Something worth a line in the metrics."""
+    """A line for the metrics."""
 
     name: str
     values: Mapping[str, Any]
@@ -73,7 +73,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Began(Record):
-    """This incarnation of a learner counts from now on: what it holds is of the run's history."""
+    """This incarnation is live from now on, with a state of the run's history."""
 
     learner: int
     incarnation: int
@@ -81,14 +81,14 @@ class Began(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Published(Record):
-    """A version is sent to all, and none before it any more; measurements of its merge join the record."""
+    """A version is broadcast, and replaces older ones in queues; the merge's metrics join the record."""
 
     fragment: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Finish:
-    """Every round up to the last step is merged, or can never be merged: learners may leave."""
+    """Every round up to the last step is merged, skipped or abandoned: learners may leave."""
 
 
 SyncerAction = Tell | Merge | Drop | Release | Record | Finish
@@ -113,7 +113,7 @@ class EndProcess:
 class AdoptAll:
     """Load every fragment of the welcomes; earlier offers no longer count.
 
-    `position`: where the learner's data go on; empty: at their start. None: from where they are.
+    `position`: from which the learner's data continue; empty: their start. None: the present one.
     """
 
     step: int
@@ -123,7 +123,7 @@ class AdoptAll:
 
 @dataclasses.dataclass(frozen=True)
 class DrawFrom:
-    """Go on with the learner's data at this position; empty: at their start."""
+    """Continue the learner's data at this position; empty: at their start."""
 
     position: str
 
@@ -132,7 +132,7 @@ class DrawFrom:
 class MakeOffer:
     """Copy a fragment on the devices as the last started step leaves it, to be offered after that step.
 
-    The contribution counts steps under way as if none were skipped; that of the SendOffer is true.
+    The contribution counts steps in flight as if none were skipped; that of the SendOffer is final.
     """
 
     contribution: Contribution
@@ -150,15 +150,14 @@ class SendOffer:
 class ApplyUpdate:
     """theta_p <- (1 - mixing) Theta_p + mixing theta_p, before the next step starts.
 
-    With `rebase` the learner keeps its work that the update does not contain: theta_p <- Theta_p + theta_p -
-    then, where `then` is theta_p as it was when it made the offer, or without one as it adopted the version
-    before.
+    With `rebase` the learner keeps work that the update does not contain: theta_p <- Theta_p + theta_p -
+    base, where `base` is theta_p as in the merged offer or, without one, as of the previous version.
     """
 
     fragment: int
     version: int
     mixing: float
-    merged: int | None = None  # steps (`Watermark.steps`) of the learner's offer that is in the update
+    merged: int | None = None  # `Watermark.steps` of the learner's offer in the update
     rebase: bool = False
 
 

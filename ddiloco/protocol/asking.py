@@ -1,4 +1,4 @@
-"""When the syncer asks learners for offers, as of which of their steps, and how long it waits for them."""
+"""Requests for offers: when learners are asked, for which clock, and how long offers are waited for."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
 from ddiloco.protocol.round import Round
 
 MISSED, IN_TIME = 1.0, 0.05
-"""By how many of its steps a learner's margin grows when it misses a round, and shrinks when it has time.
+"""Steps by which a learner's margin grows with a missed round, and shrinks with an early offer.
 
-A miss may lose an interval's work, a step of margin makes the offer a step older.
+A miss may lose an interval of work; a step of margin makes the offer a step older.
 """
 
 ROUNDING = 0.25
-"""Share of a step by which an offer may come late: steps are not of equal length."""
+"""Share of a step by which an offer may be late: steps vary in length."""
 
 AGE = 0.5
-"""What a merge loses of an offer's worth where that is made an interval older."""
+"""Share of an offer's worth that is lost when it becomes an interval older."""
 
 BEHIND_ANOTHER = 2.0
-"""How many times as long as its offers take a learner is waited for at least: one may come behind another."""
+"""Minimum wait for a learner, in its delivery times: offers may queue behind each other."""
 
 
 @dataclasses.dataclass
 class Front:
-    """The step that enough learners for a quorum have reached, and how fast it moves."""
+    """The step that a quorum of learners has reached, and its speed."""
 
     step: int = 0
     at: float | None = None  # when it was reached
     pace: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds a step
 
     def move(self, step: int, now: float, joined: bool) -> None:
-        """Sets where the front is now: it falls back as learners leave, and leaps as some have joined."""
+        """Sets the front's step: it may fall when learners leave, and jump when some join."""
         if step > self.step and self.at is not None and not joined:
             self.pace.add((now - self.at) / (step - self.step))
         if step != self.step or self.at is None:
             self.step, self.at = step, now
 
     def reaches(self, step: int, now: float) -> float | None:
-        """When it will have come to a step, in the seconds of `now`; None if its pace is not known."""
+        """When it will reach a step, in the seconds of `now`; None: its speed is unknown."""
         if self.at is None or self.pace.value is None:
             return None
         return max(now, self.at + (step - self.step) * self.pace.value)
 
 
 class OfferRequests:
-    """Asks each learner early enough, and for a step early enough, to have its offer when a round is due.
+    """Asks each learner early enough, and for an early enough clock, to have its offer when a round is due.
 
-    It learns both from what each learner's offers do: one that comes too late is asked earlier the next time.
+    Both are adapted for each learner: after a late offer it is asked earlier.
     """
 
     def __init__(self, policy: SyncPolicy) -> None:
@@ -70,7 +70,7 @@ class OfferRequests:
         return self.front.step + self._longest_lead
 
     def ask(self, r: Round, members: Iterable[Member], now: float) -> list[actions.SyncerAction]:
-        """Asks those whose turn it is, of the members that the round has yet to ask."""
+        """Asks those of the unasked members whose time to be asked has come."""
         asked: dict[int, list[Member]] = {}
         for m in members:
             of = m.step if self._policy.quorum is None else self.front.step
@@ -79,13 +79,13 @@ class OfferRequests:
         return [self._tell(r, members, clock) for clock, members in asked.items()]
 
     def ask_late(self, r: Round, members: Membership) -> list[actions.SyncerAction]:
-        """Makes learners that are later than expected offer what they have."""
+        """Asks learners that are later than expected to offer at once."""
         owing = ((m, r.owed.get(m.learner)) for m in members.live())
         late = [m for m, asked in owing if asked is not None and asked.clock > m.step + 1]
         return [self._tell(r, late, 0)] if late else []
 
     def arrived(self, m: Member, c: Contribution, now: float) -> None:
-        """Learns from an offer how slow the learner's link is, and how early it must be asked."""
+        """Updates the learner's delivery time and lead from an offer."""
         asked = m.asked.get(c.fragment)
         if asked is not None and asked.version == c.version:
             asked.arrived_at = now
@@ -98,12 +98,12 @@ class OfferRequests:
         if asked is None or asked.steps is None or not self.front.pace.value:
             return
         late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
-        if late > 0:  # the question came after the step that it was about
+        if late > 0:  # the request arrived after the requested clock
             m.lead = min(self._policy.interval, m.lead + late * m.step_time.value / self.front.pace.value)
             self._longest_lead = max(self._longest_lead, m.lead)
 
     def merging(self, r: Round, members: Membership, now: float) -> None:
-        """Those that miss the round are asked earlier from now on; those with time, for a later step."""
+        """Asks learners that miss the round earlier from now on, and those with time for a later clock."""
         for m in members.live():
             if m.learner in r.arrived:
                 self._in_time(m, m.asked.get(r.id.fragment), now)
@@ -120,7 +120,7 @@ class OfferRequests:
             m.margin = max(0.0, m.margin - IN_TIME)
 
     def _tell(self, r: Round, members: Sequence[Member], clock: int) -> actions.Tell:
-        """Makes the question, by which the learner's next answer is judged."""
+        """The request, recorded to measure the learner's next offer."""
         for m in members:
             known = m.counters[r.id.fragment] if m.counters else None
             steps = known.steps if known is not None and known.version == r.version else None
@@ -132,7 +132,7 @@ class OfferRequests:
         return actions.Tell(pairs, events.OfferAsked(r.id, r.version, clock))
 
     def _clock(self, m: Member, r: Round, now: float) -> int:
-        """From which clock on the learner is to offer; the due step, or less for one that is slow or far."""
+        """The clock for the learner's offer: the due step, or less for a slow or distant learner."""
         due_at = self.front.reaches(r.id.step, now)
         if self._policy.quorum is None or due_at is None or not m.step_time.value or m.reported_at is None:
             return r.id.step
@@ -144,17 +144,17 @@ class OfferRequests:
 def worth_waiting(
     r: Round, able: Iterable[Member], interval: float, next_quorum: float, now: float
 ) -> tuple[set[int], float]:
-    """The learners whose offers a merge waits for as its quorum is complete, and for how many seconds.
+    """The learners whose offers a merge waits for after its quorum, and for how many seconds.
 
-    An offer adds its learner's work of an interval. A wait of a share s of the interval makes the work of all
-    that are in the merge older by s, and worth half as much less. Of the learners in the order in which they
-    are expected, as many are waited for as make the most of the difference. Not waited for is one whose lag
-    was never measured, or whose last offer came later than it was expected.
+    An offer adds an interval of its learner's work. A wait of a share s of the interval makes all work in the
+    merge older by s, which costs half of s of its worth. Learners are taken in the order of their expected
+    arrival, up to the number with the largest difference. Learners without a measured lag, or whose last
+    offer was later than expected, are not waited for.
 
     Args:
-      able: who may still give.
-      interval: seconds that the fastest learner takes for one.
-      next_quorum: seconds until the fragment's next one; nobody is waited for longer.
+      able: learners that may still offer.
+      interval: seconds of an interval of the fastest learner.
+      next_quorum: seconds until the fragment's next quorum, the longest wait.
     """
     coming = []
     for m in able:
@@ -180,24 +180,24 @@ def worth_waiting(
 
 
 class Overdue:
-    """A heap of deadlines; those of offers that have come or are no longer owed are passed over."""
+    """A heap of the timeouts of offers; entries of offers no longer owed are skipped."""
 
     def __init__(self, timeout: float, num_fragments: int) -> None:
-        """`timeout`: seconds from the report that says that an offer was made, beside what bytes take."""
+        """`timeout`: seconds from the report of an offer's step, without the transfer."""
         self._timeout, self._num_fragments = timeout, num_fragments
         self._deadlines: list[tuple[float, RoundId, int]] = []
 
     def expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
-        """From now on an offer that was reported may be on its way, for so long."""
+        """Starts the timeout of an offer whose step is reported."""
         if m.has_work(r.id.fragment, r.version):
-            in_the_making = m.step_time.value or 0.0  # it may have been asked in mid-step
-            # Its share of a welcome, or what its offers took: who came back to another syncer got none.
+            in_the_making = m.step_time.value or 0.0  # the request may have arrived in mid-step
+            # Its share of the welcome's time or its delivery time; rejoined learners had no welcome.
             on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
             asked.expires = now + in_the_making + self._timeout + ALLOWANCE * on_its_way
             heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
 
     def next(self, rounds: Mapping[int, Round]) -> float | None:
-        """When the next offer is given up, in the seconds of `now`; `rounds`: the open ones, by fragment."""
+        """The next timeout of an offer, in the seconds of `now`; `rounds`: the open ones, by fragment."""
         while self._deadlines:
             expires, which, learner = self._deadlines[0]
             r = rounds.get(which.fragment)
@@ -208,10 +208,10 @@ class Overdue:
         return None
 
     def take(self, rounds: Mapping[int, Round], now: float) -> Iterator[tuple[Round, int]]:
-        """The rounds and learners whose offers are to be given up now."""
+        """Rounds and learners whose offers time out now."""
         while (first := self.next(rounds)) is not None and now >= first:
             _, which, learner = heapq.heappop(self._deadlines)
-            if now > first + self._timeout / 4:  # this process stood still itself, and offers may have come
+            if now > first + self._timeout / 4:  # this process hung itself, and offers may be queued
                 asked = rounds[which.fragment].owed[learner]
                 asked.expires = now + self._timeout / 4
                 heapq.heappush(self._deadlines, (asked.expires, which, learner))

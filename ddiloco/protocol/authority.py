@@ -1,4 +1,4 @@
-"""Who takes part: the one authority over membership, incarnations, clocks and the end of the run."""
+"""Membership of learners: incarnations, clocks, silence and the end of the run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ddiloco.protocol.work import goes_on_after
 
 Actions = list[actions.SyncerAction]
 
-TAKEN = "the number of a learner that still speaks"
+TAKEN = "the number of a live learner"
 TOO_EARLY = "a step too far ahead of the other learners"
-DRAWN_AGAIN = "return with data to draw that are merged"
+DRAWN_AGAIN = "rejoined before data that are merged"
 
 MOST_INCARNATIONS = 1 << 62
 """Incarnations are below it, so that there is always a next one."""
 
 
 class Authority:
-    """The half of the syncer that deals with learners; it tells the other half, `Rounds`, who takes part."""
+    """The syncer's half for membership; it notifies the other half, `Rounds`, of changes."""
 
     def __init__(
         self,
@@ -38,26 +38,26 @@ class Authority:
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        """`state`: what the syncer begins with."""
+        """`state`: the syncer's initial state."""
         self._shard, self._shards = shard, shards
         self.policy, self.total_steps = policy, total_steps
         self.members = members
         self.finished = False
         self._rounds, self._validator = rounds, validator
-        # If merges need all learners, the first one needs all that the run starts with, however late. And who
-        # was there before a restart still holds work: the first that comes back must not end or merge alone.
+        # If merges need all learners, the first merge needs all initial ones, however late. And learners of
+        # before a restart still hold work: the first to rejoin must not end the run or merge alone.
         starts = policy.quorum is None and not state.step
         self._not_yet = {learner for learner, _ in state.incarnations}
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
-        self._patience = 0.0  # until when to wait for those, once one learner is there
-        self._kept_back: dict[int, Report] = {}  # by learner, what waits until others bear it out
-        self._idle_since: float | None = None  # when rounds came to have nothing for who is done
+        self._patience = 0.0  # until when to wait for those, once one learner is live
+        self._kept_back: dict[int, Report] = {}  # by learner, reports that are too early so far
+        self._idle_since: float | None = None  # since when learners that are done cannot contribute
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) asked to end with the others
-        self._quiet: list[tuple[float, int, int]] = []  # heap: since when, learner, incarnation; may be old
+        self._quiet: list[tuple[float, int, int]] = []  # heap: since, learner, incarnation; may be outdated
         members.restore(state.incarnations, state.delays)
 
     def handle(self, event: events.FromLearner, now: float) -> Actions:
-        """Takes what a learner says, or what is said of it."""
+        """Handles an event of a learner."""
         match event:
             case events.LearnerJoined():
                 return self._joined(event, now)
@@ -69,7 +69,7 @@ class Authority:
                 return self._reported(event.report, now) + self._believed(now)
 
     def conclude(self, now: float) -> Actions:
-        """Ends the run when it is time."""
+        """Ends the run when all rounds are over."""
         last = self.total_steps
         if last is None or not (self._rounds.stuck or self._rounds.over):
             self._idle_since = None
@@ -78,31 +78,31 @@ class Authority:
         return [*self._call_the_rest(last), *self._leave_behind(now - since, now), *self._finish(last)]
 
     def next_deadline(self) -> float | None:
-        """When a learner becomes silent unless it reports or joins, in the seconds of `now`."""
+        """When the next learner becomes silent without a message, in the seconds of `now`."""
         silent = self._quietest()
         times = [] if silent is None else [silent.heard_at + self.policy.silence_timeout]
         if self._not_yet and self.members.count:
             times.append(self._patience)
         return min(times, default=None)
 
-    # Coming and going.
+    # Joining and leaving.
 
     def _joined(self, event: events.LearnerJoined, now: float) -> Actions:
-        """Lets an incarnation in unless it has departed: with a welcome, or at once if it rejoins.
+        """Admits an incarnation unless it has departed: with a welcome, or at once if it rejoins.
 
-        While its process speaks, no other takes a learner's place. One that asks as if for the first time
-        under an incarnation that counts, or counted, is another process: it takes the next.
+        While a learner's process sends messages, no other replaces it. A first join under an incarnation that
+        is or was a member is of another process: that takes the next incarnation.
         """
         learner, incarnation = event.learner, event.incarnation
         if not 0 <= learner < MOST_LEARNERS:
-            return [actions.Drop(learner, "a learner's number beyond belief")]
+            return [actions.Drop(learner, "learner number out of range")]
         if not 0 <= incarnation < MOST_INCARNATIONS:
-            return [actions.Drop(learner, "an incarnation beyond belief")]
+            return [actions.Drop(learner, "incarnation out of range")]
         old = self.members.newest(learner)
         if old is not None and incarnation < old.incarnation:
             begins = old.state is State.JOINING or self._is_at_some(old)
             if event.versions is None and begins and self._speaks(old, now):
-                return [actions.Drop(learner, TAKEN)]  # else the two would replace each other for ever
+                return [actions.Drop(learner, TAKEN)]  # else the two would replace each other forever
             return [self._replaced(old, incarnation)]
         if old is not None and self._speaks_for_itself(old, event, now):
             return [actions.Drop(learner, TAKEN)]
@@ -129,19 +129,19 @@ class Authority:
         m.counted_from = dict.fromkeys(self.members.fragments, self._validator.merged.step)
         if event.versions is not None:
             m.goes_on = True
-            never = "return with a step or versions that there never were"
+            never = "rejoined with an impossible step or versions"
             ended.append(actions.Drop(learner, DRAWN_AGAIN if behind else never))
         return [*ended, *self._rounds.admitted(m, now)]
 
     def _is_behind(self, event: events.LearnerJoined) -> bool:
-        """Whether its data go on before some that another life drew, and that may be merged."""
+        """Whether its data position is before data of another life that may be merged."""
         furthest = self._rounds.furthest(event.learner)
         if event.versions is None or furthest.life == event.life:
             return False
         return not goes_on_after(event.began, {mark.life: mark.steps for mark in event.left}, furthest)
 
     def _welcome_again(self, m: Member, now: float) -> Actions:
-        """Sends a welcome again that may be lost; a large one may still be on its way."""
+        """Sends a welcome again, in case it was lost; a large one may still be in transit."""
         m.heard_at = now
         if now < m.welcomed_at + self.policy.resend_timeout or self._shard in m.shards:
             return []
@@ -149,9 +149,9 @@ class Authority:
         return self._rounds.admitted(m, now)
 
     def _speaks_for_itself(self, m: Member, event: events.LearnerJoined, now: float) -> bool:
-        """Whether a process is there that no other may replace; once dismissed, it may replace itself.
+        """Whether another process holds the number and may not be replaced; a dismissed one may rejoin.
 
-        One that is a member of some shards only may be replaced: another may be one of the rest.
+        A member of some shards only may be replaced, since another process may be a member of the rest.
         """
         itself = event.incarnation == m.incarnation + m.dismissed and event.versions is not None
         another = m.state is State.JOINING and event.incarnation != m.incarnation
@@ -159,23 +159,23 @@ class Authority:
         return (m.state is State.LIVE or another) and not itself and alone and self._speaks(m, now)
 
     def _is_at_some(self, m: Member) -> bool:
-        """Whether a learner that is there says that it is a member of some shards, but not of all."""
+        """Whether a present learner is, by its own report, a member of some shards but not of all."""
         return m.state in (State.JOINING, State.LIVE) and 0 < len(m.shards) < self._shards
 
     def _speaks(self, m: Member, now: float) -> bool:
         return now < m.heard_at + 1.5 * self.policy.heartbeat
 
     def _ready(self, event: events.LearnerReady, now: float) -> Actions:
-        """Counts a welcomed learner from now on."""
+        """Makes a welcomed learner live."""
         m = self.members.current(event.learner, event.incarnation)
         if m is None or m.state is not State.JOINING or len(event.versions) != len(self.members.fragments):
             return [actions.Drop(event.learner, "ready without a welcome")]
         if not self._validator.is_possible(event.learner, event.step, event.versions, now):
-            return [actions.Drop(event.learner, "ready with a step or versions that there never were")]
+            return [actions.Drop(event.learner, "ready with an impossible step or versions")]
         return self._begin(m, event.step, event.versions, now)
 
     def _lost(self, event: events.LearnerLost, now: float) -> Actions:
-        """Lets an incarnation go for good."""
+        """Removes an incarnation for good."""
         self._waited_for_no_longer(event.learner)
         m = self.members.current(event.learner, event.incarnation)
         return [] if m is None else self._ends(m, event.reason, now)
@@ -188,26 +188,26 @@ class Authority:
         return [actions.Record("learner_lost", {**who, "reason": reason})]
 
     def mark_silent(self, now: float) -> Actions:
-        """Stops waiting for learners that have not been heard from for the silence timeout."""
+        """Marks learners silent that have sent nothing for the silence timeout."""
         out: Actions = []
         if self._not_yet and self.members.count and now >= self._patience:
             self._not_yet.clear()
             self._rounds.all_present()
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
             if now > m.heard_at + self.policy.silence_timeout + self.policy.heartbeat:
-                # This process stood still itself: what they said meanwhile may wait behind this event.
+                # This process hung itself: their messages may be queued behind this event.
                 m.heard_at = now - self.policy.silence_timeout + 1.5 * self.policy.heartbeat
                 continue
             heapq.heappop(self._quiet)
             self.members.move(m, State.SILENT)
-            self._kept_back.pop(m.learner, None)  # it repeats that once it speaks
+            self._kept_back.pop(m.learner, None)  # its next message repeats it
             m.reported_at = None  # the pause is no step time
             self._rounds.left(m.learner, gone=False, now=now)
             out.append(actions.Record("learner_silent", {"learner": m.learner}))
         return out
 
     def _quietest(self) -> Member | None:
-        """The live learner that has been silent for longest."""
+        """The live learner with the oldest last message."""
         while self._quiet:
             since, learner, incarnation = self._quiet[0]
             m = self.members.current(learner, incarnation)
@@ -220,7 +220,7 @@ class Authority:
         return None
 
     def _begin(self, m: Member, step: int, versions: Sequence[int], now: float) -> Actions:
-        """Counts a member that holds these versions."""
+        """Makes a member with these versions live."""
         self.members.begin(m, step, versions)
         m.heard_at = now
         self._validator.reached(step, now)
@@ -230,7 +230,7 @@ class Authority:
         return began
 
     def _counts(self, m: Member, now: float) -> None:
-        """A learner counts that did not; the first after a time without any does not end or merge alone."""
+        """A learner becomes live; the first after a time without any does not end or merge alone."""
         heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
         if self.members.count == 1:
             self._not_yet |= self.members.lost_with_the_last(1.5 * self.policy.heartbeat) | {m.learner}
@@ -246,10 +246,10 @@ class Authority:
     # Reports.
 
     def _reported(self, report: Report, now: float) -> Actions:
-        """Takes a learner's metadata; drops an impossible report as a whole.
+        """Applies a learner's report; drops an impossible one as a whole.
 
-        A learner that is no member, or whose report is impossible, is told so. It then rejoins with what it
-        holds; if that is impossible too, it is welcomed as if it held nothing.
+        A learner that is no member, or whose report is impossible, gets NotMember. It then rejoins with its
+        state; if that is impossible too, it is welcomed as if it had none.
         """
         m, versions = self.members.newest(report.learner), [c.version for c in report.counters]
         if self._validator.too_early(report.learner, report.step, versions, now):
@@ -268,7 +268,7 @@ class Authority:
         if report.step < m.step or (report.step == m.step and m.knows_better(report)):
             return [actions.Drop(report.learner, "stale report")]
         out = []
-        if m.state is State.JOINING:  # its `ready` was lost, or comes later
+        if m.state is State.JOINING:  # its `ready` was lost or overtaken
             out += self._begin(m, report.step, versions, now)
         if m.state is State.SILENT:
             out += self._returned(m, now)
@@ -284,7 +284,7 @@ class Authority:
         return [*out, *self._rounds.heard(m, now)]
 
     def _keep_back(self, report: Report, m: Member | None, now: float) -> Actions:
-        """Keeps a learner's furthest report until others bear it out."""
+        """Stores a learner's furthest report until other learners are as far."""
         if m is None or m.incarnation != report.incarnation:
             return [actions.Drop(report.learner, TOO_EARLY)]
         m.heard_at = now
@@ -298,7 +298,7 @@ class Authority:
         return [] if kept else [actions.Record("report_kept_back", values)]
 
     def _believed(self, now: float) -> Actions:
-        """Takes the reports that were kept back, nearest first, as far as they are borne out."""
+        """Applies the stored reports that are no longer too early, nearest first."""
         out: Actions = []
         for report in sorted(self._kept_back.values(), key=lambda report: report.step):
             versions = [c.version for c in report.counters]
@@ -307,14 +307,14 @@ class Authority:
         return out
 
     def _returned(self, m: Member, now: float) -> Actions:
-        """Counts a learner again that was silent."""
+        """Makes a silent learner live again."""
         self.members.move(m, State.LIVE)
         self._rounds.returned(m.learner)
         self._counts(m, now)
         return [actions.Record("learner_returned", {"learner": m.learner})]
 
     def _stranger(self, report: Report, newest: Member | None) -> Actions:
-        """Rejects one that was replaced; any other may rejoin as a new incarnation."""
+        """Rejects a replaced incarnation; any other may rejoin as a new one."""
         out: Actions = [actions.Drop(report.learner, "report of a learner that is not taking part")]
         if newest is not None and report.incarnation < newest.incarnation:
             return [*out, self._replaced(newest, report.incarnation)]
@@ -331,9 +331,9 @@ class Authority:
         return self.total_steps is not None and m.step >= self.total_steps
 
     def _call_the_rest(self, last: int) -> Actions:
-        """Asks slower learners to give what they have once those that are done have nothing more to give.
+        """Asks slower learners to end once those that are done cannot contribute any more.
 
-        Updates have replaced the last work of those; they would wait while the slowest trains on alone.
+        Updates have replaced their last work; they would wait while the slowest trains on alone.
         """
         behind = ((m.learner, m.incarnation) for m in self.members.live() if not self._done(m))
         rest = tuple(who for who in behind if self._rounds.stuck and who not in self._called)
@@ -341,14 +341,14 @@ class Authority:
         return [actions.Tell(rest, events.ClockSet(last, self._shard))] if rest else []
 
     def _call_back(self) -> Actions:
-        """Takes it back from those that still step, as their further work is needed after all."""
+        """Revokes that for learners that still step, as their further work is needed after all."""
         known = ((m, m.incarnation) for m in self.members.live() if not self._done(m))
         told = tuple((m.learner, n) for m, n in known if (m.learner, n) in self._called)
         self._called.clear()
         return [actions.Tell(told, events.ClockSet(0, self._shard))] if told else []
 
     def _leave_behind(self, idle: float, now: float) -> Actions:
-        """Lets go of who is not done after so many idle seconds: in that time all honest ones have come."""
+        """Drops learners that are not done after so many idle seconds, enough for any honest one."""
         live = self.members.live()
         longest = max((m.step_time.value or 0.0 for m in live), default=0.0)
         patience = self.policy.silence_timeout + 2 * self.policy.interval * longest

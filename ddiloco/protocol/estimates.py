@@ -34,15 +34,15 @@ class Delay:
 
     @property
     def bound(self) -> float:
-        """What they seldom exceed."""
+        """An upper bound for most samples."""
         return (self.value or 0.0) + DEVIATIONS * self.deviation
 
 
 @dataclasses.dataclass(frozen=True)
 class OfferDelay:
-    """How late a learner's offers were, in seconds; a restarted syncer goes on from it."""
+    """Measured lateness of a learner's offers, in seconds; durable across restarts of the syncer."""
 
-    lag: float  # from a round's quorum, moving average
+    lag: float  # behind a round's quorum, moving average
     deviation: float  # of that, mean
     delivery: float  # from the step to the offer's arrival, moving average
 

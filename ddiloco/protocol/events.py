@@ -1,4 +1,4 @@
-"""What drivers tell the protocol cores. Every event of a learner carries the learner's incarnation."""
+"""Events, the input of the protocol cores. Every event of a learner carries its incarnation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, Roun
 class LearnerJoined:
     """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
 
-    With `step`, `versions` and their lineages it rejoins with what it holds of the shard's fragments, and
-    needs only what is newer. `life` is then that of its state, `began` says after which work of earlier lives
-    its data go on, and `left` where each of these was left. `shards` are those of which it knows that it is a
-    member.
+    With `step`, `versions` and their lineages it rejoins with its state of the shard's fragments, and
+    receives only newer versions. Then `life` names the life of that state, `began` the work of
+    earlier lives behind which its data continue, and `left` the end of each earlier life. `shards` lists its
+    memberships.
     """
 
     learner: int
@@ -30,7 +30,7 @@ class LearnerJoined:
 
 @dataclasses.dataclass(frozen=True)
 class LearnerReady:
-    """A welcomed learner has recovered: it holds these fragment versions and is about to step."""
+    """A welcomed learner has loaded these fragment versions and is about to step."""
 
     learner: int
     incarnation: int
@@ -39,7 +39,7 @@ class LearnerReady:
 
 
 LEFT = "it left"
-"""The reason of a LearnerLost whose learner left by itself, as when a run is stopped."""
+"""The reason in a LearnerLost of a learner that left in order, as when a run is stopped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,23 +48,23 @@ class LearnerLost:
 
     learner: int
     incarnation: int
-    reason: str  # LEFT if it left by itself
+    reason: str  # LEFT if it left in order
 
 
 @dataclasses.dataclass(frozen=True)
 class StepReported:
-    """A learner's metadata after an inner step, or repeated as a sign of life while it cannot step."""
+    """A learner's metadata after an inner step; repeated as a heartbeat."""
 
     report: Report
 
 
 FromLearner = LearnerJoined | LearnerReady | LearnerLost | StepReported
-"""What a learner tells the syncer; a loss may be reported by others."""
+"""Messages of a learner to the syncer; others may report its loss."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FragmentArrived:
-    """A fragment that a learner was asked for is with the syncer, and its arrays were found sound."""
+    """A learner's offer has arrived at the syncer, with valid arrays."""
 
     round: RoundId
     contribution: Contribution
@@ -72,7 +72,7 @@ class FragmentArrived:
 
 @dataclasses.dataclass(frozen=True)
 class OfferFailed:
-    """An offer that was under way will not come: it was unsound, or the transfer broke."""
+    """The transfer of an offer failed, or its arrays were invalid."""
 
     round: RoundId
     learner: int
@@ -93,7 +93,7 @@ class MergeFinished:
 
 @dataclasses.dataclass(frozen=True)
 class Timeout:
-    """The time given by `next_deadline` has come."""
+    """The deadline of `next_deadline` has passed."""
 
 
 SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | Timeout
@@ -101,10 +101,10 @@ SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | Time
 
 @dataclasses.dataclass(frozen=True)
 class Welcomed:
-    """The syncer lets the learner in: its clock, and each fragment's version and the step it was merged at.
+    """The syncer admits the learner: its clock, and each fragment's version and the step of its merge.
 
-    The fragments come with it. Each shard welcomes with its own: a learner begins once it holds them all, and
-    one that has begun replaces those of the shard.
+    The message carries the fragments of one shard. A learner starts with the welcomes of all shards; one that
+    has started replaces the fragments of that shard.
     """
 
     incarnation: int
@@ -114,13 +114,13 @@ class Welcomed:
     fragments: tuple[int, ...] = ()  # which these are; empty: all of them
     lineages: tuple[int, ...] = ()  # which start of the syncer made each version; empty: the first
     watermarks: tuple[Watermark, ...] = ()  # the learner's own, by fragment; empty: nothing of it is merged
-    data: Watermark = NOTHING_MERGED  # the furthest work of the learner that is merged, or may be yet
+    data: Watermark = NOTHING_MERGED  # the furthest work of the learner that is, or may still be, merged
     shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class NotMember:
-    """The shard does not, or no longer, know this incarnation; the learner answers by joining."""
+    """This incarnation is not a member of the shard; the learner answers with LearnerJoined."""
 
     incarnation: int
     shard: int = 0
@@ -128,17 +128,17 @@ class NotMember:
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
-    """The syncer knows a newer incarnation than this one."""
+    """A newer incarnation has replaced this one."""
 
     incarnation: int
     reason: str
-    newest: int = 0  # the incarnation that is known
+    newest: int = 0  # that incarnation
     shard: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class ClockSet:
-    """The shard asks learners that lag to end: those that are done have nothing more to give to it.
+    """The shard asks lagging learners to end: its rounds gain nothing more from learners that are done.
 
     A learner ends once each of its shards has asked, or has merged its last round.
     """
@@ -149,7 +149,7 @@ class ClockSet:
 
 @dataclasses.dataclass(frozen=True)
 class Disconnected:
-    """The learner has no connection to this shard, which may have lost it."""
+    """The learner's connection to this shard is lost; it may no longer be a member."""
 
     shard: int = 0
 
@@ -168,9 +168,9 @@ class OfferAsked:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateArrived:
-    """A broadcast fragment is here; it was merged at global step `step`.
+    """A broadcast fragment has arrived, merged at global step `step`.
 
-    `watermark` says how far the receiver's own work is in it.
+    `watermark`: how far the receiver's own work is in it.
     """
 
     fragment: int
@@ -181,22 +181,22 @@ class UpdateArrived:
 
 
 FromSyncer = Welcomed | NotMember | Rejected | ClockSet | OfferAsked | UpdateArrived
-"""What the syncer tells a learner."""
+"""Messages of the syncer to a learner."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepStarted:
-    """The next inner step was given to the devices; what follows is ordered after it."""
+    """The next inner step was dispatched to the devices; later events are ordered after it."""
 
     tokens: int
-    waiting: int = 0  # offers of the learner that its link has yet to take
+    waiting: int = 0  # offers of the learner in the queue of its link
 
 
 @dataclasses.dataclass(frozen=True)
 class StepFinished:
-    """The oldest started step is complete on the devices.
+    """The oldest dispatched step is complete on the devices.
 
-    One that was `skipped` changed nothing, as its gradients were not finite: it is no work.
+    A `skipped` step had gradients that are not finite: it changed nothing and does not count.
     """
 
     skipped: bool = False
@@ -204,7 +204,7 @@ class StepFinished:
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """The learner has said nothing for `LearnerCore.heartbeat` seconds: not welcomed, in a step, or done."""
+    """The learner has sent nothing for `LearnerCore.heartbeat` seconds: it joins, steps, or is done."""
 
 
 LearnerEvent = FromSyncer | Disconnected | StepStarted | StepFinished | Heartbeat

@@ -16,19 +16,17 @@ from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total, goes_on_after
 
 JOIN_AGAIN = 1.0
-"""Seconds after which a learner that has not been welcomed asks again, as its number may have become free.
-One that rejoins reports after as many, unless a step is complete before."""
+"""Seconds after which an unwelcomed learner joins again, as its number may have become free. A rejoined
+learner repeats its report after as many, unless a step is complete before."""
 
 BEYOND_REJOINING = 1 << 20
-"""More incarnations than a process ever takes by rejoining: by leaps of it no two come to the same."""
+"""More incarnations than a process ever takes by rejoining; jumps of it avoid collisions."""
 
 KEPT_OFFERS = 4
-"""Of a fragment, since its last update: the newest ones. Each takes the fragment's memory on the devices, and
-as long as nothing is merged the learner is asked again and again."""
+"""Maximum copies of a fragment's offers since its last update; each takes its memory on the devices."""
 
 KEPT_LIVES = 16
-"""Of those before a learner's present one, the newest. An update that holds work of an older life holds, as
-far as the learner knows, all that it has."""
+"""Maximum number of earlier lives that a learner remembers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,39 +34,39 @@ class _Offer:
     """An offer that is sent once the steps in it are complete."""
 
     asked: events.OfferAsked
-    contribution: Contribution  # with steps under way counted as if none were skipped
+    contribution: Contribution  # with steps in flight counted as if none were skipped
     base: Total
     made: Total
 
     @property
     def settled(self) -> Contribution:
-        """The contribution by what is known now."""
+        """The contribution without steps known to be skipped."""
         steps, tokens = self.made.since(self.base)
         return dataclasses.replace(self.contribution, steps=steps, tokens=tokens)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Standing:
-    """What a report says: the clock at a step's end, the fragments held then, and the work until then."""
+    """The content of a report: clock, fragments and work at the end of a step."""
 
     clock: int
-    held: tuple[tuple[int, Total], ...]  # by fragment, the version and from where on its work counts
+    held: tuple[tuple[int, Total], ...]  # by fragment, its version and the start of its work
     done: Total
 
 
 @dataclasses.dataclass(frozen=True)
 class _StartedStep:
-    """A step that the devices still work on, with what becomes public once it is complete."""
+    """A step in flight on the devices, with what is sent once it is complete."""
 
     tokens: int
     done: Total  # after it
-    clock: int | None  # None once the learner was welcomed again: the step is of its earlier state
+    clock: int | None  # None after another welcome: the step is of an earlier state
     held: tuple[tuple[int, Total], ...] = ()
     offers: tuple[_Offer, ...] = ()
 
     @property
     def forgotten(self) -> _StartedStep:
-        """The step as one of an earlier state."""
+        """The same as a step of an earlier state."""
         return _StartedStep(self.tokens, self.done, clock=None)
 
 
@@ -82,30 +80,30 @@ class _Session:
     shard: int
     incarnation: int
     fragments: tuple[int, ...]
-    member: bool = False  # as far as the learner knows
-    welcomed_as: int | None = None  # incarnation whose welcome is here
-    known_as: int | None = None  # incarnation under which it said what it has, or was welcomed
+    member: bool = False  # to the learner's knowledge
+    welcomed_as: int | None = None  # incarnation of the last complete welcome
+    known_as: int | None = None  # incarnation under which it reported or was welcomed
     joined_step: int = 0
-    ends_at: int = 0  # the step to which the shard asks clocks to be set; 0: it does not
-    welcome: dict[int, HeldFragment] = dataclasses.field(default_factory=dict)  # what has come of one
+    ends_at: int = 0  # step of the shard's ClockSet; 0: none
+    welcome: dict[int, HeldFragment] = dataclasses.field(default_factory=dict)  # an incomplete one
     welcome_step: int = 0
     welcome_data: Watermark = NOTHING_MERGED
 
     @property
     def welcomed(self) -> bool:
-        """Whether the welcome of the present incarnation is here."""
+        """Whether the welcome of the present incarnation is complete."""
         return self.welcomed_as == self.incarnation
 
 
 class LearnerCore:
     """Decides for one process of a learner; starts no thread, reads no clock, touches no array.
 
-    It has a session with each shard of the syncer, and begins once all have welcomed it. When a shard has
-    lost it, it takes the next incarnation there and rejoins with what it holds.
+    It has a session with each shard of the syncer, and starts once all have welcomed it. At a shard that has
+    lost it, it takes the next incarnation and rejoins with its state.
 
-    The driver may give several steps to the devices before the first completes: counters change at
-    `StepStarted`, and are reported at `StepFinished`, which also says whether the step was skipped: then it
-    is in no counter. Who has only skipped steps has no work, and offers nothing.
+    The driver may dispatch several steps before the first completes: counters change at `StepStarted`, and
+    are reported at `StepFinished`. A step that was skipped is in no counter; a learner with skipped steps
+    only has no work to offer.
     """
 
     def __init__(
@@ -125,17 +123,17 @@ class LearnerCore:
         self.clock = 0
         self._reported_step = -1
         self._life = self._steps = 0  # as of a Watermark; 0: it holds no state
-        self._lives: dict[int, int] = {}  # those before, and after how many steps each was left
-        self._began = NOTHING_MERGED  # the work of those after which its data go on
+        self._lives: dict[int, int] = {}  # earlier ones, with the steps at the end of each
+        self._began = NOTHING_MERGED  # the work of those behind which its data continue
         self._began_at = 0  # its own steps then
-        self._welcomed_after: dict[int, int] = {}  # other lives, and the steps of each before its own
+        self._welcomed_after: dict[int, int] = {}  # other lives in welcomes, with their steps
         self._fragments: list[HeldFragment] = []
         self._done = Total()  # after the last step that was started
-        self._asked: dict[int, events.OfferAsked] = {}  # by fragment, what the syncer waits for
-        self._last: _Standing | None = None  # reported again as a sign of life
+        self._asked: dict[int, events.OfferAsked] = {}  # open requests, by fragment
+        self._last: _Standing | None = None  # repeated as a heartbeat
         self._started: collections.deque[_StartedStep] = collections.deque()
-        self._unsent = 0  # offers that waited for the link when the last step started, or were sent since
-        self._waited = False  # whether some waited then
+        self._unsent = 0  # offers in the link's queue at the start of the last step, or sent since
+        self._waited = False  # whether some were in the queue then
         self._room: float = math.inf  # offers that may be made before the next step starts
 
     @property
@@ -150,19 +148,19 @@ class LearnerCore:
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """The shards of which it knows that it is a member."""
+        """The shards of which it is, to its knowledge, a member."""
         return tuple(session.shard for session in self._sessions if session.member)
 
     @property
     def recovered(self) -> bool:
-        """Whether all welcomes have come, so that there are parameters to train."""
+        """Whether it has all welcomes, and so parameters to train."""
         return bool(self._fragments)
 
     @property
     def heartbeat(self) -> float:
-        """Seconds after which to send a Heartbeat if it has said nothing.
+        """Seconds without a message after which to send a Heartbeat.
 
-        Sooner while it asks to be let in, and to say what it has where it rejoins: others may wait for that.
+        Shorter while it joins, or reports its state after rejoining: the syncer may wait for that.
         """
         known = self.recovered and all(s.known_as == s.incarnation for s in self._sessions)
         return self.policy.heartbeat if known else min(JOIN_AGAIN, self.policy.heartbeat)
@@ -176,7 +174,7 @@ class LearnerCore:
     def blocked(self) -> bool:
         """Whether the run-ahead bound forbids the next step until an update arrives (never if unbounded).
 
-        Shards that have lost it do not bind it, as no update comes from there; unless all have.
+        Shards that have lost it are not counted, as they send no update; unless all have lost it.
         """
         bound = self.policy.max_run_ahead
         if bound is None or not self.recovered:
@@ -190,37 +188,37 @@ class LearnerCore:
 
     @property
     def lineages(self) -> tuple[int, ...]:
-        """Which start of the syncer made each of these versions."""
+        """The lineage of each of these versions."""
         return tuple(fragment.lineage for fragment in self._fragments)
 
     @property
     def offered(self) -> set[int]:
-        """The steps (`Watermark.steps`) of the offers that are kept: they may be sent, and merged, yet."""
+        """The `Watermark.steps` of the kept offers, which may still be merged."""
         return {steps for fragment in self._fragments for steps in fragment.offered}
 
     @property
     def work(self) -> LearnerWork:
-        """What `resume` takes; steps under way count as if none were skipped."""
+        """The argument of `resume`; steps in flight count as if none were skipped."""
         fragments = tuple(FragmentWork.of(held, self._done) for held in self._fragments)
         return LearnerWork(self.clock, self._life, self._steps, fragments, dict(self._lives))
 
     def resume(self, work: LearnerWork, began: Watermark = NOTHING_MERGED) -> list[actions.LearnerAction]:
-        """Takes up the state of an earlier process of the learner in a life of its own, then rejoins with it.
+        """Continues the state of an earlier process of the learner in a new life, and rejoins with it.
 
         Args:
           work: of that process.
-          began: the furthest work of the learner that was merged, or may be; its data go on after that, or
-            where `work` ends if that is later.
+          began: the furthest work of the learner that is, or may still be, merged; its data continue behind
+            that, or at the end of `work` if that is later.
 
         Raises:
-          LocalProtocolError: the core has begun already, the state is of another number of fragments, or
-            other processes of the learner have gone on.
+          LocalProtocolError: the core has started already, the state has another number of fragments, or
+            another process of the learner has continued it.
         """
         after = work.begins_after([began])
         if after is None:
-            raise LocalProtocolError("another process of the learner has gone on from an earlier life")
+            raise LocalProtocolError("another process of the learner has continued an earlier life")
         if self.recovered or len(work.fragments) != self.policy.num_fragments:
-            raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be taken up")
+            raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be resumed")
         self.clock = self._reported_step = work.clock
         for session in self._sessions:
             session.joined_step = work.clock
@@ -234,7 +232,7 @@ class LearnerCore:
         return [said for both in joined for said in both]
 
     def join(self) -> list[actions.LearnerAction]:
-        """Asks every shard to let it take part."""
+        """Joins every shard."""
         return [self._join(session) for session in self._sessions]
 
     def handle(self, event: events.LearnerEvent, now: float) -> list[actions.LearnerAction]:
@@ -293,7 +291,7 @@ class LearnerCore:
         return self._begin() if all(session.welcomed for session in self._sessions) else []
 
     def _begin(self) -> list[actions.LearnerAction]:
-        """Begins with the welcomes, now that all are here."""
+        """Starts with the complete welcomes of all shards."""
         self.clock = max(session.welcome_step for session in self._sessions)
         self._reported_step = -1
         welcome = {p: held for session in self._sessions for p, held in session.welcome.items()}
@@ -306,12 +304,12 @@ class LearnerCore:
             session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         self._started = collections.deque(step.forgotten for step in self._started)
         self._asked.clear()
-        self._last = self._standing()  # for the signs of life of its first step
+        self._last = self._standing()  # for heartbeats during its first step
         adopt = actions.AdoptAll(self.clock, self.versions, position)
         return [adopt, *map(self._ready, self._sessions)]
 
     def _adopt(self, session: _Session) -> list[actions.LearnerAction]:
-        """Replaces the fragments of the shard that has welcomed it; work on those of others goes on."""
+        """Replaces the fragments of the shard that has welcomed it; work on others continues."""
         out: list[actions.LearnerAction] = []
         self._end_work(session)
         for p in session.fragments:
@@ -329,10 +327,10 @@ class LearnerCore:
         return [*out, self._ready(session), *self._say_last()]
 
     def _go_on_after(self, data: Watermark) -> str | None:
-        """Where the data go on of which the furthest that may be merged is `data`; None: where they are.
+        """The position behind `data`, the furthest work that may be merged; None: the present position.
 
-        A shard may know less of the learner's lives than others: where it names the one after which this one
-        began, the data go on there unless they have come as far since.
+        A shard may know fewer of the learner's lives than others: if it names the one before the present
+        life, the data continue behind its work, unless they are already as far.
         """
         begins = not self._life
         if begins:
@@ -348,11 +346,11 @@ class LearnerCore:
 
     @property
     def _left(self) -> dict[int, int]:
-        """Lives before its own, and after how many steps of each its data go on."""
+        """Earlier lives, with the steps of each behind which its data continue."""
         return {**self._welcomed_after, **self._lives}
 
     def _renewed(self, session: _Session, at: _At) -> _At:
-        """A step's end with the fragments of a shard as they are now, without work on them."""
+        """The same with the present fragments of a shard, without work on them."""
         held = list(at.held)
         for p in session.fragments if held else ():
             held[p] = self._fragments[p].version, at.done
@@ -364,9 +362,9 @@ class LearnerCore:
         return actions.TellSyncer(ready, session.shard)
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
-        """Leaves if a newer process has taken its place; one that is only starting takes a higher number.
+        """Ends if a newer process has replaced it; one that is still starting takes a larger incarnation.
 
-        A shard that was started again may know it by a number of its own that it has at another.
+        A restarted shard may know an incarnation that the learner itself has at another shard.
         """
         session = self._sessions[event.shard]
         if event.incarnation != session.incarnation:
@@ -375,26 +373,26 @@ class LearnerCore:
             return self._join_as(session, event.newest + 1)
         if self.recovered or event.newest <= session.incarnation:
             return [actions.EndProcess(event.reason)]
-        # At all shards: of two processes the same one is to have the larger number everywhere.
+        # At all shards, so that of two processes the same one has the larger number everywhere.
         leap = ((event.newest - session.incarnation) // BEYOND_REJOINING + 1) * BEYOND_REJOINING
         return [said for one in self._sessions for said in self._join_as(one, one.incarnation + leap)]
 
     def _not_member(self, event: events.NotMember) -> list[actions.LearnerAction]:
-        """Rejoins under the next number, so that what is still on its way under this one does no harm."""
+        """Rejoins as the next incarnation, so that messages in transit under this one do no harm."""
         session = self._sessions[event.shard]
         if event.incarnation != session.incarnation:
             return []
         return [*self._join_as(session, session.incarnation + 1), *self._end_with_others()]
 
     def _join_as(self, session: _Session, incarnation: int) -> list[actions.LearnerAction]:
-        """Asks to take part under this number; what came under an earlier one no longer counts."""
+        """Joins as this incarnation; messages of earlier ones no longer count."""
         session.incarnation, session.member, session.ends_at = incarnation, False, 0
         session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         self._end_work(session)
         return [self._join(session)]
 
     def _end_work(self, session: _Session) -> None:
-        """Forgets what a shard has asked for: nobody waits for it under the new number."""
+        """Forgets the requests of a shard, which are void for a new incarnation."""
         for p in session.fragments:
             self._asked.pop(p, None)
             self._started = collections.deque(_without(p, step) for step in self._started)
@@ -450,7 +448,7 @@ class LearnerCore:
         return [*told, *self._send(step.offers), *held_back, *self._say_last()]
 
     def _send(self, offers: Sequence[_Offer]) -> list[actions.LearnerAction]:
-        """Sends those with work in them; where all steps were skipped the next work is offered."""
+        """Sends offers with work in them; if all steps were skipped, later work is offered."""
         out: list[actions.LearnerAction] = []
         empty = [offer.asked for offer in offers if not offer.settled.steps]
         out += [actions.SendOffer(o.asked.round, o.settled) for o in offers if o.settled.steps]
@@ -460,7 +458,7 @@ class LearnerCore:
         return [*out, *(self._offer_now() if empty else ())]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
-        """Ends with the others once no shard of which it is a member needs its further work."""
+        """Ends once no shard of which it is a member needs further work."""
         if not self.recovered:
             return []
         if self.total_steps is not None and event.step > self.total_steps:
@@ -470,7 +468,7 @@ class LearnerCore:
         return self._end_with_others()
 
     def _end_with_others(self) -> list[actions.LearnerAction]:
-        """Sets the clock to the end, with what there is, if all shards ask for it or are over."""
+        """Sets the clock to the end, and offers its work, if all shards have asked or are over."""
         members = [session for session in self._sessions if session.member]
         end = max((session.ends_at for session in members), default=0)
         if end <= self.clock or not all(session.ends_at or self._is_over(session) for session in members):
@@ -483,7 +481,7 @@ class LearnerCore:
         return [*self._say_last(), *self._offer_now()]
 
     def _is_over(self, session: _Session) -> bool:
-        """Whether the last rounds of all of a shard's fragments are merged."""
+        """Whether the last rounds of all fragments of a shard are merged."""
         if self.total_steps is None:
             return False
         last = ((self._fragments[p], self.schedule.last_due(p, self.total_steps)) for p in session.fragments)
@@ -493,7 +491,7 @@ class LearnerCore:
         return self._sessions[fragment % len(self._sessions)]
 
     def _offer_asked(self, event: events.OfferAsked) -> list[actions.LearnerAction]:
-        """Offers the fragment at once if that is due: as the last started step leaves it."""
+        """Offers the fragment at once if due, as of the last dispatched step."""
         if not self.recovered:
             return [actions.Drop(self.learner, "asked before welcome")]
         if not 0 <= event.round.fragment < len(self._fragments):
@@ -505,7 +503,7 @@ class LearnerCore:
 
     def _offer_now(self) -> list[actions.LearnerAction]:
         if not self._started:
-            self._room = math.inf  # another step may never start
+            self._room = math.inf  # there may be no further step
         copies, offers = self._offers()
         if not self._started:
             return [*copies, *self._send(offers)]
@@ -538,7 +536,7 @@ class LearnerCore:
         return [apply, *self._say_last(), *self._end_with_others()]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
-        """The steps of the offer up to which this learner's work is in an update; None if none is known."""
+        """The steps of the kept offer that is in an update; None if it has none."""
         if mark.life != self._life and mark.life not in self._lives:
             return None
         steps = min(mark.steps, self._lives.get(mark.life, mark.steps))
@@ -551,7 +549,7 @@ class LearnerCore:
         return _Standing(self.clock, self._held(), self._done)
 
     def _report(self, session: _Session, at: _Standing) -> actions.TellSyncer:
-        """A report to a shard, of its fragments."""
+        """A report to a shard, on its fragments."""
         session.known_as = session.incarnation
         held = (at.held[p] for p in session.fragments)
         counters = tuple(FragmentCounters(version, *at.done.since(base)) for version, base in held)
@@ -562,7 +560,7 @@ class LearnerCore:
         return [self._report(session, at) for session in self._sessions]
 
     def _say_last(self) -> list[actions.LearnerAction]:
-        """A report without a step: an update took the clock to the last step, so no step will follow."""
+        """A report without a step: an update set the clock to the last step."""
         if self._started or not self.done or self._reported_step >= self.clock:
             return []
         self._reported_step = self.clock
@@ -573,7 +571,7 @@ class LearnerCore:
         return self._reports(at)
 
     def _outstanding(self) -> list[int]:
-        """The newest due step of each fragment with work to offer whose update has not been applied."""
+        """The newest due steps of fragments with work to offer and without the update."""
         out = []
         for session in [s for s in self._sessions if s.member] or self._sessions:
             for p in session.fragments:
@@ -586,7 +584,7 @@ class LearnerCore:
         return self._done.steps > fragment.base.steps
 
     def _offers(self) -> tuple[list[actions.MakeOffer], tuple[_Offer, ...]]:
-        """What was asked for and is due now, with the copies for it; forgets what can no longer come."""
+        """The requested offers that are due now, with their copies; drops void requests."""
         copies, offers = [], []
         for p, asked in sorted(self._asked.items(), key=lambda one: one[1].round.step):
             f = self._fragments[p]
@@ -598,7 +596,7 @@ class LearnerCore:
                 del self._asked[p]
                 self._room -= 1
                 contribution = self._contribution(p)
-                if self._steps not in f.offered:  # else it is asked for a second time, as when it was lost
+                if self._steps not in f.offered:  # else it is requested again, as after a loss
                     f.offered[self._steps] = self._done
                     if len(f.offered) > KEPT_OFFERS:
                         self._forget(p, next(iter(f.offered)))
@@ -607,10 +605,10 @@ class LearnerCore:
         return copies, tuple(offers)
 
     def _make_room(self, waiting: int) -> None:
-        """Holds offers back until the link has room, so that they do not grow old in its queue.
+        """Delays offers until the link has room, so that they do not grow old in its queue.
 
-        As many may wait as the link took during the last step, half as many more, and one. None is held back
-        where none waits at two boundaries in a row, nor where learners wait for merges.
+        The queue may hold one and a half times what the link sent during the last step, and one more. Offers
+        are not delayed if the queue is empty at two boundaries in a row, nor where learners wait for merges.
         """
         taken, self._unsent = max(0, self._unsent - waiting), waiting
         full, self._waited = self._waited or waiting > 0, waiting > 0
@@ -618,7 +616,7 @@ class LearnerCore:
         self._room = 1 + taken * 3 // 2 - waiting if held_back else math.inf
 
     def _forget(self, fragment: int, steps: int) -> None:
-        """Gives up the copy of an offer."""
+        """Drops the copy of an offer."""
         del self._fragments[fragment].offered[steps]
         self._started = collections.deque(
             _without(fragment, started, lambda offer: offer.contribution.upto.steps == steps)
@@ -636,6 +634,6 @@ class LearnerCore:
 def _without(
     fragment: int, step: _StartedStep, which: Callable[[_Offer], bool] = lambda offer: True
 ) -> _StartedStep:
-    """The step without these offers of a fragment, which are worth nothing now."""
+    """The step without these void offers of a fragment."""
     kept = tuple(o for o in step.offers if o.asked.round.fragment != fragment or not which(o))
     return step if len(kept) == len(step.offers) else dataclasses.replace(step, offers=kept)

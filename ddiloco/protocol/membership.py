@@ -1,4 +1,4 @@
-"""Who takes part: the states of a learner as the syncer sees it, and the moves between them."""
+"""Membership: the states of a learner at the syncer, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ddiloco.protocol.estimates import Delay, MovingAverage, OfferDelay
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 
 SHORTEST_LEAD = 2.0
-"""Steps of the front before a due step at which every learner has been asked."""
+"""Steps of the front before a due step, by which every learner has been asked."""
 
 MOST_LEARNERS = 1 << 16
-"""Learners are numbered below it, so that what is kept of each is bounded."""
+"""Learner numbers are below it, which bounds the memory for them."""
 
 SELDOM = 16
-"""Of N live members the median step is looked for again each time that it is asked for N over this often."""
+"""With N live members the median step time is computed anew after N over this many queries."""
 
 
 class State(enum.Enum):
-    """Where a learner stands.
+    """State of a learner.
 
-    joining --ready or reported--> live <--spoke / silent--> silent;  any --lost or replaced--> gone
+    joining --ready or report--> live <--message / timeout--> silent;  any --lost or replaced--> gone
     """
 
-    JOINING = "joining"  # welcomed, still recovering: neither seeds nor forms a quorum
+    JOINING = "joining"  # welcomed, still loading: not in any quorum
     LIVE = "live"
-    SILENT = "silent"  # not heard from for the silence timeout; counts again once it speaks
+    SILENT = "silent"  # no message for the silence timeout; live again with the next one
     GONE = "gone"
 
 
@@ -45,17 +45,17 @@ TRANSITIONS = {
 
 @dataclasses.dataclass
 class Asked:
-    """What a learner was asked for."""
+    """A request for an offer."""
 
     incarnation: int
     version: int
     clock: int  # from which it offers
-    seen: int  # its clock as the syncer knew it when it asked
-    steps: int | None  # on the fragment's version, likewise; None: it had another
+    seen: int  # its last reported clock at the request
+    steps: int | None  # its reported steps on the fragment's version; None: it had another version
     arrived_at: float | None = None
     quorum_at: float | None = None  # when the round had its quorum
-    expected_at: float | None = None  # by when its offer was to be here, as of then
-    expires: float | None = None  # when an offer that it has made is given up; None: not made yet
+    expected_at: float | None = None  # latest expected arrival of its offer, as of then
+    expires: float | None = None  # timeout of an offer that it has made; None: not made yet
 
 
 @dataclasses.dataclass
@@ -71,23 +71,23 @@ class Member:
     reported_at: float | None = None
     welcomed_at: float = 0.0
     admitted_at: float | None = None  # when its first welcome was sent
-    welcome_seconds: float = 0.0  # from then until it began: all fragments have come to it; 0: none was sent
-    goes_on: bool = False  # it came back in an impossible state, which it keeps until the welcome comes
-    dismissed: bool = False  # told that it is no member: the next incarnation is its own
+    welcome_seconds: float = 0.0  # from then until it was live with all fragments; 0: no welcome
+    goes_on: bool = False  # it rejoined in an impossible state, which it keeps until the welcome arrives
+    dismissed: bool = False  # it got NotMember: the next incarnation is its own
     step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds
     delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer
     lag: Delay = dataclasses.field(default_factory=Delay)  # seconds from a round's quorum to its offer
-    punctual: bool = True  # whether its last offer came by the time at which it was expected
-    most_tokens: float = 0.0  # that a step may have: twice what was reported
+    punctual: bool = True  # whether its last offer arrived by `expected_at`
+    most_tokens: float = 0.0  # bound on a step's tokens: twice the reported ones
     margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
     asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
     lead: float = SHORTEST_LEAD  # steps of the front before a due step at which it is asked
     counters: dict[int, FragmentCounters] = dataclasses.field(default_factory=dict)  # as last reported
-    began_with: tuple[int, ...] = ()  # versions that it held when it began
+    began_with: tuple[int, ...] = ()  # its versions when it became live
     counted_from: dict[int, int] = dataclasses.field(default_factory=dict)
-    """By fragment the clock from which its work counts at the earliest; none: not known."""
-    shards: tuple[int, ...] = ()  # of which it knows that it is a member
-    sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, when
+    """By fragment the earliest clock from which its work counts; missing: unknown."""
+    shards: tuple[int, ...] = ()  # its memberships, by its own report
+    sent: dict[int, tuple[int, float]] = dataclasses.field(default_factory=dict)  # fragment: version, time
 
     def move(self, state: State) -> None:
         """Changes the state; moving to the present state changes nothing."""
@@ -99,18 +99,18 @@ class Member:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The version of each fragment that the learner last said it holds."""
+        """The version of each fragment in the learner's last report."""
         return tuple(c.version for c in self.counters.values()) or self.began_with
 
     def version(self, fragment: int) -> int:
-        """The fragment version that the learner last said it holds."""
+        """The fragment's version in the learner's last report."""
         return self.counters[fragment].version
 
     def can_have(self, c: Contribution, ahead: int) -> bool:
         """Whether the learner's reports allow for the work that a contribution claims.
 
-        The offer may be here before the reports of at most `ahead` steps, and before one of a newer version,
-        with which work goes on that was done on the version before.
+        The offer may overtake the reports of at most `ahead` steps, and that of a newer version, to which
+        earlier work was rebased.
         """
         if not self.counters:
             return False
@@ -120,7 +120,7 @@ class Member:
         return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.most_tokens
 
     def knows_better(self, report: Report) -> bool:
-        """Whether the report is older than one of the same step that came before it."""
+        """Whether the report is older than an earlier one of the same step."""
         pairs = zip(report.counters, self.counters.values(), strict=False)
         return any(theirs.version < known.version for theirs, known in pairs)
 
@@ -128,12 +128,12 @@ class Member:
         """Steps that the learner has taken since its last report, at least one; a clock may have jumped."""
         pairs = [*zip(report.counters, self.counters.values(), strict=False)]
         taken = [new.steps - old.steps for new, old in pairs if new.version == old.version]
-        if not taken:  # with rebase some may be of before
+        if not taken:  # with rebase some may be earlier work
             taken = [min(report.step - self.step, new.steps) for new, _ in pairs]
         return max(1, *taken, 1)
 
     def take(self, report: Report, fragments: Sequence[int]) -> None:
-        """Adopts what a newer report says of these fragments."""
+        """Applies a newer report on these fragments."""
         self.reports += 1
         of_a_step = (2 * c.tokens / c.steps for c in report.counters if c.steps)
         self.most_tokens = max(self.most_tokens, *of_a_step, 0.0)
@@ -141,11 +141,11 @@ class Member:
         self.counters = dict(zip(fragments, report.counters, strict=True))
 
     def has_work(self, fragment: int, version: int) -> bool:
-        """Whether the learner said that it has taken steps on this version of a fragment."""
+        """Whether the learner has reported steps on this version of a fragment."""
         return self.steps_on(fragment, version) > 0
 
     def steps_on(self, fragment: int, version: int) -> int:
-        """Steps that the learner said it has taken on this version of a fragment."""
+        """Reported steps on this version of a fragment."""
         known = self.counters[fragment] if self.counters else None
         return known.steps if known is not None and known.version == version else 0
 
@@ -153,7 +153,7 @@ class Member:
 class Membership:
     """The current incarnation of every learner ever seen; departed ones stay known, so that none rejoins.
 
-    What is asked at every event costs the same for any number of learners: it is counted as they move.
+    Queries of every event have a cost independent of the number of learners: counts are kept up to date.
     """
 
     def __init__(self, fragments: Sequence[int]) -> None:
@@ -164,9 +164,9 @@ class Membership:
         self._live: tuple[Member, ...] | None = None  # None: to be computed again
         self._at: collections.Counter[int] = collections.Counter()  # live members by step
         self.count = 0  # of the live members
-        self._last_heard_at = 0.0  # of the live member that was the last there
+        self._last_heard_at = 0.0  # of the last member that was live
         self._median_step: float | None = None
-        self._still = 0  # how often it may be asked for before it is looked for again
+        self._still = 0  # queries until it is computed anew
 
     def newest(self, learner: int) -> Member | None:
         """The learner's newest incarnation, gone or not."""
@@ -180,12 +180,12 @@ class Membership:
         return member
 
     def is_early(self, c: Contribution, ahead: int) -> bool:
-        """Whether an offer is here before its learner's reports allow for it (`Member.can_have`)."""
+        """Whether an offer has overtaken the reports of its work (`Member.can_have`)."""
         m = self.current(c.learner, c.incarnation)
         return m is not None and m.state is State.LIVE and m.step < c.step and not m.can_have(c, ahead)
 
     def dismiss(self, learner: int, incarnation: int, shard: int) -> actions.Tell:
-        """Tells an incarnation that it is no member; its process takes the next one."""
+        """Sends NotMember to an incarnation; its process takes the next one."""
         m = self.current(learner, incarnation)
         if m is not None:
             m.dismissed = True
@@ -194,11 +194,11 @@ class Membership:
         return actions.Tell(((learner, incarnation),), events.NotMember(incarnation, shard))
 
     def was_dismissed(self, learner: int, incarnation: int) -> bool:
-        """Whether an incarnation was dismissed before it joined; it is asked as it does."""
+        """Whether an incarnation was dismissed before it joined; forgets it."""
         return self._strangers.pop(learner, None) == incarnation
 
     def admit(self, member: Member) -> Member:
-        """Puts a new incarnation, not live yet, in the place of the learner's older one; returns it."""
+        """Replaces the learner's older incarnation by a new one, not live yet; returns it."""
         old = self._members.get(member.learner)
         if old is not None:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
@@ -221,13 +221,13 @@ class Membership:
                 self._last_heard_at = member.heard_at
 
     def lost_with_the_last(self, seconds: float) -> set[int]:
-        """Who was live, and was heard no more than so many seconds before the last one that was live."""
+        """Former live learners whose last message is at most this much older than the last one's."""
         since = self._last_heard_at - seconds
         lost = (m for m in self._members.values() if m.state in (State.SILENT, State.GONE))
         return {m.learner for m in lost if m.step >= 0 and m.heard_at >= since}
 
     def begin(self, member: Member, step: int, versions: Sequence[int]) -> None:
-        """Counts a member from now on, at this step and with these versions."""
+        """Makes a member live, at this step and with these versions."""
         self.move(member, State.LIVE)
         self.advance(member, step)
         member.began_with = tuple(versions)
@@ -240,12 +240,12 @@ class Membership:
         member.step = step
 
     def take(self, member: Member, report: Report) -> None:
-        """Adopts what a newer report of the member says."""
+        """Applies a newer report of the member."""
         self.advance(member, report.step)
         member.take(report, self.fragments)
 
     def restore(self, incarnations: Sequence[tuple[int, int]], delays: Mapping[int, OfferDelay]) -> None:
-        """Knows again who took part before a restart: none is there yet, and how late each was is kept."""
+        """Restores the learners of before a restart, none present, with their measured delays."""
         for learner, incarnation in incarnations:
             m = self.admit(Member(learner, incarnation, heard_at=0.0, state=State.GONE))
             if (known := delays.get(learner)) is not None:
@@ -253,7 +253,7 @@ class Membership:
                 m.delivery = MovingAverage(known.delivery)
 
     def delays(self) -> dict[int, OfferDelay]:
-        """By learner how late its offers are, where that was measured."""
+        """Measured delays of offers, by learner."""
         return {
             m.learner: OfferDelay(m.lag.value, m.lag.deviation, m.delivery.value or 0.0)
             for m in self._members.values()
@@ -265,7 +265,7 @@ class Membership:
         return tuple(sorted((m.learner, m.incarnation) for m in self._members.values()))
 
     def steps(self) -> dict[int, tuple[int, int]]:
-        """By learner, if a step of it is known: its newest incarnation, and the step."""
+        """Newest incarnation and step of each learner with a known step."""
         return {m.learner: (m.incarnation, m.step) for m in self._members.values() if m.step >= 0}
 
     def present(self) -> list[Member]:
@@ -274,15 +274,15 @@ class Membership:
         return sorted(there, key=lambda m: m.learner)
 
     def live(self) -> tuple[Member, ...]:
-        """The members that count, by learner number."""
+        """The live members, by learner number."""
         if self._live is None:
             self._live = tuple(m for m in self.present() if m.state is State.LIVE)
         return self._live
 
     def median_step(self) -> float | None:
-        """Seconds that the median member's steps take, of two the shorter; None: not known.
+        """Step time of the median live member, of two the shorter; None: unknown.
 
-        One in its first step counts as the slowest: fewer than half make no measure.
+        A member in its first step counts as the slowest; at least half must be measured.
         """
         self._still -= 1
         if self._still < 0:
@@ -292,18 +292,18 @@ class Membership:
             self._still = self.count // SELDOM
         return self._median_step
 
-    # Where the live members stand; the cost is that of the number of different steps.
+    # Clocks of the live members; the cost grows with the number of different clocks.
 
     def furthest(self) -> int:
-        """The largest step of a live member; 0 if there is none."""
+        """The largest clock of a live member; 0 without any."""
         return max(self._at, default=0)
 
     def come_to(self, step: int) -> int:
-        """How many live members have come to a step."""
+        """Number of live members that have reached a step."""
         return sum(count for at, count in self._at.items() if at >= step)
 
     def front(self, quorum: int | None) -> int:
-        """The step that enough live members for a quorum have come to; all of them, if there are too few."""
+        """The step reached by a quorum of live members, or by all if they are too few."""
         needed = self.count if quorum is None else min(quorum, self.count)
         for step in sorted(self._at, reverse=True):
             needed -= self._at[step]

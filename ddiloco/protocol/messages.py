@@ -1,4 +1,4 @@
-"""What learners and syncer tell each other about arrays; the arrays themselves travel beside these."""
+"""Metadata of the arrays that learners and syncer exchange; the arrays travel beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RoundId:
 
 @dataclasses.dataclass(frozen=True)
 class FragmentCounters:
-    """What a learner did to a fragment since it applied `version` (paper: c_steps, c_tokens)."""
+    """A learner's work on a fragment since it applied `version` (paper: c_steps, c_tokens)."""
 
     version: int
     steps: int
@@ -26,8 +26,8 @@ class FragmentCounters:
 class Report:
     """A learner's metadata after an inner step: its clock t_m and its counters of the shard's fragments.
 
-    `adopted` says whether it holds the welcome of its present incarnation; one that rejoined has none.
-    `shards` are those of which it knows that it is a member.
+    `adopted`: whether it has loaded the welcome of its present incarnation; a rejoined learner has none.
+    `shards` lists its memberships.
     """
 
     learner: int
@@ -42,12 +42,12 @@ class Report:
 class Watermark:
     """How far a learner's work is in a version of a fragment: up to this step boundary, and no further.
 
-    Later boundaries of a learner are larger: of a process that is started later the life is.
+    Later boundaries of a learner compare larger, as a later process has a larger life.
 
     Attributes:
       life: the incarnation under which the learner's process first held a state; 0: nothing is merged.
       steps: that had been started in that life and, where it went on from a checkpoint, in those before.
-      position: where the learner's data stood then, opaque to the cores; empty: not told, or at the start.
+      position: of the learner's data then, opaque to the cores; empty: not sent, or the start.
     """
 
     life: int = 0
@@ -65,9 +65,9 @@ NOTHING_MERGED = Watermark()
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """A fragment as a learner held it after `step`, and the work since `version` that it stands for.
+    """A learner's fragment after `step`, with the work on it since `version`.
 
-    `since` is the learner's watermark in `version`, as it was told; `upto` will be that in the next one.
+    `since` is the learner's watermark in `version`; `upto` will be the one in the next version.
     """
 
     learner: int

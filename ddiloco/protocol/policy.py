@@ -1,4 +1,4 @@
-"""The settings of synchronisation: whom to wait for, for how long, and how far learners may run ahead."""
+"""The settings of synchronisation: quorum, waits and timeouts, and the run-ahead of learners."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 ALLOWANCE = 4.0
-"""How much longer than as many bytes of a welcome others may take: who sends them may have more to do."""
+"""Timeout slack: factor on the transfer time predicted from earlier transfers of as many bytes."""
 
 
 def _knob(default: Any, meaning: str, **metadata: float | str | tuple[str, ...]) -> Any:
@@ -41,8 +41,8 @@ class SyncPolicy:
     max_grace: float = _knob(1.0, "longest grace window of the paper's rule, in inner steps", at_least=0.0)
     grace: str = _knob(
         "expected",
-        "whom a merge waits for after its quorum. expected: also for offers measured to arrive before the "
-        "fragment's next turn, where nobody waits for merges; paper: for the paper's window alone",
+        "how long a merge waits after its quorum. expected: also for offers predicted to arrive before "
+        "the fragment's next round, where no learner waits for merges; paper: the paper's window alone",
         choices=("expected", "paper"),
     )
     mixing: float = _knob(
@@ -59,15 +59,15 @@ class SyncPolicy:
     )
     offer_timeout: float = _knob(
         60.0,
-        "seconds after which an offer that was reported is given up, and asked for again; more where "
+        "seconds after which a reported offer is dropped, and asked for again; longer where "
         "welcomes are slow",
         above=0.0,
     )
     silence_timeout: float = _knob(
-        60.0, "seconds without a word after which a learner is not live", above=0.0
+        60.0, "seconds without a message after which a learner is not live", above=0.0
     )
     resend_timeout: float = _knob(
-        30.0, "seconds after which an update not seen to arrive is sent again", above=0.0
+        30.0, "seconds after which an update that no report confirms is sent again", above=0.0
     )
 
     def __post_init__(self) -> None:
@@ -85,17 +85,17 @@ class SyncPolicy:
         if self.max_run_ahead is not None and self.quorum is not None:
             raise ValueError(
                 "max_run_ahead: is bounded, so quorum must be None (all live learners); "
-                f"with a quorum of {self.quorum} the learners would wait for ever once fewer are live"
+                f"with a quorum of {self.quorum} the learners would wait forever once fewer are live"
             )
 
     @property
     def fewest(self) -> int:
-        """Learners that a merge needs at least: where it is of all live ones, one may be all."""
+        """Minimum number of learners in a merge."""
         return self.quorum or 1
 
     @property
     def waits_for_expected(self) -> bool:
-        """Whether merges wait for offers that are expected: only where no learner waits for merges."""
+        """Whether merges wait for expected offers: only where no learner waits for merges."""
         return self.grace == "expected" and self.quorum is not None and self.max_run_ahead is None
 
     @property
@@ -105,5 +105,5 @@ class SyncPolicy:
 
     @property
     def heartbeat(self) -> float:
-        """Seconds after which a learner repeats its report: as a sign of life, and in case one was lost."""
+        """Seconds after which a learner repeats its report as a heartbeat."""
         return self.silence_timeout / 4

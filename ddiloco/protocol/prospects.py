@@ -1,4 +1,4 @@
-"""What rounds have and can still hope for, from where the live learners stand."""
+"""Whether rounds have, or can still get, a quorum, given the clocks of the live learners."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST_TRIES = 4  # of an offer, once all learners are done
 
 
 class Prospects:
-    """Whether a round has its quorum, who may still give to it, and whether it can be given up.
+    """Whether a round has its quorum, which learners may still contribute, and when to abandon it.
 
     Attributes:
-      awaits_learners: not all are there, or back: no round is given up, nor merged if it takes all of them,
-        and who has left counts for nothing.
-      waits_until: when to go on though no learner is there at all; None: one is.
+      awaits_learners: while True, known learners may still (re)connect: rounds are neither abandoned nor
+        merged with quorum=None, and departed learners do not count.
+      waits_until: when rounds continue without any live learner; None: there is one.
     """
 
     def __init__(self, policy: SyncPolicy, total_steps: int | None, members: Membership) -> None:
@@ -31,21 +31,21 @@ class Prospects:
         self._members = members
 
     def somebody_came(self) -> None:
-        """A learner has joined; the first one is not to merge alone, until all known ones are present."""
+        """A learner has joined; the first does not merge alone until all known learners are present."""
         self.awaits_learners |= self._members.count == 1
         self.waits_until = None
 
     def somebody_left(self, now: float) -> None:
-        """Where all break off together, as of a network that fails, they may soon be back with their work."""
+        """A learner has left. If it was the last, as after a network failure, all may soon reconnect."""
         if not self._members.count:
             self.awaits_learners, self.waits_until = True, now + self._patience
 
     def all_present(self) -> None:
-        """All known learners are present; where all have left meanwhile, that wait goes on."""
+        """All known learners are present; if all have left meanwhile, the wait for them continues."""
         self.awaits_learners = self.waits_until is not None
 
     def waited_enough(self, now: float) -> bool:
-        """Whether rounds go on from now on without any learner."""
+        """Whether the wait for a first learner is over."""
         if self.waits_until is None or now < self.waits_until:
             return False
         self.awaits_learners, self.waits_until = False, None
@@ -56,17 +56,17 @@ class Prospects:
         return self._total_steps is not None and m.step >= self._total_steps
 
     def hopeless(self, rounds: Collection[Round]) -> list[Round]:
-        """The rounds that can no longer have their quorum; none before all live learners are done."""
+        """The rounds that can no longer get a quorum; none before all live learners are done."""
         if self._total_steps is None or not self._members.count or self.awaits_learners:
             return []
         if self._members.come_to(self._total_steps) < self._members.count:
             return []
-        if not all(m.counters for m in self._members.live()):  # one is still to say what it has
+        if not all(m.counters for m in self._members.live()):  # one has not reported yet
             return []
         return [r for r in rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
 
     def has_quorum(self, r: Round, front: int) -> bool:
-        """Whether enough learners have come to the round's step, and enough offers are here."""
+        """Whether enough learners have reached the round's step, and enough offers have arrived."""
         if self._quorum is not None:
             if r.counted < self._quorum or self._awaits_others(r):
                 return False
@@ -77,12 +77,12 @@ class Prospects:
         return self._nobody_owes(r)
 
     def too_late(self, due: RoundId, front: int) -> bool:
-        """Whether a whole quorum is at the next turn; never where one that was away may wait for this one."""
+        """Whether a quorum has reached the fragment's next round; never where learners wait for updates."""
         enough = self._members.count >= self._fewest
         return enough and front >= due.step + self._interval and self._nobody_waits
 
     def is_stuck(self, rounds: Collection[Round]) -> bool:
-        """Whether learners that are done have nothing for any open round."""
+        """Whether no open round can gain from the learners that are done."""
         if self._quorum is None or self._total_steps is None or not rounds:
             return False
         if not self._members.come_to(self._total_steps):
@@ -90,7 +90,7 @@ class Prospects:
         return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in rounds)
 
     def _nobody_owes(self, r: Round) -> bool:
-        """Whether all live learners have given what they have; begins with the one that last had not."""
+        """Whether no live learner owes an offer; begins with the one that last owed."""
         live = self._members.live()
         while r.settled < len(live) and not self._owes(live[r.settled], r):
             r.settled += 1
@@ -100,9 +100,9 @@ class Prospects:
         return r.settled == len(live)
 
     def _awaits_others(self, r: Round) -> bool:
-        """Whether all offers here are from learners that had none merged before, and another may still come.
+        """Whether all offers are of learners that this round left out before, and another one may offer.
 
-        So a learner that is quick to offer what is never merged keeps nobody else's work out.
+        So a fast learner whose offers are always left out does not keep out the work of others.
         """
         if not self._nobody_waits or not r.refused or r.arrived.keys() - r.refused.keys():
             return False
@@ -110,28 +110,28 @@ class Prospects:
         return any(self.may_give(m, r) for m in others)
 
     def _may_complete(self, r: Round) -> bool:
-        """Whether learners that are all done have enough to give."""
+        """Whether learners that are all done have enough offers left."""
         able = sum(not r.has_given(m.learner) and self._has_left(m, r) for m in self._members.live())
         return r.counted + able >= self._fewest
 
     def _owes(self, m: Member, r: Round) -> bool:
-        """Whether a learner that is there has something to give that is not here, or is yet to say so."""
+        """Whether a live learner has work to offer, or has not reported yet."""
         may = m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
         return not r.has_given(m.learner) and (may or not m.counters)
 
     def _has_left(self, m: Member, r: Round) -> bool:
-        """Whether a learner that is done has work that was in no merge of nothing, nor failed too often."""
+        """Whether a learner that is done has work that was neither left out nor failed too often."""
         left = m.steps_on(r.id.fragment, r.version) > r.refused.get(m.learner, 0)
         return left and r.tries[m.learner] < MOST_TRIES
 
     def _may_gain(self, r: Round) -> bool:
-        """Whether a learner at the round's step has given or still may, and enough live ones still may."""
+        """Whether a learner at the round's step has offered or still may, and enough live ones still may."""
         able = [m for m in self._members.live() if not r.has_given(m.learner) and self.may_give(m, r)]
         few = r.counted + len(able) < self._fewest
-        if few and self._members.count >= self._fewest:  # else others may come
+        if few and self._members.count >= self._fewest:  # else others may join
             return False
         return bool(r.arrived) or any(m.step >= r.id.step for m in able)
 
     def may_give(self, m: Member, r: Round) -> bool:
-        """Whether a learner steps on, or has something left; one that has not reported is believed to."""
+        """Whether a learner still steps or has work left to offer; assumed before its first report."""
         return not self.done(m) or not m.counters or m.has_work(r.id.fragment, r.version)

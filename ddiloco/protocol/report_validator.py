@@ -1,4 +1,4 @@
-"""What learners say of how far they have come, and whether it can be."""
+"""Validation of learners' clocks, versions and work."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from ddiloco.protocol.state import SyncerState
 T = TypeVar("T")
 
 MAX_SPEED = 16.0
-"""How much faster than the median learner the furthest one may be, beyond an interval's lead."""
+"""Maximum speed of the furthest learner, in median speeds, beyond an interval's lead."""
 
 UNUSUAL_SPEED = 4.0
-"""The same, beyond which there is an alarm: with a quorum of one, rounds and the end come by its clock."""
+"""Speed above which there is an alarm: with K=1 the fastest clock sets rounds and the end."""
 
 SHORTEST_STEP = 1e-4
-"""Seconds that the median step is taken to last, as long as none has been measured."""
+"""Assumed median step time in seconds before any is measured."""
 
 PAUSE = 2.0
-"""Median steps without a message of any learner that are a pause, of the syncer or of its network."""
+"""Median steps without any message that count as a pause of the syncer or its network."""
 
 MAX_AHEAD = 4.0
-"""How much further than half of the learners one may have gone where no pace is known."""
+"""Maximum progress of a learner, relative to half of the learners, while no step time is known."""
 
 MAX_LEAP = 100_000
-"""Steps that learners may have gone while the syncer was away; a day is fewer, at one step a second."""
+"""Maximum steps of learners while the syncer was down: a day at one step a second, and more."""
 
 
 class ReportValidator:
-    """Holds a learner's clock, versions and work against those that there can be.
+    """Checks whether a learner's clock, versions and work are possible.
 
-    A larger clock than there can be would have all rounds up to it skipped, for everybody. So a learner may
-    be an interval past where the furthest one can be by now, at 16 times the pace of the median learner; or,
-    where no pace is known, past four times the way that half of the learners say they went. It is not known
-    before most learners' steps were measured: at the start, and after a restart, during which they went on.
-    A clock that is too early then counts once others have come as far.
+    An impossibly large clock would skip all rounds up to it, for all learners. So a clock may be an interval
+    beyond where the furthest learner can be by now, at 16 times the median learner's speed. Before most step
+    times are measured (at the start, and after a restart, during which learners kept stepping) the bound is
+    four times the progress that half of the learners claim. A clock beyond that is accepted once others are
+    as far.
 
-    Half of the learners are of those that the run starts with, before they join, and of whoever was heard of,
-    but of nobody without a message for the silence timeout. What learners said during a pause comes all at
-    once after it: then the pace is that of before the pause, for as long as it was.
+    "Half of the learners" counts the initial ones, before they join, and all with a message within the
+    silence timeout. Messages of a pause arrive all at once after it: for the length of the pause the speed of
+    before it applies.
     """
 
     def __init__(
@@ -54,35 +54,35 @@ class ReportValidator:
         members: Membership,
         fragments: Sequence[int],
     ) -> None:
-        """`state`: what the syncer begins with; if that is not the start of the run, it was away.
+        """`state`: the syncer's initial state; if that is not the start of the run, it was down.
 
-        `fragments`: of which learners tell versions and work.
+        `fragments`: of which learners report versions and work.
         """
         self._fragments = fragments
         self._policy, self._total_steps, self._members = policy, total_steps, members
         self.merged = state
         self._work_from = list(state.merged_steps)
-        """By fragment, the step from which work on the newest version may count. With rebase work goes on
-        from the learner's own last offer that was merged."""
+        """By fragment, the step from which work on the newest version may count; with rebase, each learner's
+        own last merged offer."""
         self._was_away = bool(state.step or state.incarnations)
         self._began: float | None = None
-        self._step, self._at = float(state.step), 0.0  # where the furthest learner was certainly, and when
-        self._median: float | None = None  # of a step, in seconds, as last known
-        self._before: tuple[float, float, float | None] = self._step, 0.0, None  # these, as a pause began
-        self._heard = self._paused_until = 0.0  # when a learner last spoke; until when the pause counts
-        self._known = self._left = state.step  # the furthest clock that was valid; and where the syncer was
+        self._step, self._at = float(state.step), 0.0  # a certain clock of the furthest learner, and its time
+        self._median: float | None = None  # step time in seconds, as last known
+        self._before: tuple[float, float, float | None] = self._step, 0.0, None  # these, before a pause
+        self._heard = self._paused_until = 0.0  # time of the last message; until when the pause counts
+        self._known = self._left = state.step  # the furthest valid clock; the syncer's own step
         known = [m for m, _ in state.incarnations] if self._was_away else range(policy.num_learners)
-        self._claims = dict.fromkeys(known, state.step)  # by learner, how far it says it has come
-        self._since = state.step, 0.0  # the step from which the furthest learner's pace is measured, and when
+        self._claims = dict.fromkeys(known, state.step)  # claimed clocks, by learner
+        self._since = state.step, 0.0  # where measuring the furthest learner's speed began
 
     def committed(self, which: RoundId, version: int, lineage: int) -> None:
-        """A version that was made, which learners may hold and have work on."""
+        """Records a new version, which learners may hold and have work on."""
         p, known = which.fragment, self.merged
         self._work_from[p] = which.step
         self.merged = known.with_version(which, version, lineage)
 
     def reached(self, step: int, now: float) -> float | None:
-        """A learner has come to a step that was possible; how many medians its pace is, if unusually many."""
+        """Records a valid clock; returns its speed in medians if that is unusual."""
         if step <= self._known:
             return None
         self._step = float(step) if self._returning(now) else min(float(step), self._certain(now))
@@ -95,7 +95,7 @@ class ReportValidator:
         return None if self._returning(now) or pace <= UNUSUAL_SPEED else pace
 
     def too_early(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
-        """Whether the learner says to be further, on these versions, than can be known yet."""
+        """Whether the learner's clock, on these versions, may be true but cannot be confirmed yet."""
         ahead = not self._allows(learner, step, now)
         may_be = self._pace(now) is None and step <= self._most(now) + self._policy.interval
         return ahead and may_be and self._exists(step, versions)
@@ -113,12 +113,12 @@ class ReportValidator:
         if not self.is_possible(report.learner, report.step, versions, now):
             return False
         m = self._members.newest(report.learner)
-        # An interval more, since the clock may be behind the update with which the work begins.
+        # An interval more, since the clock may lag behind the update at the start of the work.
         most = report.step + self._policy.interval
         return all(c.steps <= most - self._counted_from(m, p, c) for p, c in self._own(counters))
 
     def _counted_from(self, m: Member | None, p: int, c: FragmentCounters) -> int:
-        """The clock from which a learner's work on a fragment may count at the earliest."""
+        """The earliest clock from which a learner's work on a fragment may count."""
         if c.version != self.merged.versions[p]:
             return 0
         if not self._policy.rebase:
@@ -126,7 +126,7 @@ class ReportValidator:
         return 0 if m is None else m.counted_from.get(p, 0)
 
     def can_rejoin(self, event: events.LearnerJoined, now: float) -> bool:
-        """Whether a learner joins with a step and versions that are possible, of this run's history."""
+        """Whether a learner rejoins with a possible step and versions, of this run's history."""
         step, versions = event.step, event.versions
         if step is None or versions is None or not self.is_possible(event.learner, step, versions, now):
             return False
@@ -137,7 +137,7 @@ class ReportValidator:
         return all(lineages.get(p, merged.lineages[p]) == merged.lineages[p] for p in newest)
 
     def _own(self, rows: Sequence[T]) -> Iterable[tuple[int, T]]:
-        """With each row its fragment."""
+        """Pairs each row with its fragment."""
         return zip(self._fragments, rows, strict=True)
 
     def _exists(self, step: int, versions: Sequence[int]) -> bool:
@@ -147,7 +147,7 @@ class ReportValidator:
         return all(0 <= version <= self.merged.versions[p] for p, version in self._own(versions))
 
     def _allows(self, learner: int, step: int, now: float) -> bool:
-        """Whether the learner's clock can be there by now."""
+        """Whether the learner's clock can be this large by now."""
         if self._began is None:
             self._began = self._at = self._heard = now
         self._listen(now)
@@ -159,41 +159,41 @@ class ReportValidator:
         return step <= furthest + self._policy.interval
 
     def _pace(self, now: float) -> float | None:
-        """Seconds of the median learner's step, by which clocks are judged; None: not known."""
+        """Median step time for the bound on clocks; None: unknown."""
         return self._median if now >= self._paused_until else self._before[2]
 
     def _certain(self, now: float) -> float:
-        """Where the furthest learner can be by the time that has passed."""
+        """The furthest possible clock, by elapsed time."""
         step, at = (self._step, self._at) if now >= self._paused_until else self._before[:2]
         return step + (now - at) * MAX_SPEED / (self._pace(now) or SHORTEST_STEP)
 
     def _vouched(self, learner: int, now: float) -> float:
-        """How far the learner may have come by what the lower half of the claims says, or one of two."""
+        """The bound on the learner's clock by the lower half of all claims."""
         said = sorted((self._claims[m] for m in {learner, *self._witnesses(now)}), reverse=True)
         gone = said[(len(said) - 1) // 2] - self._left
         return min(self._most(now), self._left + MAX_AHEAD * max(0, gone))
 
     def _most(self, now: float) -> float:
-        """How far a learner may have come where no pace is known, whatever others say."""
+        """The bound on any clock while no step time is known."""
         return self._left + MAX_LEAP if self._returning(now) else self._certain(now)
 
     def _witnesses(self, now: float) -> list[int]:
-        """Who was heard of within the silence timeout; who has yet to join counts as if the first were it."""
+        """Learners with a message within the silence timeout; unjoined ones count from the first event."""
         since, first = now - self._policy.silence_timeout, self._began or 0.0
         known = ((m, self._members.newest(m)) for m in self._claims)
         return [m for m, newest in known if max(first, newest.heard_at if newest else first) > since]
 
     def _returning(self, now: float) -> bool:
-        """Whether learners still come back that went on while the syncer was away."""
+        """Whether learners may still rejoin that kept stepping while the syncer was down."""
         began = now if self._began is None else self._began
         return self._was_away and now < began + self._policy.silence_timeout
 
     def _listen(self, now: float) -> None:
-        """Notices the end of a pause; the median is of before it, as its learners count as silent by now."""
+        """Detects the end of a pause; keeps the median of before it, as learners are silent by now."""
         gap, self._heard = now - self._heard, now
         if gap > PAUSE * (self._median or SHORTEST_STEP) and now + gap > self._paused_until:
             self._before, self._paused_until = (self._step, self._at, self._median), now + gap
         median = self._members.median_step()
         if self._median is None and median and self._members.count < len(self._witnesses(now)):
-            return  # it may be that of one learner alone, while others recover
+            return  # it may be one learner's alone, while others recover
         self._median = median or self._median

@@ -1,4 +1,4 @@
-"""The half of a syncer that merges: offers, quorum, grace window, merge and broadcast of its fragments."""
+"""The syncer's half for merges: offers, quorum, grace window, merge and broadcast of its fragments."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Actions = list[actions.SyncerAction]
 
 
 class Rounds:
-    """Carries every round of some fragments from the first question to the update.
+    """Moves every round of its fragments from the first request to the update.
 
-    A round (step, fragment) opens before a quorum of learners comes to the step, so that each can be asked in
-    time for what it is to offer; `OfferRequests` knows when. Rounds open in the order of the schedule, of
-    different fragments; at most tau (at least one) have their quorum and are not merged.
+    A round (step, fragment) opens before a quorum of learners reaches the step, so that each is asked in time
+    (`OfferRequests`). Rounds open in the order of the schedule, one for each fragment; at most max(1, tau)
+    are between quorum and update.
 
-    What an event costs does not grow with the number of learners: only rounds for which something has changed
-    are looked at, and only learners that are yet to be asked.
+    The cost of an event does not grow with the number of learners: only changed rounds, and learners still to
+    be asked, are visited.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Rounds:
         lineage: int = 0,
         shard: int = 0,
     ) -> None:
-        """Of the fragments of which `members` report; `lineage`: of the versions that it makes.
+        """Rounds of the fragments of `members`; `lineage`: of the versions that it makes.
 
-        `validator` hears of each version that learners may hold.
+        `validator` is notified of each new version.
         """
         self._validator, self._shard = validator, shard
         self.policy = policy
@@ -60,22 +60,22 @@ class Rounds:
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
         self._sync_time = MovingAverage()
         self._asking = OfferRequests(policy)
-        self._windows: dict[int, float] = {}  # by fragment, when the grace window of its round closes
+        self._windows: dict[int, float] = {}  # by fragment, the end of its round's grace window
         self._overdue = Overdue(policy.offer_timeout, policy.num_fragments)
-        self._touched: set[int] = set()  # fragments whose rounds may go on by what came for them alone
-        self._moved = self._ask_all = True  # whether any round may go on, and any learner may be asked
-        self._heard: set[int] = set()  # learners that may be asked
-        # By learner and fragment, offers that came before the reports of their work
+        self._touched: set[int] = set()  # fragments with an event of their own
+        self._moved = self._ask_all = True  # whether to visit all rounds, and to ask all learners
+        self._heard: set[int] = set()  # learners with new reports
+        # By learner and fragment, offers that overtook the reports of their work
         self._early: dict[tuple[int, int], events.FragmentArrived] = {}
-        self._caught_up: set[int] = set()  # learners whose early offers may be taken
-        self._joined = False  # a learner has, since the front was looked at
-        self.stuck = False  # whether none can gain from the learners that are done, while others are not
+        self._caught_up: set[int] = set()  # learners whose early offers may be accepted now
+        self._joined = False  # whether a learner has joined since the front was computed
+        self.stuck = False  # whether no open round can gain from the learners that are done
         self.over = False  # whether every round is merged, skipped or abandoned
 
     def handle(
         self, event: events.FragmentArrived | events.OfferFailed | events.MergeFinished, now: float
     ) -> Actions:
-        """Takes what concerns a round.
+        """Handles an event of a round.
 
         Raises:
           LocalProtocolError: a merge finished that was not under way.
@@ -96,20 +96,20 @@ class Rounds:
                 return self._broadcast(r, now)
 
     def no_longer_early(self) -> list[events.FragmentArrived]:
-        """Offers that came too early, and are to be handled now."""
+        """Stored early offers that are to be handled now."""
         found = [key for key in self._early if key[0] in self._caught_up] if self._caught_up else []
         self._caught_up.clear()
         return [self._early[key] for key in found]
 
-    # What becomes of learners, as the members say already.
+    # Changes of membership, after `members` has them.
 
     def admitted(self, m: Member, now: float) -> Actions:
-        """A learner is to be welcomed."""
+        """Welcomes a learner."""
         m.admitted_at = now if m.admitted_at is None else m.admitted_at
         return [self._updates.welcome(m.learner, m.incarnation, self.furthest(m.learner))]
 
     def begun(self, m: Member, versions: Sequence[int], now: float) -> Actions:
-        """A learner counts from now on, in the place of its older incarnation; it holds these versions."""
+        """A learner with these versions is live, and replaces its older incarnation."""
         self._caught_up.add(m.learner)
         self._goes(m.learner, now)
         self._comes(m.learner)
@@ -119,43 +119,43 @@ class Rounds:
         return [*self._updates.bring_up_to_date(m, held, now)]
 
     def returned(self, learner: int) -> None:
-        """A learner that had fallen silent counts again, with what it had."""
+        """A silent learner is live again, with its offers."""
         self._caught_up.add(learner)
         self._comes(learner)
 
     def left(self, learner: int, gone: bool, now: float) -> None:
-        """A learner no longer counts: it has gone for good, or has fallen silent."""
+        """A learner is no longer live: gone for good, or silent."""
         if gone:
             self._caught_up.add(learner)
         self._goes(learner, now)
 
     def heard(self, m: Member, now: float) -> Actions:
-        """A learner's report was taken."""
+        """A learner's report was applied."""
         self._caught_up.add(m.learner)
         return self._hear_report(m, now)
 
     def all_present(self) -> None:
-        """Nobody is waited for any longer who is known: of the start, or of before a restart."""
+        """Ends the wait for known learners, of the start or of before a restart."""
         self._prospects.all_present()
         self._moved = True
 
     @property
     def merged(self) -> SyncerState:
-        """What was merged of its fragments; of others it says nothing."""
+        """The state of its fragments; that of others is meaningless."""
         return self._updates.merged
 
     def furthest(self, learner: int) -> Watermark:
-        """The furthest of a learner's work that is merged, or may be yet: whose offer is here."""
+        """The furthest work of a learner that is merged, or is in an arrived offer."""
         waiting = [r.arrived[learner].upto for r in self._open.values() if learner in r.arrived]
         return max([self.merged.furthest(learner), *waiting])
 
     @property
     def open(self) -> tuple[Round, ...]:
-        """The rounds in flight, in the order in which they were opened."""
+        """The open rounds, in the order of opening."""
         return tuple(self._open.values())
 
     def advance(self, now: float) -> Actions:
-        """Moves every round as far as it can go, opens those whose turn has come, and asks for offers."""
+        """Moves every round as far as possible, opens due ones, and asks for offers."""
         out = self._expire(now)
         self._moved |= self._prospects.waited_enough(now)
         self._touched |= {p for p, closes in self._windows.items() if now >= closes}
@@ -188,7 +188,7 @@ class Rounds:
         return out
 
     def next_deadline(self) -> float | None:
-        """When to call `advance` again, in the seconds of `now`; None: after an event only."""
+        """When to call `advance` again, in the seconds of `now`; None: only after an event."""
         times = (*self._windows.values(), self._overdue.next(self._open), self._prospects.waits_until)
         return min((time for time in times if time is not None), default=None)
 
@@ -216,7 +216,7 @@ class Rounds:
         self._prospects.somebody_left(now)
 
     def _hear_report(self, m: Member, now: float) -> Actions:
-        """Sends again what a learner still lacks, and waits for what it says it has made."""
+        """Resends missing updates, and starts timeouts of offers whose steps are reported."""
         learner = m.learner
         self._heard.add(learner)
         for r in self._open.values():
@@ -234,7 +234,7 @@ class Rounds:
     # Rounds: ask, gather, wait for a grace window, merge, broadcast.
 
     def _progress(self) -> tuple[RoundId | None, list[tuple[RoundId, Phase]]]:
-        """Changes whenever a round opens, moves or ends."""
+        """A value that changes whenever a round opens, moves or ends."""
         return (self._next, [(r.id, r.phase) for r in self._open.values()])
 
     def _move_front(self, now: float) -> None:
@@ -245,7 +245,7 @@ class Rounds:
         self._joined = False
 
     def _open_rounds(self) -> Actions:
-        """Those that come due soon; none while as many wait for their merges as may be under way."""
+        """Opens rounds that are due soon, unless max(1, tau) rounds wait for their merges."""
         out: Actions = []
         most = max(1, self.policy.overlap)
         busy = (Phase.READY, Phase.MERGING) if self.policy.waits_for_expected else tuple(Phase)[1:]
@@ -283,7 +283,7 @@ class Rounds:
         return out
 
     def _start_grace(self, r: Round, now: float) -> Actions:
-        """Opens the window; learners that are later than was foreseen offer what they have."""
+        """Opens the grace window, and asks late learners to offer at once."""
         r.phase = Phase.GRACE
         r.quorum_seconds = now - (r.began if r.began is not None else now)
         r.grace_began = now
@@ -312,7 +312,7 @@ class Rounds:
         return [self._merge_action(r, r.given)]
 
     def _repeat(self, r: Round) -> Actions:
-        """None of its offers was merged, and who waits has no other: the version before comes once more."""
+        """Repeats the old version: no offer was merged, and waiting learners have no other."""
         r.without_work = True
         return [self._merge_action(r, ())]
 
@@ -321,14 +321,14 @@ class Rounds:
         return actions.Merge(r.id, r.version + 1, given, marks, self.members.delays())
 
     def _start_over(self, r: Round) -> Actions:
-        """None of its offers was merged, so that there is no version: others are waited for."""
+        """Gathers again after a merge without a new version."""
         refused = r.refusal()
         r.start_over(self.members.live())
         self._moved = self._ask_all = True
         return [refused]
 
     def _broadcast(self, r: Round, now: float) -> Actions:
-        """Sends an update to all recovered members, in the merge or not; a welcome brings all fragments."""
+        """Sends the update to all members but joining ones, whose welcome has all fragments."""
         del self._open[r.id.fragment]
         self._moved = True
         self._updates.add(r.id, r.given)
@@ -339,7 +339,7 @@ class Rounds:
         return [*self._updates.send(r.id.fragment, receivers, now), r.published(self.members.count, now)]
 
     def _abandon(self) -> Actions:
-        """Gives up rounds that can no longer have their quorum."""
+        """Abandons rounds that can no longer get a quorum."""
         out: Actions = []
         for r in self._prospects.hopeless(self._open.values()):
             del self._open[r.id.fragment]
@@ -350,7 +350,7 @@ class Rounds:
     # Arrivals.
 
     def _fragment_arrived(self, event: events.FragmentArrived, now: float) -> Actions:
-        """Takes an offer, or keeps it until its learner's reports are here; releases what is superfluous."""
+        """Accepts an offer, or stores it until its reports arrive; releases superseded offers."""
         c, p = event.contribution, event.round.fragment
         before = self._kept(c.learner, p)
         self._early.pop((c.learner, p), None)
@@ -373,7 +373,7 @@ class Rounds:
 
     @property
     def offers(self) -> set[events.FragmentArrived]:
-        """Those whose arrays are kept."""
+        """Offers whose arrays are kept."""
         waiting = [r for r in self._open.values() if r.phase is not Phase.MERGING]
         accepted = {events.FragmentArrived(r.id, c) for r in waiting for c in r.arrived.values()}
         return accepted | set(self._early.values())
@@ -386,26 +386,26 @@ class Rounds:
             self._asking.arrived(m, c, now)
         if r is None or m is None or not self._wants(r, m, c):
             if r is not None and m is not None and r.owed.pop(c.learner, None) is not None:
-                r.unasked.add(c.learner)  # in case the merge under way makes no version
+                r.unasked.add(c.learner)  # in case the running merge makes no version
             return [actions.Drop(c.learner, "unexpected fragment", event.round)]
         if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
             return self._failed(r, m, "stale fragment")
         if c.lineage != r.lineage:
             dismissed = self.members.dismiss(c.learner, c.incarnation, self._shard)
-            return [*self._failed(r, m, "work on a version of a history that was lost"), dismissed]
+            return [*self._failed(r, m, "work on a version of a lost history"), dismissed]
         if c.since != self._updates.watermark(c.fragment, c.learner):
-            return self._failed(r, m, "work that is not counted from what is merged of it")
+            return self._failed(r, m, "work not counted from its watermark")
         if not m.can_have(c, self.policy.interval):
             return self._failed(r, m, "more work than it reported")
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c
         r.old.discard(c.learner)
-        r.known[c.learner] = max(c.steps, m.steps_on(c.fragment, c.version))  # reports may come after it
+        r.known[c.learner] = max(c.steps, m.steps_on(c.fragment, c.version))  # it may overtake reports
         return []
 
     def _wants(self, r: Round, m: Member, c: Contribution) -> bool:
-        """Whether a fragment was asked for and can still be merged; it may be late, as over a slow link."""
+        """Whether an offer was asked for and can still be merged, late or not."""
         asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE
         return asked and r.phase is not Phase.MERGING and r.lacks(c)
 
@@ -426,32 +426,32 @@ class Rounds:
         return [actions.Drop(m.learner, reason, r.id)]
 
     def _expire(self, now: float) -> Actions:
-        """Stops waiting for offers that do not come."""
+        """Times out offers that do not arrive."""
         late = self._overdue.take(self._open, now)
         return [said for r, m in late for said in self._failed(r, self._member(m), "offer timed out")]
 
     def _grace_window(self, r: Round) -> float:
-        """Seconds, by the fastest learner's steps: of all who may be merged, the first to miss the update."""
+        """Seconds of the paper's window, by the step time of the fastest learner that may be merged."""
         learners = [m for m in self.members.live() if m.learner not in r.refused]
         known = [m.step_time.value for m in learners if m.step_time.value is not None]
         if not known or self.policy.quorum is None:
             return 0.0
         step_time, sync_time = min(known), self._sync_time.value or 0.0
         spare = slack(self.policy.overlap, step_time, r.quorum_seconds, sync_time)
-        if r.opened_late:  # nobody was asked in time, as merges take longer than this
+        if r.opened_late:  # no learner was asked in time, as merges take longer than this
             step_time = min(max(known), max(step_time, sync_time))
             spare = slack(self.policy.overlap, step_time, 0.0, 0.0)
         return grace(self.policy.gamma, spare, self.policy.max_grace * step_time)
 
     def _next_quorum(self, r: Round, now: float) -> float:
-        """Seconds until the fragment's next quorum, if that is as late as this; 0: the pace is unknown."""
+        """Seconds until the fragment's next quorum, if as late as this one; 0: unknown speed."""
         front = self._asking.front
         turn = self._schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
         at = front.reaches(turn, now)
         return 0.0 if at is None else at - now + r.quorum_seconds
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
-        """The first round of the schedule, from this one on, that is its own and has not been merged."""
+        """The first unmerged round of its fragments in the schedule, from this one on."""
         merged_steps = self.merged.merged_steps
         while self.total_steps is None or step <= self.total_steps:
             for p in self._schedule.due(step):

@@ -1,4 +1,4 @@
-"""Which fragment is due at which global step (paper: P fragments, each synchronised every H steps)."""
+"""The schedule of fragments by global step (paper: P fragments, each synchronised every H steps)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a syncer must not forget: the versions that were merged, and who has taken part."""
+"""The durable state of a syncer: merged versions, watermarks and incarnations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddiloco.protocol.estimates import OfferDelay
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
 
 Watermarks = Mapping[int, Watermark]
-"""By learner of which something is merged: how far its work is in a version of a fragment."""
+"""By learner with merged work: how far its work is in a version of a fragment."""
 
 NO_WATERMARKS: Watermarks = {}
 NO_DELAYS: Mapping[int, OfferDelay] = {}
@@ -23,7 +23,7 @@ def after_merge(before: Watermarks, given: Iterable[Contribution]) -> Watermarks
 
 
 def newest_incarnations(*known: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """By learner the largest incarnation of those that several shards know."""
+    """The largest incarnation of each learner, over several shards."""
     newest: dict[int, int] = {}
     for learner, incarnation in itertools.chain(*known):
         newest[learner] = max(incarnation, newest.get(learner, 0))
@@ -68,13 +68,13 @@ class SyncerState:
         given: Iterable[Contribution] = (),
         delays: Mapping[int, OfferDelay] = NO_DELAYS,
     ) -> SyncerState:
-        """The state with another round merged, of these offers, by a syncer whose start drew this lineage."""
+        """The state after a merge of these offers, by a syncer with this lineage."""
         p = merged.fragment
         watermarks = after_merge(self.watermarks[p], given)
         return self.with_version(merged, self.versions[p] + 1, lineage, watermarks, delays)
 
     def furthest(self, learner: int) -> Watermark:
-        """The furthest of a learner's work that is in a version."""
+        """The furthest merged work of a learner."""
         return max(known.get(learner, NOTHING_MERGED) for known in self.watermarks)
 
     def with_version(

@@ -1,4 +1,4 @@
-"""The syncer's side of the protocol: who takes part, and what is merged when."""
+"""The syncer's side of the protocol: membership, and rounds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Actions = list[actions.SyncerAction]
 class SyncerCore:
     """Decides for the syncer; starts no thread, reads no clock, touches no array.
 
-    It is two halves: an `Authority` over who takes part, and the `Rounds` of its fragments.
+    It has two halves: the `Authority` over membership, and the `Rounds` of its fragments.
 
-    With the `state` of one that crashed it continues from there: it knows what was merged, so no round is
-    merged twice, and no learner is a member until it rejoins.
+    With the `state` of a crashed syncer it continues from there: no round is merged twice, and no learner is
+    a member until it rejoins.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class SyncerCore:
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        """`state`: what is durable of its fragments, and who is known; None: the run begins.
+        """`state`: the durable state to continue from; None: a new run.
 
-        `lineage`: a number that no other start of the syncer has, for the versions that it makes. `shard`: of
-        so many, each of which is a syncer of its own fragments.
+        `lineage`: a number unique to this start of the syncer, for the versions that it makes. `shard`:
+        number of this shard, of `shards`; each is a syncer of its own fragments.
 
         Raises:
           LocalProtocolError: the state is of another number of fragments.
@@ -83,16 +83,16 @@ class SyncerCore:
         return min((time for time in times if time is not None), default=None)
 
     def state(self) -> SyncerState:
-        """What must survive a crash, as of now; `state().after(round, lineage)` is what a merge leaves."""
+        """What must survive a crash, as of now; after a merge it is `state().after(round, lineage)`."""
         return self._rounds.merged.with_incarnations(self._members.incarnations())
 
     def lost_for_good(self, absent: Callable[[int], bool]) -> list[events.LearnerLost]:
-        """What to tell it first, so that it waits for no learner of before that cannot join any more."""
+        """Its first events after a restart: the loss of known learners that can no longer join."""
         known, why = self._members.incarnations(), "is no learner of the run any more"
         return [events.LearnerLost(*one, why) for one in known if absent(one[0])]
 
     def furthest(self, learner: int) -> Watermark:
-        """The furthest of a learner's work that is merged, or may be yet."""
+        """The furthest work of a learner that is, or may still be, merged."""
         return self._rounds.furthest(learner)
 
     @property
@@ -117,7 +117,7 @@ class SyncerCore:
 
     @property
     def clocks(self) -> dict[int, tuple[int, int]]:
-        """By learner, if a step of it is known: its newest incarnation, and the step."""
+        """Newest incarnation and step of each learner with a known step."""
         return self._members.steps()
 
     @property
@@ -126,16 +126,16 @@ class SyncerCore:
         return tuple(m.learner for m in self._members.live())
 
     def longest_step(self, learners: Iterable[int]) -> float:
-        """Seconds that a step takes the slowest of these learners, as measured; 0.0: of none it is known."""
+        """Measured step time of the slowest of these learners, in seconds; 0.0: unknown."""
         known = (self._members.newest(learner) for learner in learners)
         return max((m.step_time.value or 0.0 for m in known if m is not None), default=0.0)
 
     @property
     def offers(self) -> set[events.FragmentArrived]:
-        """Those whose arrays are kept."""
+        """Offers whose arrays are kept."""
         return self._rounds.offers
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """The rounds in flight, to look at."""
+        """The open rounds, for inspection."""
         return self._rounds.open

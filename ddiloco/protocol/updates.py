@@ -1,4 +1,4 @@
-"""What a syncer has merged of its fragments, and who still lacks it."""
+"""The merged versions of a syncer's fragments, and their delivery to learners."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddiloco.protocol.state import SyncerState
 
 
 class Updates:
-    """Sends the versions of some fragments: in a welcome, when they are merged, and again if they are lost.
+    """Sends versions of its fragments: in welcomes, after merges, and again after a loss.
 
     Attributes:
-      merged: what was merged of these fragments; of others it says nothing.
-      fragments: which these are.
+      merged: the state of its fragments; that of others is meaningless.
+      fragments: their numbers.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Updates:
         lineage: int,
         shard: int = 0,
     ) -> None:
-        """`lineage`: of the versions that are made from now on."""
+        """`lineage`: of the versions made from now on."""
         self.merged = state
         self.fragments = tuple(fragments)
         self.lineage = lineage
@@ -36,7 +36,7 @@ class Updates:
         self._resend_timeout = policy.resend_timeout
 
     def add(self, which: RoundId, given: Sequence[Contribution]) -> None:
-        """Another round is merged, of these offers."""
+        """Records a merge of these offers."""
         self.merged = self.merged.after(which, self.lineage, given)
 
     def watermark(self, fragment: int, learner: int) -> Watermark:
@@ -44,7 +44,7 @@ class Updates:
         return self.merged.watermarks[fragment].get(learner, NOTHING_MERGED)
 
     def welcome(self, learner: int, incarnation: int, data: Watermark) -> actions.Tell:
-        """Sends all of the fragments to a learner that joins, whose data go on after the work `data`."""
+        """Sends all fragments to a joining learner, whose data continue behind the work `data`."""
         merged, own = self.merged, self.fragments
         marks = tuple(self.watermark(p, learner).bare for p in own)
         welcome = events.Welcomed(
@@ -61,12 +61,12 @@ class Updates:
         return actions.Tell(((learner, incarnation),), welcome, {p: merged.watermarks[p] for p in own})
 
     def bring_up_to_date(self, m: Member, held: Mapping[int, int], now: float) -> list[actions.Tell]:
-        """Sends what is newer than the versions that a learner holds."""
+        """Sends all versions newer than those that a learner holds."""
         behind = [p for p in self.fragments if held[p] < self.merged.versions[p]]
         return [tell for p in behind for tell in self.send(p, [m], now)]
 
     def send(self, fragment: int, receivers: Sequence[Member], now: float) -> list[actions.Tell]:
-        """Sends a fragment's newest version, and to each learner how much of its work is in it."""
+        """Sends a fragment's newest version, to each learner with its own watermark."""
         if not receivers:
             return []
         merged = self.merged
@@ -78,7 +78,7 @@ class Updates:
         return [actions.Tell(pairs, update, {fragment: merged.watermarks[fragment]})]
 
     def resend(self, m: Member, now: float) -> list[actions.Tell]:
-        """Sends an update again that a learner should have applied long ago, but by its report has not."""
+        """Sends updates again that the learner's reports do not confirm within the resend timeout."""
         out: list[actions.Tell] = []
         for fragment, (version, sent_at) in list(m.sent.items()):
             if m.version(fragment) >= version:

@@ -1,4 +1,4 @@
-"""What a learner's process has done to each fragment: its steps and tokens, without skipped steps."""
+"""A process's work on each fragment: steps and tokens, without skipped steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 class Total:
     """Steps and tokens of a process up to a step boundary.
 
-    A step that is still under way counts until it turns out to have been skipped: then it is taken out of the
-    total after it and of all later ones. Who refers to these objects is right without being told.
+    A step in flight counts until it turns out to have been skipped; then it is subtracted from the total
+    after it and from all later ones, in place, so that references stay correct.
     """
 
     steps: int = 0
@@ -24,7 +24,7 @@ class Total:
         return Total(self.steps + 1, self.tokens + tokens)
 
     def without(self, tokens: int) -> None:
-        """Takes out a step of so many tokens."""
+        """Subtracts a step with so many tokens."""
         self.steps, self.tokens = self.steps - 1, self.tokens - tokens
 
     def since(self, base: Total) -> tuple[int, int]:
@@ -34,7 +34,7 @@ class Total:
 
 @dataclasses.dataclass
 class HeldFragment:
-    """The version of a fragment that a learner last applied, and from where on its work on it counts."""
+    """The version of a fragment that a learner last applied, and the start of its work on it."""
 
     version: int
     merged_step: int  # global step at which `version` was merged
@@ -42,13 +42,13 @@ class HeldFragment:
     lineage: int = 0  # which start of the syncer made `version`
     watermark: Watermark = NOTHING_MERGED  # how far the learner's work is in `version`
     offered: dict[int, Total] = dataclasses.field(default_factory=dict)
-    """By the steps (`Watermark.steps`) of an offer: the total then. Only offers on `version`, and KEPT_OFFERS
-    of them: an update that contains another is taken as if it contained none."""
+    """The total at each offer, by its `Watermark.steps`: the newest KEPT_OFFERS on `version`. An update with
+    an older offer is treated as if it contained none."""
 
 
 @dataclasses.dataclass
 class FragmentWork:
-    """What a learner knows of one fragment, as its state on disk has it."""
+    """A learner's work on one fragment, as in its checkpoint."""
 
     version: int
     merged_step: int
@@ -57,17 +57,17 @@ class FragmentWork:
     lineage: int = 0
     watermark: Watermark = NOTHING_MERGED
     offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """By the steps (`Watermark.steps`) of an offer: the steps and tokens in it."""
+    """Steps and tokens in each offer, by its `Watermark.steps`."""
 
     @classmethod
     def of(cls, held: HeldFragment, now: Total) -> FragmentWork:
-        """What there is of a fragment at this total."""
+        """The work on a fragment at this total."""
         offered = {step: made.since(held.base) for step, made in held.offered.items()}
         counted = now.since(held.base)
         return cls(held.version, held.merged_step, *counted, held.lineage, held.watermark, offered)
 
     def held(self) -> HeldFragment:
-        """The same for a process whose total begins at 0."""
+        """The same for a process whose total starts at 0."""
         base = Total(-self.steps, -self.tokens)
         offered = {
             steps: Total(base.steps + counted, base.tokens + tokens)
@@ -77,10 +77,10 @@ class FragmentWork:
 
 
 def goes_on_after(began: Watermark, left: Mapping[int, int], mark: Watermark) -> bool:
-    """Whether data that go on after the work `began` are later than those of a mark of another life.
+    """Whether data that continue behind the work `began` include all of the work of a mark of another life.
 
-    `left`: after how many steps each life before was left. Any of them may have gone on, as may one that is
-    not known: a second process of the same number. What it drew since is drawn again.
+    `left`: the steps at the end of each earlier life. Any of those, or an unknown one, may have continued in
+    a second process of the same number; the data that it has read since would be read again.
     """
     if not mark.life:  # nothing was merged
         return True
@@ -89,27 +89,27 @@ def goes_on_after(began: Watermark, left: Mapping[int, int], mark: Watermark) ->
 
 @dataclasses.dataclass
 class LearnerWork:
-    """What a learner's core needs to go on from a checkpoint of its state, in a life of its own."""
+    """The core's part of a learner's checkpoint, from which a process starts a new life."""
 
     clock: int
     life: int
     steps: int  # as of a `Watermark`
     fragments: tuple[FragmentWork, ...]
     lives: dict[int, int] = dataclasses.field(default_factory=dict)
-    """The lives that went before, and after how many steps each was left."""
+    """Earlier lives, with the steps at the end of each."""
 
     @property
     def reached(self) -> Watermark:
-        """The step boundary at which it was taken."""
+        """The step boundary of the checkpoint."""
         return Watermark(self.life, self.steps)
 
     def begins_after(self, merged: Iterable[Watermark]) -> Watermark | None:
-        """After which work its data go on: that of `merged`, or where the state was taken if this is later.
+        """The work behind which its data continue: that of `merged`, or the checkpoint's own if later.
 
-        None if other processes than the one that it is of drew what is merged: it may be in the state too.
+        None if a process of another life did the merged work: the checkpoint may contain it too.
 
         Args:
-          merged: the furthest of the learner's work that is merged, or may be; by shard of the syncer.
+          merged: the furthest work of the learner that is, or may still be, merged; by shard of the syncer.
         """
         later = [mark for mark in merged if not goes_on_after(self.reached, self.lives, mark)]
         if any(mark.life != self.life for mark in later):

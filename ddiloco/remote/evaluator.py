@@ -1,7 +1,6 @@
-"""The evaluator as a process: follows the global model through the syncer's durable fragments, and scores it.
+"""The evaluator as a process: reads the syncer's durable fragments, and scores the global model.
 
-It only reads what the syncer has written, on devices that nobody else uses: nothing waits for it, and a run
-goes on without it.
+It uses devices of its own and only reads: no process waits for it, and a run continues without it.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _LONGEST_WAIT = 600.0  # seconds for another run to begin, where an evaluator be
 
 
 class FollowedModel:
-    """The global model as the durable fragments have it; the host holds one changed fragment at a time.
+    """The global model of the durable fragments; the host holds one changed fragment at a time.
 
-    It is sharded over a mesh, except for a loop of one's own, which scores what is on the host.
+    It is sharded over a mesh, except for a user's loop, which scores on the host.
     """
 
     def __init__(self, assembly: Assembly, mesh: Mesh) -> None:
@@ -75,7 +74,7 @@ class FollowedModel:
         return assemble(self._layout, self._on_host) if self._transfer is None else self._sharded
 
     def refresh(self, durable: DurableState) -> None:
-        """Takes in the fragments that have changed; raises DurableStateError and OSError."""
+        """Loads the fragments that have changed; raises DurableStateError and OSError."""
         for p in range(self._layout.num_fragments):
             at = durable.changed_at(p)
             if at == self._seen[p]:
@@ -103,7 +102,7 @@ class EvaluatorProcess:
         self._answered: set[str] = set()
         self._tries = 0
         self._patience = time.monotonic() + _LONGEST_WAIT
-        self._over, self._look_at = False, 0.0  # as the summary said; when to look again anyhow
+        self._over, self._look_at = False, 0.0  # by the summary; when to look again anyhow
 
     def run(self, stop: threading.Event) -> None:
         """Follows the run in the workdir to its end, or until `stop` is set.
@@ -128,9 +127,9 @@ class EvaluatorProcess:
             stop.wait(_POLL)
 
     def _look(self) -> bool:
-        """Scores what is due; whether the run is over.
+        """Scores if due; returns whether the run is over.
 
-        One that was over before this process asked for a score may be an earlier one than it is for.
+        A run that was over before this process requested a score may be an earlier one.
         """
         wanted = self._scores.wanted()
         if self._is_over(wanted):
@@ -149,7 +148,7 @@ class EvaluatorProcess:
         return False
 
     def _is_over(self, wanted: Wanted | None) -> bool:
-        """Reads the summary, perhaps in a bucket, only once the last score was asked of what is there."""
+        """Reads the summary, which may be in a bucket, only after the last score of the present versions."""
         asked = wanted is not None and self._model is not None and wanted.versions == self._model.versions
         if self._over or asked or time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + _LONGEST_WAIT
@@ -181,7 +180,7 @@ class EvaluatorProcess:
                 self._note(f"at step {step}: {type(error).__name__}: {error}")
 
     def _answer(self, durable: DurableState, wanted: Wanted) -> None:
-        """Scores and samples from what the syncer leaves, once it is there; or says why that cannot be."""
+        """Scores and samples the syncer's final fragments, once they exist; or reports the problem."""
         said: dict[str, Any] = {}
         try:
             self._refresh(durable)
@@ -209,5 +208,5 @@ class EvaluatorProcess:
         )
 
     def _tokens_so_far(self) -> int:
-        """As the syncer's process has written them last, at most some seconds ago."""
+        """Tokens as last written by the syncer's process, at most some seconds ago."""
         return sum(read_json(self._workdir / "summary.json").get("tokens", {}).values())

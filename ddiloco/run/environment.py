@@ -1,4 +1,4 @@
-"""What a run ran on: versions and hardware, in `environment.json`."""
+"""The environment of a run: versions and hardware, in `environment.json`."""
 
 from __future__ import annotations
 

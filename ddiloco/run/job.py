@@ -60,7 +60,7 @@ Runner = Callable[[Assembly, Callable[[Any], None], threading.Event], Outcome]
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """What a program has done at some points of its run.
+    """A program's hooks into its run.
 
     Attributes:
       claim: takes what else the run needs for itself alone, such as a port; may raise ConfigError.
@@ -193,7 +193,7 @@ def _has_begun(workdir: pathlib.Path, resume: bool | None) -> bool:
         return True
     if resume is None:
         return False
-    raise run_mark.RunMarkError(f"{workdir}: no run has begun there that could go on")
+    raise run_mark.RunMarkError(f"{workdir}: has no run to resume")
 
 
 def _run_owned(
@@ -321,7 +321,7 @@ def _check_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
     saved = read_json(workdir / "config.json")
     try:
         then = parse(saved) if saved else experiment
-    except ConfigError:  # of another version, of which nobody knows
+    except ConfigError:  # of another version, whose identity is unknown
         return
     check_resumable(then, experiment)
 

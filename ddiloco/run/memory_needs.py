@@ -1,4 +1,4 @@
-"""What the processes of a run need of their hosts' memory, from shapes alone, and whether it is there."""
+"""Host memory of a run's processes, from shapes alone, and whether it is available."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Needs(NamedTuple):
 def merging_needs(
     layout: FragmentLayout, outer: OuterConfig, overlap: int, learners: int, fragments: Sequence[int]
 ) -> Needs:
-    """Of a process of the syncer that merges these fragments, with up to so many learners.
+    """Memory of a syncer's process that merges these fragments, with up to so many learners.
 
     Always there are of each fragment the newest version, the one before, whose memory the next takes, the
     outer optimizer's state, and what the update codec left out. Each of `overlap` rounds, and one that is
@@ -58,7 +58,7 @@ def merging_needs(
 
 
 def round_bytes(layout: FragmentLayout, outer: OuterConfig, learners: int, fragments: Sequence[int]) -> int:
-    """What one round under way adds to that; links slower than the overlap keep more rounds under way."""
+    """Additional memory of one open round; links slower than the overlap keep more rounds open."""
     encoded, decoded = encoded_bytes(layout, outer.codec), 0 if outer.codec == "f32" else 1
     return max(
         learners * (encoded[p] + decoded * layout.bytes[p]) + _outer_state(layout, outer, p)
@@ -67,7 +67,7 @@ def round_bytes(layout: FragmentLayout, outer: OuterConfig, learners: int, fragm
 
 
 def syncer_needs(experiment: Experiment, layout: FragmentLayout, shard: int = 0) -> Needs:
-    """Of one shard of the syncer, which merges its own fragments.
+    """Memory of one shard of the syncer.
 
     The first begins with all parameters and ends with the result, beside what that is made of.
     """
@@ -78,7 +78,7 @@ def syncer_needs(experiment: Experiment, layout: FragmentLayout, shard: int = 0)
 
 
 def evaluator_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
-    """Of an evaluator whose device is the CPU, as beside a syncer; compiles what scores a batch.
+    """Memory of an evaluator on the CPU, as beside a syncer.
 
     It has the parameters, reads a fragment with the outer optimizer's state, and scores. Of what a loop does
     while it scores only the loop knows: the parameters are there again, as its tree.
@@ -89,7 +89,7 @@ def evaluator_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
 
 
 def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) -> Needs:
-    """Of each host of a learner of so many, beside its devices' memory, which on CPU is the host's too.
+    """Host memory of each of a learner's hosts, beside its devices' memory, which on CPU is the host's too.
 
     A learner that joins holds the welcome, the tensors made of it, its own copy of the inner state and a
     peer's. One that steps holds the versions from which differences and its work count, fragments that come
@@ -122,7 +122,7 @@ def outer_bytes(experiment: Experiment, layout: FragmentLayout) -> int:
 
 
 def inner_bytes(experiment: Experiment) -> int:
-    """The inner optimizer's state; 0 for a loop, since only the loop knows."""
+    """The inner optimizer's state; 0 for a loop, whose state is unknown."""
     if isinstance(experiment.model, LoopConfig):
         return 0
     mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]
@@ -142,11 +142,11 @@ def check(needs: Needs, whose: str) -> None:
     """Raises ConfigError if the process cannot be on this host at all; `whose` begins the line."""
     if needs.least > (available := host_memory()):
         sizes = f"{needs.least / _GIB:.1f} GiB of memory, and this host has {available / _GIB:.1f} GiB"
-        raise ConfigError(f"{whose} needs at least {sizes}; --dry_run says for what")
+        raise ConfigError(f"{whose} needs at least {sizes}; see --dry_run")
 
 
 def _scoring_bytes(experiment: Experiment) -> int:
-    """What scoring a batch takes beside the parameters, on one CPU device."""
+    """Memory for scoring a batch beside the parameters, on one CPU device."""
     e, task = experiment, task_of(experiment)
     mesh = carve(jax.devices("cpu")[:1], 1, MeshConfig())[0]
     params = abstract_state(e.model, e.inner, mesh).params

@@ -1,4 +1,4 @@
-"""Where a run will write: whether it can, and whether there is room for what it saves."""
+"""Checks the places where a run will write: permissions, and room for what it saves."""
 
 from __future__ import annotations
 

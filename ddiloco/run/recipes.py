@@ -1,4 +1,4 @@
-"""What a run trains, from its settings: a built-in model on its task's data, or the user's own loop."""
+"""The recipe of a run, from its settings: a built-in model on its task's data, or the user's loop."""
 
 from __future__ import annotations
 

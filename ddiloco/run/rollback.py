@@ -1,4 +1,4 @@
-"""Makes a run what it was: at an earlier global step, from the versions that are kept, or at a snapshot."""
+"""Sets a run back to an earlier global step, by the kept versions, or to a snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MADE, _MAKING = "rolled_back", "rolled_back.new"
 
 
 class RolledBack(NamedTuple):
-    """Where a run stands again."""
+    """The state of a run after it was set back."""
 
     step: int  # the newest global step of which a round is left
     versions: tuple[int, ...]  # of each fragment

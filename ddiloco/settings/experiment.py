@@ -23,15 +23,15 @@ from ddiloco.training.mesh import MeshConfig
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """How much is logged during training."""
+    """Logging during training."""
 
     every: int = setting(4, "steps between two points of a learner's curves", at_least=1)
     writers: tuple[str, ...] = setting(
         ("tensorboard",), "where curves go; the page draws its own", choices=tuple(NEEDS)
     )
-    json: bool = setting(False, "whether processes print JSON, a line an object, with what it is about")
+    json: bool = setting(False, "whether processes print JSON, an object a line, with its labels")
     peak_flops: float | None = setting(
-        None, "operations a second of one device, of which MFU is a share; None: by its kind", above=0.0
+        None, "peak operations a second of one device, for MFU; None: by its kind", above=0.0
     )
     page: str = setting(
         "127.0.0.1:7071",
@@ -48,9 +48,9 @@ BASELINES = ("data_parallel", "elastic_data_parallel", "lone_learner")
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long, and on how many rows, a learner trains."""
+    """Length of training, and rows of a learner."""
 
-    steps: int = setting(480, "T: global steps; a learner is done when its clock is there", at_least=1)
+    steps: int = setting(480, "T: global steps; a learner is done when its clock reaches them", at_least=1)
     tokens: int | None = setting(
         None,
         "token budget of all learners, from which `steps` then follows; None: by steps",
@@ -59,15 +59,15 @@ class TrainConfig:
     )
     batch_size: int = setting(8, "rows that one learner reads for one step", at_least=1)
     batch_sizes: tuple[int, ...] = setting(
-        (), "the same by learner, where they differ; (): all alike", at_least=1
+        (), "the same for each learner, if they differ; (): all alike", at_least=1
     )
     sub_shards: int = setting(
         1,
-        "parts of a learner's shard, which give equal parts of its rows: each host reads those that it needs",
+        "parts of a learner's shard with equal shares of its rows: each host reads those that it needs",
         at_least=1,
     )
     steps_in_flight: int = setting(
-        2, "steps handed to the devices before the oldest is complete", at_least=1, may_change="process"
+        2, "steps dispatched to the devices before the oldest is complete", at_least=1, may_change="process"
     )
     executable: str | None = setting(
         None,
@@ -76,7 +76,7 @@ class TrainConfig:
     )
     min_step_seconds: tuple[float, ...] = setting(
         (),
-        "by learner, seconds of a wall clock that a step takes at least, to play slower hardware; (): none",
+        "minimum seconds of a step, for each learner, to simulate slower hardware; (): none",
         at_least=0.0,
         may_change="process",
     )
@@ -84,7 +84,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """How the global model is scored on held-out rows."""
+    """Evaluation of the global model on held-out rows."""
 
     every: int | None = setting(
         48, "global steps between two evaluations; 0: only first and last ones; None: none", at_least=0
@@ -108,14 +108,14 @@ class Experiment:
 
     model: Any = setting(
         dataclasses.MISSING,
-        "the shape of what is trained",
+        "the model and its shape",
         both_ends=True,
         may_change="never",
         because="the saved arrays are of that model",
     )
     algorithm: str = setting(
         "decoupled",
-        "how learners cooperate",
+        "how learners synchronise",
         choices=DECOUPLED_FAMILY + BASELINES,
         both_ends=True,
         may_change="never",
@@ -138,12 +138,12 @@ class Experiment:
     )
     init_from: str | None = setting(
         None,
-        "safetensors in Hugging Face's layout, a folder or file, to begin from; None: random numbers",
+        "safetensors in Hugging Face's layout, a folder or file, to start from; None: random weights",
         may_change="resume",
     )
     data: Any = setting(
         None,
-        "which data are read, and how they become rows",
+        "the data set, and how it is read into rows",
         both_ends=True,
         may_change="never",
         because="positions in the data are of those data",
@@ -158,7 +158,7 @@ class Experiment:
     virtual: VirtualConfig = section(VirtualConfig, may_change="process")
     eval: EvalConfig = section(EvalConfig, may_change="process")
     sample: Any = setting(
-        None, "what is shown at the end; None where the task shows nothing", may_change="process"
+        None, "the sample at the end of the run; None where the task has none", may_change="process"
     )
     log: LogConfig = section(LogConfig, may_change="process")
     tape: TapeConfig = section(TapeConfig, may_change="process")
@@ -166,7 +166,7 @@ class Experiment:
     snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
     sdc_check_every: int = setting(
         0,
-        "steps between two that a learner takes twice, to find devices that err; 0: none",
+        "steps between two that a learner takes twice, to find silent data corruption; 0: none",
         at_least=0,
         may_change="process",
     )
@@ -176,7 +176,7 @@ class Experiment:
             raise ValueError(problem)
 
     def _problems(self) -> Iterator[str]:
-        """Which settings contradict each other, each in a line that begins with the one to change."""
+        """Contradicting settings, each in a line that begins with the one to change."""
         if self.driver == "remote":  # only the first of all problems is shown
             yield from self._problems_of_joining()
         learners, baseline = self.most_learners, self.algorithm in BASELINES
@@ -258,7 +258,7 @@ class Experiment:
             yield f"snapshot.timeout: is {snapshot:g}, but must be above {known}: {why}"
 
     def _problems_of_a_loop(self) -> Iterator[str]:
-        """What needs rows and tokens, which only the loop itself knows."""
+        """Settings that need rows and tokens, which only the loop itself knows."""
         if self.algorithm in BASELINES:
             yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
         unknown = (self.train.tokens, self.virtual_seconds, self.init_from)
@@ -288,7 +288,7 @@ class Experiment:
 
     @property
     def virtual_seconds(self) -> float | None:
-        """The budget of virtual time; None: there is none."""
+        """The budget of virtual time; None: none."""
         return self.virtual.seconds if self.driver == "virtual" else None
 
     def batch_size(self, learner: int) -> int:
@@ -365,7 +365,7 @@ def task_of(experiment: Experiment) -> Task:
 
 
 def step_tokens(experiment: Experiment) -> int | None:
-    """The most tokens that a step of any learner can have; None where only the user's loop knows."""
+    """Maximum tokens of a step of any learner; None: known only to the user's loop."""
     if isinstance(experiment.model, LoopConfig):
         return None
     rows = max(experiment.batch_size(m) for m in range(experiment.most_learners))

@@ -13,10 +13,10 @@ NAME = "loop"  # instead of a model's name
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """How every process of the run makes the loop."""
+    """The user's loop, as every process of the run makes it."""
 
     factory: str = setting("", "module:function or file.py:function that makes a ddiloco.Loop")
-    settings: Any = setting(None, "what the function gets by name, besides its place")
+    settings: Any = setting(None, "keyword arguments of the function, besides its place")
 
     def __post_init__(self) -> None:
         if not all(part for part in self.factory.rpartition(":")):

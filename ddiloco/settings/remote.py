@@ -12,56 +12,60 @@ HANDSHAKE = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class RemoteConfig:
-    """How the processes of learners and syncer stay connected and are restarted."""
+    """Connections, and restarts of the processes of learners and syncer."""
 
     hosts: tuple[int, ...] = setting(
         (),
-        "by learner, processes that driver=remote starts for it, which share its mesh; (): one each",
+        "number of processes of each learner, which share its mesh; (): one each",
         at_least=1,
     )
     syncer_shards: int = setting(
         1,
-        "processes of the syncer, S; fragment p is merged by process p mod S",
+        "S: processes of the syncer; fragment p is merged by process p mod S",
         at_least=1,
         at_most=4096,
     )
     max_learners: int | None = setting(
         None,
-        "learners that a run may have at most, up to twice sync.num_learners; None: no more than those",
+        "maximum number of learners, up to twice sync.num_learners; None: sync.num_learners",
         at_least=1,
     )
     host_timeout: float = setting(
         30.0,
-        "seconds without a sign of one of a learner's hosts, or of a step of more than ten times the median, "
-        "after which all of them end, to be started again",
+        "seconds without a message of one of a learner's hosts, or in a step of over ten times the median, "
+        "after which all of them end, to be restarted",
         above=0.0,
     )
     keepalive: float = setting(
         20.0,
-        "seconds without a sign of the other end until it is asked for one, and again to answer",
+        "seconds without traffic on a connection until a ping, and again until it is closed",
         above=0.0,
     )
     longest_backoff: float = setting(
-        15.0, "seconds between two tries to reach the syncer, or to restart a process, at most", above=0.0
+        15.0, "maximum seconds between two tries to reach the syncer, or to restart a process", above=0.0
     )
     gather: float = setting(
         30.0,
-        "seconds from the first learner's join that the syncer waits for the others to begin",
+        "seconds from the first learner's join that the syncer waits for the others",
         at_least=0.0,
     )
     connections: int = setting(
-        1, "of a learner for fragments each way; more on long fat networks", at_least=1, at_most=16
+        1,
+        "a learner's connections for fragments, each way; more for high bandwidth with high latency",
+        at_least=1,
+        at_most=16,
     )
     donor_host: str = setting(
-        "127.0.0.1", "address at which learners give each other inner optimizer states; empty: they do not"
+        "127.0.0.1",
+        "address at which a learner gives others its inner optimizer state; empty: no such transfers",
     )
     donor_port: int = setting(
-        0, "at donor_host; 0: any that is free. Learners of one host need one each", at_least=0, at_most=65535
+        0, "port at donor_host, one for each learner of a host; 0: any free one", at_least=0, at_most=65535
     )
     donation_timeout: float = setting(
         30.0,
-        "seconds that a joining learner waits for a peer's inner optimizer state; more if steps are long or "
-        "welcomes slow",
+        "seconds that a joining learner waits for a peer's inner optimizer state; longer with long steps or "
+        "slow welcomes",
         above=0.0,
     )
     spares: int = setting(
@@ -69,8 +73,8 @@ class RemoteConfig:
     )
     restarts: int = setting(
         20,
-        "times that driver=remote restarts one process before it gives it up, and Ray the syncer or all "
-        "learners; those before are forgotten where the run has merged since",
+        "maximum restarts of a process by driver=remote, and of the syncer or all learners by Ray, since the "
+        "run last merged",
         at_least=0,
     )
 

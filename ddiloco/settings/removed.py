@@ -1,4 +1,4 @@
-"""Settings of earlier versions that are constants now; each is refused in a line that says what holds."""
+"""Settings of earlier versions that are constants now, with the value or the setting to use instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REMOVED = {
 
 
 def refusal(path: str) -> str | None:
-    """Why there is no such setting any more; None: there never was one."""
+    """The error for a removed setting; None: there never was one."""
     return f"config.{path}: is a setting no more: {REMOVED[path]}" if path in REMOVED else None
 
 

@@ -16,11 +16,11 @@ class TapeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecoveryConfig:
-    """What is kept for processes that are started again."""
+    """State kept for restarted processes."""
 
     checkpoint_every: float = setting(
         60.0,
-        "seconds between two checkpoints of a learner's state, which it also keeps as it leaves; 0: none",
+        "seconds between two checkpoints of a learner, which it also writes as it leaves; 0: none",
         at_least=0.0,
     )
     checkpoint_folder: str = setting(
@@ -28,19 +28,19 @@ class RecoveryConfig:
     )
     keep_versions: int = setting(
         3,
-        "versions of each fragment on the syncer's disk, the newest included, to roll back to; 1: only that",
+        "newest versions of each fragment on the syncer's disk, to roll back to; 1: only the current one",
         at_least=1,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotConfig:
-    """How often snapshots are taken, how many are kept, and when one is given up."""
+    """Interval, number and timeout of snapshots."""
 
     every: int = setting(0, "global steps between two; 0: none", at_least=0)
-    keep: int = setting(2, "complete ones that are kept, the newest", at_least=1)
+    keep: int = setting(2, "number of complete snapshots kept, the newest", at_least=1)
     timeout: float = setting(
         120.0,
-        "seconds until one that is not complete is given up; more for many bytes and long steps",
+        "seconds for learners to write their checkpoints; more for many bytes and long steps",
         above=0.0,
     )

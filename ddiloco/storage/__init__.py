@@ -1,1 +1,1 @@
-"""What outlives a process: array files, committed rounds, checkpoints, snapshots and tapes."""
+"""Durable state: array files, committed rounds, checkpoints, snapshots and tapes."""

@@ -1,4 +1,4 @@
-"""Reads of a disk that may hang, as one over a network does: nobody waits for them for ever."""
+"""Reads with a timeout, for disks that may hang, such as network disks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from ddiloco.telemetry.throughput import UNMEASURED
 
-LONGEST = UNMEASURED  # seconds: of a disk nothing is known either before something came
+LONGEST = UNMEASURED  # seconds, as for transfers of unmeasured speed
 
 Result = TypeVar("Result")
 
 
 def bounded(read: Callable[[], Result], what: object) -> Result:
-    """What `read` gives or raises; it is made on a thread of its own, which is left to a disk that hangs.
+    """The result of `read`, or its exception; runs on a thread of its own, which is abandoned on a hang.
 
     Raises:
       TimeoutError: it takes longer than LONGEST; the message is one line and names `what` is read.

@@ -122,7 +122,7 @@ def restore(directory: pathlib.Path) -> Checkpoint:
 
 
 def _reason(error: Exception) -> str:
-    """What Orbax says, in one line; for a full disk only that it is full."""
+    """Orbax's error in one line; for a full disk only that it is full."""
     said = str(error) or type(error).__name__
     full = os.strerror(errno.ENOSPC)
     return full if full in said else said.splitlines()[0]
@@ -150,7 +150,7 @@ def _read(manager: ocp.CheckpointManager, step: int) -> Checkpoint:
 
 
 def _complete(directory: pathlib.Path) -> None:
-    """Puts a checkpoint in its place where a kill has come between the two renames of `save`."""
+    """Restores a checkpoint after a kill between the two renames of `save`."""
     new = directory / ".new"
     for path in new.glob("[0-9]*") if (new / "before").exists() else ():
         with contextlib.suppress(OSError):

@@ -52,11 +52,11 @@ class DurableStateError(Exception):
 
 
 class _Superseded(OSError):
-    """What is to be made durable is of a start before this one."""
+    """The state to write is of an earlier start."""
 
 
 class _Made(NamedTuple):
-    """How a version of a fragment was made."""
+    """The origin of a fragment's version."""
 
     round: RoundId
     version: int
@@ -123,7 +123,7 @@ class DurableState:
         RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
     def sweep(self, fragments: Sequence[int] | None = None) -> None:
-        """Removes what killed syncers left unfinished of these fragments; None: of who is known."""
+        """Removes unfinished files that killed syncers left of these fragments; None: of incarnations."""
         own = [self._incarnations()] if fragments is None else map(self._path, fragments)
         for path in own:
             array_file.sweep(self.folder, path.name)
@@ -163,7 +163,7 @@ class DurableState:
         try:
             self._save_incarnations(incarnations)
         except OSError as error:
-            self._alarm(error, "who joined is not durable")
+            self._alarm(error, "incarnations are not durable")
             return False
         return True
 
@@ -317,11 +317,11 @@ class DurableState:
         checksummed_json.save(self._incarnations(), {str(m): number for m, number in incarnations})
 
     def _load_incarnations(self) -> tuple[tuple[int, int], ...]:
-        """By learner, the newest of those that the shards know, of which there may have been more."""
+        """The newest incarnation of each learner, over all shards, whose number may have changed."""
         return newest_incarnations(*map(self._known_to, self._all_incarnations()))
 
     def _all_incarnations(self) -> list[pathlib.Path]:
-        """Of the first shard, and of each other that has written who it knows."""
+        """The incarnations of the first shard, and of each other that has written its own."""
         return [self._incarnations(0), *sorted(self.folder.glob(f"{_INCARNATIONS}-[0-9]*.json"))]
 
     def _known_to(self, path: pathlib.Path) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Whether a folder can be written to, tried before anything is done for what will be there."""
+"""Tests whether a folder can be written to, before any work for what will be there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_inside(folder: pathlib.Path, names: Mapping[str, bool]) -> None:
 
 
 def existing(path: pathlib.Path) -> pathlib.Path:
-    """The nearest folder on the way to the path that is there."""
+    """The nearest existing folder on the path."""
     return next(part for part in (path.absolute(), *path.absolute().parents) if os.path.isdir(part))
 
 

@@ -58,7 +58,7 @@ class StateOfAllHosts(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class StateHeader:
-    """What belongs to the arrays of a learner's state; JSON has all of it.
+    """The header of a learner's state, in JSON.
 
     Attributes:
       run: the run's id, hex.
@@ -143,7 +143,7 @@ class LearnerStates:
         return numbers
 
     def forget(self) -> None:
-        """Lets go of the checkpoint that is at hand."""
+        """Releases the open checkpoint."""
         self._at_hand = {}
 
     def newest(self, run: str, among: Collection[int] | None = None) -> LearnerState | None:
@@ -231,7 +231,7 @@ class LearnerStates:
         return self.folder / f"{_PREFIX}.{self._host}.{number}"
 
     def _paths(self) -> list[epath.Path]:
-        """Of all checkpoints, newest first; raises OSError."""
+        """Paths of all checkpoints, newest first; raises OSError."""
         if self.folder is None:
             return []
         ours = f"{_PREFIX}.{self._host}."
@@ -254,7 +254,7 @@ def _own_blocks(array: Array) -> Blocks:
 
 
 def of_all_hosts(folder: pathlib.Path) -> LearnerState:
-    """The one checkpoint in a folder, put together of what its hosts have written.
+    """The one checkpoint in a folder, assembled from its hosts' files.
 
     Raises ValueError where it cannot be used, or FileNotFoundError.
     """

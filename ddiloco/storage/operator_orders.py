@@ -1,4 +1,4 @@
-"""What an operator has ordered, for all shards of the syncer and for those that are started later.
+"""An operator's orders, for all shards of the syncer and those that start later.
 
 One file, which any shard may change and all of them watch.
 """
@@ -20,7 +20,7 @@ _LOCK = "operator.lock"
 
 
 class StandingOrders(NamedTuple):
-    """As the last command left it."""
+    """The orders after the last command."""
 
     stopped: bool = False  # the run; whatever an engine starts then does not go on with it
     drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
@@ -29,7 +29,7 @@ class StandingOrders(NamedTuple):
 
     @property
     def over(self) -> str | None:
-        """How the run came to be stopped; None: it is not."""
+        """The reason for which the run was stopped; None: it was not."""
         if not self.stopped:
             return None
         return f"has failed: {self.failure}" if self.failure else "was stopped by its operator"
@@ -48,7 +48,7 @@ class StandingOrders(NamedTuple):
 
 
 def load(folder: pathlib.Path) -> StandingOrders:
-    """What was said, nothing at first; raises RunMarkError: the file cannot be used."""
+    """The orders so far, empty at first; raises RunMarkError: the file cannot be used."""
     path = folder / NAME
     try:
         values = json.loads(path.read_text())

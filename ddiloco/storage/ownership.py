@@ -58,7 +58,7 @@ def _lock(workdir: pathlib.Path, file: int) -> None:
         raise ConfigError(f"workdir: {workdir}: cannot be locked (flock): {error.strerror}") from None
     if not taken:
         holder = os.read(file, 500).decode(errors="replace").strip() or "another process"
-        raise ConfigError(f"workdir: {workdir}: belongs to a run that goes on, of {holder}")
+        raise ConfigError(f"workdir: {workdir}: belongs to a run in progress, of {holder}")
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     with contextlib.suppress(OSError):  # a full disk must not keep a run from owning it
         os.ftruncate(file, 0)

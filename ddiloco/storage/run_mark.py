@@ -1,6 +1,6 @@
-"""Which run a folder belongs to: a random id, drawn when the run first starts and kept while it goes on.
+"""The identity of a run's folder: a random id, drawn at the run's first start.
 
-The file with it is the last thing that a run's start writes: where it is, all that the run needs is too.
+Its file is the last that a start writes: once it exists, all that the run needs does too.
 """
 
 from __future__ import annotations

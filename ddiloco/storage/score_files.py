@@ -1,7 +1,6 @@
-"""What a remote run's evaluator and syncer tell each other, in a folder of the workdir.
+"""Files by which a remote run's evaluator and syncer communicate, in a folder of the workdir.
 
-The evaluator adds a line for each score. At the end the syncer says in a file which score is the last that it
-wants.
+The evaluator adds a line for each score. At the end the syncer writes which score is the last.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FOLDER = "evaluator"  # of a run, in its workdir
 
 
 class Wanted(NamedTuple):
-    """The last score that a syncer wants, of the fragments as it leaves them."""
+    """The last score that a syncer wants, of its final fragments."""
 
     run: str
     ask: str
@@ -35,7 +34,7 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A score of the global model; `loss` None: none is wanted, or `problem` says why there is none."""
+    """A score of the global model; `loss` None: none was wanted, or `problem` has the reason."""
 
     run: str
     step: int  # the global step
@@ -49,7 +48,7 @@ class Scored:
 
 
 class Scores:
-    """The folder, as one of the two sees it."""
+    """The folder of scores, for either side."""
 
     def __init__(self, workdir: pathlib.Path) -> None:
         self._lock = workdir / EVALUATOR_LOCK
@@ -63,7 +62,7 @@ class Scores:
         file.close()
 
     def new(self) -> list[Scored]:
-        """The scores that have come since the last call; for the syncer."""
+        """The scores since the last call; for the syncer."""
         try:
             with self._lines.open("rb") as file:
                 file.seek(self._read)
@@ -78,12 +77,12 @@ class Scores:
         return found
 
     def want(self, wanted: Wanted) -> None:
-        """Says which score is the last; for the syncer. Raises OSError."""
+        """Writes which score is the last; for the syncer. Raises OSError."""
         self._wanted.parent.mkdir(exist_ok=True)
         array_file.replace(self._wanted, [json.dumps(wanted._asdict()).encode()])
 
     def wanted(self) -> Wanted | None:
-        """The last score that the syncer wants, if it has said so."""
+        """The last score that the syncer wants, if it has written that."""
         try:
             values: dict[str, Any] = json.loads(self._wanted.read_text())
             return Wanted(**{**values, "versions": tuple(values["versions"])})
@@ -92,7 +91,7 @@ class Scores:
 
     @contextlib.contextmanager
     def attending(self) -> Iterator[bool]:
-        """Lets the syncer see that there is an evaluator, until the `with` block ends or this process does.
+        """Marks an evaluator as present until the `with` block or this process ends.
 
         Gives False if there is one already.
         """
@@ -101,5 +100,5 @@ class Scores:
             yield take(file.fileno())
 
     def attended(self) -> bool | None:
-        """Whether there is an evaluator at the moment; None: in this workdir there never was one."""
+        """Whether there is an evaluator at present; None: there has never been one in this workdir."""
         return is_locked(self._lock)

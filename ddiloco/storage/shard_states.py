@@ -1,4 +1,4 @@
-"""What each shard of the syncer tells the others, in a small file of its own in the syncer's folder."""
+"""The state that each shard of the syncer shares with the others, in a small file of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "shard-"
 
 
 class ShardState(NamedTuple):
-    """As the shard's newest process wrote it."""
+    """The state written by the shard's newest process."""
 
     start: str  # of the run, as its mark names it: what is of another start is void
     shards: int  # S, of which it is one
@@ -27,7 +27,7 @@ class ShardState(NamedTuple):
 
 
 def load(folder: pathlib.Path, shard: int) -> ShardState | None:
-    """The state of a shard; None: there is none that can be read."""
+    """The state of a shard; None: not readable."""
     try:
         values = json.loads(_path(folder, shard).read_text())
         start, address = str(values["start"]), str(values["address"])

@@ -34,7 +34,7 @@ class SnapshotError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotHeader:
-    """What a snapshot is of.
+    """The description of a snapshot.
 
     Attributes:
       run: the run's id, hex.

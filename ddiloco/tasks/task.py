@@ -44,7 +44,7 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def loss(self) -> Loss:
-        """What is minimised."""
+        """The loss."""
 
     @property
     @abc.abstractmethod
@@ -54,7 +54,7 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def row_tokens(self) -> int:
-        """How many targets of a full row count."""
+        """Number of counted targets of a full row."""
 
     def step_flops(self, rows: int) -> float:
         """Floating-point operations of a step on so many rows, by the model's own formula."""
@@ -87,6 +87,6 @@ class Task(abc.ABC):
         return False
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
-        """What the model makes of unseen data, to look at, of a task that `samples`."""
+        """The model's output for unseen data, for people, of a task that `samples`."""
         del params
         return None

@@ -1,1 +1,1 @@
-"""How a run is seen: records from its threads, and one monitor that owns files, plots and the terminal."""
+"""Observation of a run: records from its threads, and a monitor for files, plots and the terminal."""

@@ -14,7 +14,7 @@ NO_MORE = "there are more alarms than are kept and shown"
 
 
 class Alarms:
-    """What went wrong so far, in order; one entry for each key however often it happens, but not too many."""
+    """Problems so far, in order; one entry for each key however often it happens, bounded in number."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         """`show` is called with each new alarm's sentence."""
@@ -28,7 +28,7 @@ class Alarms:
         return list(dict.fromkeys(self._by_key.values()))
 
     def recall(self, sentences: Iterable[str]) -> None:
-        """Takes in what earlier processes have shown; what they said is shown again where it comes again."""
+        """Loads the alarms of earlier processes; a repeated one is shown again."""
         for sentence in sentences:
             self._by_key[sentence] = sentence
             self._kinds[_kind(sentence)] += 1

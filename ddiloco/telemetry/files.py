@@ -17,12 +17,12 @@ from ddiloco.telemetry.alarms import Alarms
 
 UNFINISHED = ".new"  # how the name of a file ends that is still being written
 MAX_PENDING = 1 << 24  # bytes of a file that the disk has not taken
-MAX_BYTES = 1 << 30  # of a file that grows by what a learner says
+MAX_BYTES = 1 << 30  # of a file of learners' records
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives the path to write to; at the end of the `with` block the file there takes the place of `path`.
+    """Yields a path to write to; after the `with` block that file replaces `path`.
 
     A reader sees the old file or the new one. Raises OSError where the disk refuses; the old one then stands.
     """
@@ -43,7 +43,7 @@ def write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """What is in the file; empty if there is none that can be read."""
+    """The file's content; empty if it is missing or invalid."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

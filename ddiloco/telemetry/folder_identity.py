@@ -44,7 +44,7 @@ def take(file: int) -> bool:
 
 
 def is_locked(path: pathlib.Path) -> bool | None:
-    """Whether a process has taken the file; None: there is no such file."""
+    """Whether a process has locked the file; None: there is no such file."""
     with contextlib.suppress(FileNotFoundError), path.open() as file:
         return not _locked(file.fileno(), fcntl.LOCK_SH)
     return None

@@ -1,4 +1,4 @@
-"""Amounts as people say them; a dash is not known."""
+"""Formats amounts for people; unknown ones are a dash."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SHORTEST = 600.0  # seconds without a step that mean nothing yet to an engine
 
 
 class Health:
-    """What is known of this process's health.
+    """The health of this process.
 
     It is ready once it has been said to be, and lives unless a learner in the middle of its steps takes no
     further one for more than `shortest` seconds and ten times the median of the last ones, before the first
@@ -41,7 +41,7 @@ class Health:
             record(one)
             with self._lock:
                 now = self._clock()
-                if isinstance(one, StateChanged):  # who waits for the syncer does not hang
+                if isinstance(one, StateChanged):  # waiting for the syncer is no hang
                     self._since = now if one.state is State.STEPPING else None
                 elif isinstance(one, StepDone):
                     if self._since is not None:
@@ -93,7 +93,7 @@ def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # a line for each probe would help nobody
+        def log_message(self, format: str, *args: object) -> None:  # a line for each probe would be noise
             del format, args
 
     host, _, port = address.rpartition(":")

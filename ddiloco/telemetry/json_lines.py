@@ -1,4 +1,4 @@
-"""Prints what a process says as JSON, an object a line, for log collectors (`config.log.json`)."""
+"""Prints a process's output as JSON, an object a line, for log collectors (`config.log.json`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class JsonLines(io.TextIOBase):
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        """Keeps the text until its line ends; empty lines say nothing."""
+        """Buffers the text until its line ends; empty lines are dropped."""
         *whole, self._begun.text = (getattr(self._begun, "text", "") + text).split("\n")
         objects = [self._object(line.strip("\r")) for line in whole if line.strip()]
         with self._lock:

@@ -49,7 +49,7 @@ LONGEST_RECALL = 900.0  # seconds to read what earlier processes have left, a Gi
 
 
 class Monitor:
-    """Takes records from any thread and writes what a run leaves behind (docs: the workdir's contract).
+    """Receives records from any thread and writes the run's files (docs: the workdir's contract).
 
     Nothing that goes wrong in here ends the run: a file that cannot be written, or a record that cannot
     be read, is shown once on stderr and kept in the summary's `alarms`; files are tried again.
@@ -227,9 +227,9 @@ class Monitor:
             case "learner_lost" if not finished:
                 self._print(f"learner {learner} lost: {values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:
-                self._print(f"learner {learner} is silent; the others go on")
+                self._print(f"learner {learner} is silent; the others continue")
             case "learner_returned":
-                self._print(f"learner {learner} is heard again", unless_quiet=True)
+                self._print(f"learner {learner} sends messages again", unless_quiet=True)
             case "learner_ready" if was_away:
                 self._print(f"learner {learner} is back", unless_quiet=True)
 

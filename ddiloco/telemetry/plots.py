@@ -1,4 +1,4 @@
-"""Figures: what all share, who are written whole or not at all and look alike; and `loss.png` of a run."""
+"""Figures: shared style, atomic writes, and `loss.png` of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace of some of a learner's steps by `jax.profiler`, taken while the run goes on."""
+"""A trace of some of a learner's steps by `jax.profiler`, during the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = "profile"  # of a run, in its workdir
 
 
 class Watch(Protocol):
-    """What sees the records of a process as they pass."""
+    """An observer of a process's records."""
 
     def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
         """`record`, with what passes through it seen."""

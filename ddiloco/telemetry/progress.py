@@ -1,4 +1,4 @@
-"""What the terminal shows: one live line, or plain lines now and then where there is no terminal."""
+"""The terminal's output: one live line, or plain lines now and then without a terminal."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def fitted(parts: Sequence[str], columns: int) -> str:
 
 
 class RecentSpeed:
-    """How fast a run has recently been, from samples of its step and its tokens."""
+    """The recent speed of a run, from samples of its step and its tokens."""
 
     def __init__(self) -> None:
         self._samples: collections.deque[tuple[float, int, int]] = collections.deque()
@@ -171,7 +171,7 @@ class Progress:
             self._out.flush()
 
     def _print(self, line: str, stream: TextIO) -> None:
-        """A line whose stream has no room for it is lost: nothing waits for a reader."""
+        """A line that the stream has no room for is dropped, so that nothing waits for its reader."""
         if not has_room(stream) or not has_room(self._out):
             return
         line = printable(line, LONGEST_LINE)

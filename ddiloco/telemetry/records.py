@@ -1,4 +1,4 @@
-"""What the threads of a run tell its monitor. Threads only put these in a queue.
+"""Records, from the threads of a run to its monitor.
 
 `time` is in unix seconds in real runs and in virtual seconds in virtual ones. Values may be device
 scalars that are complete; only the monitor's thread turns them into floats.
@@ -155,7 +155,7 @@ def write_out(record: Callable[[Record], None], seconds: float = 2.0, summary: b
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line, as alarms say it; libraries tell more, or what a file made them tell."""
+    """A problem in one line, as in alarms; libraries' messages are longer and may quote a file."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = next(iter(str(error).splitlines()), "")
@@ -183,7 +183,7 @@ def guarded(notices: Sequence[Notice], round_id: RoundId, time: float) -> list[R
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known about a run before it starts."""
+    """Facts about a run before it starts."""
 
     algorithm: str
     num_learners: int  # as many as it starts with

@@ -148,7 +148,7 @@ class RunFiles:
 
     @property
     def _in_real_time(self) -> bool:
-        """Whether it goes on, by this machine's clock."""
+        """Whether the run is going on, by this machine's clock."""
         return self.going_on and self.config.get("driver") != "virtual"
 
     @property
@@ -159,7 +159,7 @@ class RunFiles:
 
     @property
     def started(self) -> float:
-        """When the run began; 0 before that."""
+        """Start of the run; 0 before that."""
         return self.state.slots.start if self.state.slots is not None else 0.0
 
     def read(self, budget: float = math.inf) -> bool:
@@ -247,7 +247,7 @@ def recall(workdir: pathlib.Path, state: RunState, alarms: Alarms) -> None:
 
 
 def is_over(workdir: pathlib.Path, steps: int) -> bool:
-    """Whether the run has come to all of these steps, with everything saved."""
+    """Whether the run has reached these steps, with everything saved."""
     summary = read_json(workdir / "summary.json")
     step = summary.get("step")
     return summary.get("finished") is True and isinstance(step, int) and step >= steps

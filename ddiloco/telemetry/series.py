@@ -1,4 +1,4 @@
-"""What happened over time in bounded memory: curves, sums in slots of time, states in spans, durations."""
+"""Time series in bounded memory: curves, sums in time slots, spans of states, durations."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Curve:
 
 
 class Slots:
-    """Sums by name in slots of equal time; they get wider when there are too many."""
+    """Sums by name in slots of equal length, which doubles when there are too many."""
 
     def __init__(self, start: float, capacity: int = 256, width: float = 0.25) -> None:
         """`start`: seconds; what is earlier counts in the first slot. `capacity`: even."""
@@ -125,7 +125,7 @@ class StateSpan(NamedTuple):
 
 
 class Lane:
-    """The spans of one learner, at most `capacity`; when there are more, each stands for several."""
+    """The spans of one learner, at most `capacity`; beyond that each stands for several."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
@@ -141,7 +141,7 @@ class Lane:
         self.state, self.since = state, time
 
     def hung(self, start: float, end: float) -> None:
-        """It had stood still since `start`, though it should have stepped."""
+        """It has stood still since `start`, though it should have stepped."""
         if self.state is not None and end > max(start, self.since):
             state = self.state
             self._close(max(start, self.since))
@@ -180,7 +180,7 @@ def coarse(spans: list[StateSpan], most: int) -> list[StateSpan]:
 
 @dataclasses.dataclass
 class Performance:
-    """Of one learner or several, over the steps that this process has heard of, in bounded memory."""
+    """Performance of one or more learners, over this process's records, in bounded memory."""
 
     classes: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)  # of durations
     seconds: float = 0.0  # of steps that were timed
@@ -190,7 +190,7 @@ class Performance:
     peak_bytes: dict[str, int] = dataclasses.field(default_factory=dict)  # by device
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Takes in what `ddiloco.training.step_meter` measured of a step, if it did."""
+        """Adds the measurements of `ddiloco.training.step_meter` of a step, if any."""
         for name, value in metrics.items():
             if name.startswith(PEAK_BYTES):
                 self.peak_bytes[name.removeprefix(PEAK_BYTES)] = int(value)

@@ -88,7 +88,7 @@ class SkipWatch:
             self._end(self.failure)
 
     def _learns_nothing(self) -> bool:
-        """Whether all learners that are there have skipped nearly all of their last steps."""
+        """Whether all present learners have skipped nearly all of their last steps."""
         each = self._last.values()
         skipped = (
             len(last) == self._judged and sum(s for _, s in last) >= NEARLY_ALL * len(last) for last in each

@@ -1,4 +1,4 @@
-"""What the records of a run add up to: the one fold of summary, progress line, figures, page and report.
+"""The state of a run, folded from its records: for summary, progress line, figures, page and report.
 
     threads --records--> monitor --> RunState --> summary.json, progress line, loss.png, metrics
                             |--> RunLines --> *.jsonl --> RunFiles --> RunState --> view --> page, report
@@ -39,10 +39,10 @@ SETTLED = 4
 """Rounds of each fragment before anything is said of what is merged of whose work."""
 
 MAX_REASONS = 200  # that are counted each by itself
-MAX_FAILURES = 50  # deaths whose tracebacks are kept
+MAX_FAILURES = 50  # tracebacks kept
 MAX_EVENTS = 200
 OTHERS = "others"
-RECENT_STEPS = 32  # of a learner, of which it is said how many were skipped
+RECENT_STEPS = 32  # of a learner, for its share of skipped ones
 RECENT_ROUNDS = 64
 STANDSTILL = 10.0  # steps without a step
 LEAST_STANDSTILL = 5.0  # seconds
@@ -84,7 +84,7 @@ def _recent(length: int) -> Any:
 
 @dataclasses.dataclass
 class LearnerProgress:
-    """What one learner did."""
+    """Progress of one learner."""
 
     steps: int = 0
     tokens: int = 0
@@ -98,7 +98,7 @@ class LearnerProgress:
     last_seen: float = -math.inf  # its last step or change of state
     changed_at: float = -math.inf  # its last change of state
     not_finite: bool = False  # the newest loss
-    silent: bool = False  # the syncer has not heard of it
+    silent: bool = False  # no message for the silence timeout
     starts: int = 0  # of its processes
     lane: Lane = dataclasses.field(default_factory=Lane)
     hosts: dict[int, Lane] = dataclasses.field(default_factory=dict)  # of a learner of several: see HOST_KIND
@@ -144,7 +144,7 @@ class RoundStats:
 
     @property
     def recorded(self) -> int:
-        """Those of them that were told of."""
+        """The recorded ones among them."""
         return self.quorums.total()
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -168,11 +168,11 @@ class RoundStats:
         return sum(size * n for size, n in self.quorums.items()) / self.recorded if self.recorded else None
 
     def mean_share(self) -> float | None:
-        """Of the learners that were there, the share that was in; None where that is not known."""
+        """Mean share of the present learners in a merge; None: unknown."""
         return sum(size * n for size, n in self.quorums.items()) / self.live if self.live else None
 
     def mean_seconds(self, name: str) -> float | None:
-        """What a round took on average, of ROUND_SECONDS; None before the first."""
+        """Mean seconds of a round's parts, by ROUND_SECONDS; None before the first."""
         return self.seconds[name] / self.recorded if self.recorded else None
 
 
@@ -203,10 +203,10 @@ class RunState:
         self.slots: Slots | None = None  # sums over time, from the first step or change of state on
         self._recent: collections.deque[float] = collections.deque(maxlen=10 * max(1, info.num_learners))
 
-    # What it is told.
+    # Records.
 
     def apply(self, record: Record) -> None:
-        """Takes a record in; one of the protocol of an unknown name changes nothing."""
+        """Applies a record; an unknown one of the protocol changes nothing."""
         match record:
             case StepDone():
                 self._seen(record.time)
@@ -292,7 +292,7 @@ class RunState:
         learner.skips.append(skipped)
         learner.performance.add(record.metrics)
         sums: dict[Any, float] = {("tokens", number): tokens, "tokens": tokens}
-        # The time of a skipped step is lost; a baseline is one job, of which learner 0 tells.
+        # The time of a skipped step is lost; a baseline is one job, reported by learner 0.
         ended = max(time, learner.changed_at)
         if self.info.num_fragments:
             self.timelines.step_ended(number, ended, skipped)
@@ -403,7 +403,7 @@ class RunState:
             self.slots = Slots(time)
         return self.slots
 
-    # What it says.
+    # Results.
 
     @property
     def tokens(self) -> int:
@@ -435,7 +435,7 @@ class RunState:
         return merged / (fragments * self.tokens) if merged and self.tokens else None
 
     def left_out(self) -> dict[int, float]:
-        """The shares of learners that are there and train in vain."""
+        """The merged shares of present learners that train in vain."""
         settled = min(self.rounds.by_fragment.values(), default=0) >= SETTLED
         if not settled or len(self.rounds.by_fragment) != self.info.num_fragments:
             return {}
@@ -546,7 +546,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "failures": [dataclasses.asdict(death) for death in state.failures],
         "alarms": alarms,
         "params_sha256": None,
-        "finished": False,  # until the run says so, with everything saved
+        "finished": False,  # until the run ends, with everything saved
         "interrupted": False,
     }
     return as_json(values)

@@ -1,4 +1,4 @@
-"""What may be written to a terminal: no control characters, and only as much as its reader takes."""
+"""Safe output to a terminal: no control characters, and no blocking on its reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def printable(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def has_room(stream: TextIO) -> bool:
-    """Whether a line can be written without waiting for the stream's reader; True where nobody can tell."""
+    """Whether a line can be written without waiting for the stream's reader; True if unknown."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

@@ -1,4 +1,4 @@
-"""How fast bytes have moved, such as those of welcomes, and so how long to wait for more of them."""
+"""Measured throughput of transfers, and the timeouts that follow from it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Cut:
     states: Mapping[int, tuple[int, float]] = dataclasses.field(default_factory=dict)
 
     def at(self, learner: int) -> float:
-        """When the learner is cut (seconds)."""
+        """Time at which the learner is cut (seconds)."""
         return self.states[learner][1] if learner in self.states else self.time
 
 
@@ -103,7 +103,7 @@ def _split(path: pathlib.Path, gone_to: pathlib.Path, cut: Cut) -> None:
 
 
 def _stays(path: pathlib.Path, cut: Cut) -> Callable[[int, Mapping[str, Any]], bool]:
-    """Tells of a line's number, torn ones not counted, and its values whether it stays."""
+    """A predicate for lines, by number, torn ones not counted, and values: whether a line is kept."""
     if path.name == "steps.jsonl" and int(path.parent.name) in cut.states:
         place = _place(read_values(path), *cut.states[int(path.parent.name)])
         return lambda number, _: number < place

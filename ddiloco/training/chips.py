@@ -1,4 +1,4 @@
-"""What the chips that this package is compiled for can do, from their makers' pages."""
+"""Peak performance of the chips that this package is compiled for, from their makers' pages."""
 
 from __future__ import annotations
 

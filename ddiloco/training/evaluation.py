@@ -29,7 +29,7 @@ class Score(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def make_eval_step(model_config: Any, mesh: Mesh, loss: Loss = next_token_loss) -> EvalStep:
-    """The jitted `(params, batch) -> LossSums` of one batch, without z-loss; all that ask for it share it."""
+    """The jitted `(params, batch) -> LossSums` of one batch, without z-loss; cached."""
     constrain = OnMesh(mesh)
 
     def step(params: Parameters, batch: Batch) -> LossSums:

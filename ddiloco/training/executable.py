@@ -62,7 +62,7 @@ def load(path: pathlib.Path, lowered: jax.stages.Lowered, mesh: Mesh) -> jax.sta
 
 
 def _described(lowered: jax.stages.Lowered, mesh: Mesh) -> dict[str, Any]:
-    """What must be the same where the program is compiled and where it runs; JSON values."""
+    """Properties that must be the same where the program is compiled and where it runs; JSON values."""
     devices = mesh.devices.flat
     return {
         "jax": jax.__version__,

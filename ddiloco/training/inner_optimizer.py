@@ -67,7 +67,7 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: int) -> np.fl
 
 
 def decay_mask(params: Mapping[str, Any]) -> dict[str, bool]:
-    """Which parameters decay: matrices, but no embedding, norm or bias."""
+    """The parameters with weight decay: matrices, but no embedding, norm or bias."""
 
     def decays(name: str, axes: int) -> bool:
         return axes >= 2 and not name.endswith("/bias") and not name.startswith("embed")
@@ -127,7 +127,7 @@ _UPDATE_RMS = 0.2
 
 
 class MuonState(NamedTuple):
-    """What Muon keeps from step to step."""
+    """Muon's state between steps."""
 
     steps: jax.Array  # taken, int32
     mu: optax.Updates  # the mean of the gradients of each matrix

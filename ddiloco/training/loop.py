@@ -1,4 +1,4 @@
-"""What the author of a training loop says of it; docs/your_own.md explains it."""
+"""A user's training loop; docs/your_own.md explains it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a loop runs, and on which share of the data.
+    """A loop's devices and share of the data.
 
     Attributes:
       learner: its number, from 0.

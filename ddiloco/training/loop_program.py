@@ -1,4 +1,4 @@
-"""A loop of one's own as a learner runs it: its parameters by name, apart from the rest of its state."""
+"""A user's loop as a learner runs it: its parameters by name, apart from the rest of its state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LoopProgram:
     """One learner's loop on its devices; a `Program` of `ddiloco.workers.learner_arrays`.
 
     In its TrainState `params` are the loop's parameters by name, and `opt_state` is the list of all other
-    arrays of its state. What else is in the state, such as functions, stays as `init` made it.
+    arrays of its state. Leaves that are no arrays, such as functions, stay as `init` made them.
     """
 
     def __init__(self, loop: Loop, place: Place) -> None:
@@ -43,7 +43,7 @@ class LoopProgram:
         self._all = [_abstract(leaf) for leaf in self._all]
 
     def compile(self) -> None:
-        """Takes a step on a state that is thrown away; raises ConfigError for what no Loop may give."""
+        """Takes a step on a scratch state; raises ConfigError for invalid results of the loop."""
         batch = next(iter(self.loop.batches()), None)
         if batch is None:
             raise ConfigError("loop.batches: gave no batch, but must give an endless iterator of them")
@@ -102,7 +102,7 @@ class LoopProgram:
     def state_from(
         self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
     ) -> TrainState:
-        """A state with a copy of these host parameters and of this rest; None: the rest that `init` makes."""
+        """A state with a copy of these host parameters and of this rest; None: the rest of a new `init`."""
         own = self._copy({name: jax.device_put(params[name], self.shardings[name]) for name in self._slots})
         if inner is None:
             return TrainState(own, self._parted(jax.tree.leaves(self._begun())).opt_state)
@@ -121,7 +121,7 @@ class LoopProgram:
         return leaves
 
     def _begun(self) -> Any:
-        """A state of `init`, of which every array is another one, and on devices for good."""
+        """A new state of `init`, each array a copy of its own, committed to devices."""
         with jax.default_device(self._device):
             state = self.loop.init()
             spread = any(isinstance(x, jax.Array) and len(x.devices()) > 1 for x in jax.tree.leaves(state))
@@ -179,7 +179,7 @@ class LoopBatches:
         return {**state, "iterator": own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken; raises DataError if that was of another learner's batches."""
+        """Continues at the position `state`; raises DataError if that is of another learner's batches."""
         if {name: state.get(name) for name in self._whose} != self._whose:
             raise DataError(f"the saved position is {dict(state)}, but must be of batches of {self._whose}")
         saved: Any = state.get("iterator")
@@ -200,7 +200,7 @@ class LoopBatches:
 
 
 def _parameters(tree: Any, leaves: Sequence[Any]) -> tuple[dict[str, int], Any]:
-    """Where among the leaves of the state each parameter is, by name, in the order of the tree's leaves."""
+    """Index of each parameter among the leaves of the state, by name, in the order of the tree's leaves."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     index = {id(leaf): i for i, leaf in enumerate(leaves)}
     names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in found]
@@ -219,7 +219,7 @@ def _parameters(tree: Any, leaves: Sequence[Any]) -> tuple[dict[str, int], Any]:
 
 
 def _owned(leaf: Any, home: Sharding) -> Any:
-    """A copy of an array or number that stays where it is, or at `home` if it is nowhere in particular."""
+    """A copy of an array or number with the same sharding, or with that of `home` if uncommitted."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
         return leaf
     array = jnp.array(leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))

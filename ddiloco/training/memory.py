@@ -1,4 +1,4 @@
-"""How glibc gives out memory: the next step reuses the buffers of the last. Without glibc nothing changes."""
+"""Settings of glibc's allocator: each step reuses the buffers of the last. No effect without glibc."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -3, -1, -2, -8
 
 
 def one_arena() -> None:
-    """Makes all threads share one arena; to be called while there is only the main thread.
+    """Makes all threads share one arena; call it while there is only the main thread.
 
-    A thread that began earlier may have made another one, which cannot grow beyond 64 MiB: allocating
-    there takes fresh pages for every large buffer. Which of the later threads do so is a matter of luck.
+    An earlier thread may have made another arena, which cannot grow beyond 64 MiB: there every large buffer
+    takes fresh pages. Which later threads use it is random.
     """
     _set((_ARENA_MAX, 1))
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc reuse the buffers of one step for the next instead of returning them to the system.
+    """Makes glibc reuse a step's buffers for the next instead of returning them to the system.
 
-    On CPU devices every step would otherwise take its temporaries as fresh pages, a third of the time of the
-    tiny preset.
+    On CPU devices every step would otherwise take fresh pages for its temporaries, a third of the tiny
+    preset's time.
     """
     one_arena()
     _set((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1), (_TOP_PAD, 64 << 20))
 
 
 def return_freed() -> None:
-    """Returns what has been freed to the system, such as after a start that needed more than what follows."""
+    """Returns freed memory to the system, as after a start that needed more than training does."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

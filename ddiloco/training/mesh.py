@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ddiloco.config import ConfigError, setting
 
 MESH_AXES = ("slice", "data", "stage", "fsdp", "tensor", "expert")
-MOST_EXPERT_SHARDS = 8  # where nothing else is said: more would leave too few experts to each
+MOST_EXPERT_SHARDS = 8  # by default: more would leave too few experts to each
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def logical_axes(config: Any) -> dict[str, Axes]:
 
 
 def num_parameters(config: Any) -> int:
-    """How many elements the parameters have together."""
+    """Total number of elements."""
     return sum(math.prod(leaf.shape) for leaf in abstract_parameters(config).values())
 
 

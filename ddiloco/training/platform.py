@@ -1,4 +1,4 @@
-"""How a process sets up JAX and its memory, before it makes its first array."""
+"""Set-up of JAX and memory in a process, before its first array."""
 
 from __future__ import annotations
 

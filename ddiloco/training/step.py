@@ -33,7 +33,7 @@ Metrics = dict[str, jax.Array]
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What an inner step reads and replaces; the learner keeps the clock, not this state."""
+    """The state that an inner step reads and replaces; the learner keeps the clock."""
 
     params: dict[str, Any]
     opt_state: optax.OptState
@@ -61,7 +61,7 @@ def _laid(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
 
 
 def shard_bytes(tree: Any) -> int:
-    """What of abstract arrays one device has."""
+    """One device's part of abstract arrays."""
     return sum(
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in jax.tree.leaves(tree)

@@ -1,4 +1,4 @@
-"""What a learner's steps take, measured where they end: nothing in here waits for the devices."""
+"""Measurements of a learner's steps at their ends, without waiting for the devices."""
 
 from __future__ import annotations
 

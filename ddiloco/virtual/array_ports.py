@@ -1,4 +1,4 @@
-"""What a virtual fleet asks of arrays, and counting substitutes for a fleet without any."""
+"""The arrays of a virtual fleet as an interface, and counting substitutes for a fleet without any."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SyncerArrays(Protocol):
 
 
 class Observer:
-    """Hears what happens in a fleet; does nothing unless a method is overridden. Times are virtual."""
+    """Is notified of a fleet's events; does nothing unless a method is overridden. Times are virtual."""
 
     def syncer_handled(self, event: events.SyncerEvent, out: list[Any], now: float, shard: int = 0) -> None:
         """The core of a shard of the syncer took an event and answered with these actions."""
@@ -67,10 +67,10 @@ class Observer:
         """A `VirtualLearner` has made a checkpoint of its state."""
 
     def resumed(self, learner: Any, checkpoint: VirtualCheckpoint, out: list[Any], now: float) -> None:
-        """The core of a `VirtualLearner` has taken up what a checkpoint holds."""
+        """The core of a `VirtualLearner` has resumed a checkpoint."""
 
     def guarded(self, round_id: RoundId, notices: Sequence[Notice], now: float) -> None:
-        """What was done about learners whose offers for a round are not merged."""
+        """The guard's actions on learners whose offers were left out."""
 
 
 class CountingLearner(LearnerArrays):
@@ -82,7 +82,7 @@ class CountingLearner(LearnerArrays):
         self.drawn = 0  # batches, from the start of its data
 
     def position(self) -> int:
-        """How many batches it has drawn."""
+        """Number of batches read."""
         return self.drawn
 
     def draw_from(self, position: int) -> None:
@@ -90,7 +90,7 @@ class CountingLearner(LearnerArrays):
         self.drawn = position or 0
 
     def state(self) -> tuple[None, int]:
-        """How many batches it has drawn."""
+        """Number of batches read."""
         return None, self.drawn
 
     def restore(self, arrays: None, values: int) -> None:

@@ -1,4 +1,4 @@
-"""What happens to learners and when: changes from a seeded model, or from a trace in a CSV file."""
+"""Availability of learners over time: changes from a seeded model, or from a trace in a CSV file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
 
 
 def check_lives(changes: Sequence[tuple[str, Change]], num_learners: int) -> None:
-    """Checks that no learner joins that is there, dies that is dead, or steps that is gone.
+    """Checks that no learner joins while present, dies while dead, or steps while gone.
 
     `changes`: each change with its place in the trace, in the order of their times.
 

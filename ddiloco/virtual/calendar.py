@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen when, a clock that jumps from one entry to the next, and alarms."""
+"""Virtual time: scheduled calls, a clock that jumps from one to the next, and alarms."""
 
 from __future__ import annotations
 

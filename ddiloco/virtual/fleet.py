@@ -22,10 +22,10 @@ NOTICED = 5.0  # seconds until a learner notices that it is cut off
 
 @dataclasses.dataclass(frozen=True)
 class Durations:
-    """How long what is not simulated takes, in virtual seconds."""
+    """Durations of processes that are not simulated, in virtual seconds."""
 
     merge: Callable[[], float] = lambda: 0.0
-    notice_seconds: float = 0.0  # until the syncer hears of a death
+    notice_seconds: float = 0.0  # until the syncer detects a death
     recovery_seconds: float = 0.0  # from a learner's start until it asks to join
 
 
@@ -51,7 +51,7 @@ class Fleet:
         make_syncer: Callable[..., VirtualSyncer] = VirtualSyncer,
         shards: int = 1,
     ) -> None:
-        """`takes`: how long what is not simulated takes.
+        """`takes`: durations of what is not simulated.
 
         `shards`: processes of the syncer, each with fragments of its own.
         """
@@ -74,7 +74,7 @@ class Fleet:
 
     @property
     def over(self) -> bool:
-        """Whether all shards of the syncer have finished; until then those that have go on answering."""
+        """Whether all shards of the syncer have finished; finished ones serve until then."""
         return all(syncer.finished_at is not None for syncer in self.syncers)
 
     def run(self, stop: Callable[[], bool] = lambda: False, max_events: int | None = None) -> None:
@@ -89,7 +89,7 @@ class Fleet:
                 raise TimeoutError(f"the run is not over after {max_events} events")
 
     def schedule(self, changes: Iterable[Change]) -> None:
-        """Enters what happens to the learners; those that no change lets join are there from the start."""
+        """Schedules changes of learners; those without a `join` start at time 0."""
         changes = list(changes)
         first = {change.learner: change.event for change in reversed(changes)}
         for learner in self.places:
@@ -101,9 +101,9 @@ class Fleet:
     # What happens to learners.
 
     def join(self, learner: int) -> VirtualLearner:
-        """Starts a process of the learner, under the next incarnation; an old one that lives lingers.
+        """Starts a process of the learner, under the next incarnation; a living old one lingers.
 
-        It goes on from the newest checkpoint at its place, if there is one.
+        It resumes the newest checkpoint at its place, if any.
         """
         place = self.places[learner]
         incarnation = 1 + INCARNATIONS_EACH * place.starts
@@ -122,7 +122,7 @@ class Fleet:
         return process
 
     def fail(self, learner: int, notice_seconds: float | None = None) -> None:
-        """Kills the learner's process; the syncer hears of it later."""
+        """Kills the learner's process; the syncer is notified later."""
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         if process is not None and process.alive:
@@ -146,7 +146,7 @@ class Fleet:
         self.calendar.after(self.takes.recovery_seconds, self._join_if_expected, learner, place.plan)
 
     def leave(self, learner: int) -> None:
-        """The learner departs and says so; its chips are given back."""
+        """The learner departs in order; its chips are free."""
         process, place = self.processes.get(learner), self.places[learner]
         place.plan += 1
         place.recovering = False

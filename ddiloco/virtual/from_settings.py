@@ -1,4 +1,4 @@
-"""The virtual fleet of an experiment: its places, and when its learners are there, by the seed or a trace."""
+"""The virtual fleet of an experiment: hardware of its learners, and their availability by seed or trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "s
 
 
 def base_learners(experiment: Experiment) -> int:
-    """How many learners are there all the time; others come and go."""
+    """Number of permanent learners; others join and leave."""
     learners = experiment.sync.num_learners
     if experiment.virtual.availability != "spare_capacity" or experiment.algorithm in BASELINES:
         return learners
@@ -34,8 +34,8 @@ def base_learners(experiment: Experiment) -> int:
 def chips_by_learner(experiment: Experiment) -> dict[int, int]:
     """The chips of each learner.
 
-    Learner 0 of a baseline is its one job; further learners stand for its spares, or for chips that come and
-    go, so that the metrics have them.
+    Learner 0 of a baseline is its one job; further learners stand for its spares, or for chips that are added
+    and removed, so that the metrics have them.
     """
     v, learners = experiment.virtual, experiment.sync.num_learners
     chips = v.chips(learners)
@@ -67,7 +67,7 @@ def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
 
 
 def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
-    """Seconds without a merge after which a run is given up: it stands still, and no trace goes on."""
+    """Seconds without a merge after which a run that makes no progress is ended."""
     v = experiment.virtual
     told = (
         max((change.time for change in changes_of(experiment)), default=0.0)
@@ -80,7 +80,7 @@ def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
 
 
 def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:
-    """What the failure model does to the experiment's jobs: one for each learner, or one in all."""
+    """The failure model's changes to the experiment's jobs: one for each learner, or one in all."""
     v = experiment.virtual
     jobs = 1 if experiment.algorithm in BASELINES else experiment.sync.num_learners
     chips = v.chips(experiment.sync.num_learners)
@@ -90,7 +90,7 @@ def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:
 
 
 def changes_of(experiment: Experiment) -> list[Change]:
-    """What happens to a decoupled run's learners, drawn or read from the trace; may raise ConfigError."""
+    """Changes of a decoupled run's learners, sampled or from the trace; may raise ConfigError."""
     v, learners = experiment.virtual, experiment.sync.num_learners
     match v.availability:
         case "trace":
@@ -116,7 +116,7 @@ def check_fleet(experiment: Experiment) -> None:
 
 
 def _problems(experiment: Experiment) -> Iterator[str]:
-    """Which settings fit no fleet, each in a line that begins with the one to change."""
+    """Settings without a possible fleet, each in a line that begins with the one to change."""
     v, algorithm, baseline = experiment.virtual, experiment.algorithm, experiment.algorithm in BASELINES
     if base_learners(experiment) < 1:
         yield (

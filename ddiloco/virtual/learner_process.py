@@ -20,7 +20,7 @@ from ddiloco.workers.learner_actor import LearnerActor
 
 @dataclasses.dataclass
 class VirtualPlace:
-    """Where a learner runs: its hardware and its link, which outlive its process.
+    """A learner's hardware and link, which outlive its process.
 
     A process starts on `share` of the chips; with `paused` it takes no step until it is resumed.
     """
@@ -46,7 +46,7 @@ class _Step:
     clock: int
     tokens: int
     metrics: Mapping[str, Any]
-    left: float  # seconds on all chips, as of the last change of pace
+    left: float  # seconds on all chips, as of the last change of speed
     ends_at: float | None = None  # None while paused
 
 
@@ -80,7 +80,7 @@ class VirtualLearner:
         self._paused = place.paused  # what the chips do instead of stepping
         self._hung = 0  # hangs so far; only the end of the newest one counts
         self._deaf = False
-        self._share = place.share  # of its chips, and so of its pace
+        self._share = place.share  # of its chips, and so of its speed
         self._inbox: list[tuple[events.FromSyncer | events.Disconnected, Sequence[Payload]]] = []
         self._offers = WaitingFragments(place.up, calendar, functools.partial(send, self))
         self._arrives_at = 0.0  # the last of the fragments that are on their way, to it or from it
@@ -91,7 +91,7 @@ class VirtualLearner:
 
     @property
     def number(self) -> int:
-        """The learner whose process this is."""
+        """The learner of this process."""
         return self.core.learner
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class VirtualLearner:
         self._go_on()
 
     def start_from(self, checkpoint: VirtualCheckpoint, data: Watermark) -> None:
-        """Goes on from a checkpoint; `data`: after which work its data go on."""
+        """Resumes a checkpoint; `data`: the work behind which its data continue."""
         self.arrays.restore(*checkpoint.state)
         if data.bare != checkpoint.work.reached:
             self._actor.draw_from(data.position)
@@ -140,7 +140,7 @@ class VirtualLearner:
     # What happens to it.
 
     def pause(self, state: State) -> None:
-        """Takes no step until `resume`; `state` says what the chips do meanwhile. The process lives."""
+        """Takes no step until `resume`; `state` is the state of its chips meanwhile. The process lives."""
         if not self.alive:
             return
         self._put_off_step()
@@ -148,17 +148,17 @@ class VirtualLearner:
         self._show()
 
     def resume(self, share: float | None = None) -> None:
-        """Continues where it was, on this share of its chips and so of its pace; None: as before."""
+        """Continues on this share of its chips, and so of its speed; None: as before."""
         if not self.alive:
             return
         if share is not None:
-            self._put_off_step()  # what is left of it is done at another pace
+            self._put_off_step()  # the rest is done at another speed
             self._share = share
         self._paused = None
         self._continue()
 
     def hang(self, seconds: float) -> None:
-        """Neither steps nor answers for `seconds`, whatever else happens; the syncer does not hear of it."""
+        """Neither steps nor answers for `seconds`, whatever else happens; the syncer is not notified."""
         if not self.alive:
             return
         self._put_off_step()

@@ -12,7 +12,7 @@ from ddiloco.virtual.calendar import Calendar, Timer
 
 @dataclasses.dataclass(frozen=True)
 class LinkQuality:
-    """What one direction of a link does to messages."""
+    """Latency, loss and bandwidth of one direction of a link."""
 
     latency: float = 0.0  # seconds that every message takes
     bandwidth: float | None = None  # bytes a second, one fragment after the other; None: no bound
@@ -31,7 +31,7 @@ class Link:
         self.free_at = 0.0  # when all that was sent so far is on its way
 
     def arrivals(self, now: float, size: int, shard: int = 0) -> list[float]:
-        """When a message of `size` bytes, sent now, arrives: once, not at all, or twice."""
+        """Arrival times of a message of `size` bytes sent now: one, none, or two."""
         quality = self.quality
         if shard in self.cut or (quality.loss and self._rng.random() < quality.loss):
             return []
@@ -39,7 +39,7 @@ class Link:
         return [self._sent(now, size) + quality.latency + self._delay() for _ in range(copies)]
 
     def _sent(self, now: float, size: int) -> float:
-        """When the last byte has been sent; what has none goes by a stream of its own, without waiting."""
+        """When the last byte is sent; messages without bytes use a stream of their own, without waiting."""
         if self.quality.bandwidth is None or not size:
             return now
         self.free_at = max(now, self.free_at) + size / self.quality.bandwidth
@@ -50,7 +50,7 @@ class Link:
 
 
 class WaitingFragments:
-    """What waits until a link is free: of each fragment the newest version or offer, as on a real link.
+    """The queue of a link: of each fragment the newest version or offer, as on a real link.
 
     So a link that is too thin for all of them falls no further behind.
 

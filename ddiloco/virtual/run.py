@@ -157,7 +157,7 @@ class TapingObserver(RecordingObserver):
         self._tape(learner.number, learner.process).heard(event, now)
 
     def recovered(self, learner: VirtualLearner, donor: VirtualLearner | None, now: float) -> None:
-        """A learner takes in its welcome, with the inner state that the donor has now; None: a fresh one."""
+        """A learner loads its welcome, with the donor's present inner state; None: a fresh one."""
         origin = None if donor is None else self._tape(donor.number, donor.process).gave()
         self._tape(learner.number, learner.process).adopted(origin is None, origin)
         values = {"learner": learner.number, "inner_state": "fresh" if donor is None else "peer"}
@@ -180,7 +180,7 @@ class TapingObserver(RecordingObserver):
 
 
 class _Arrays(TrainingArrays):
-    """Those of one process of a learner, which joins with the inner state that `recovery` then gives."""
+    """The arrays of one process of a learner, which joins with the inner state of `recovery`."""
 
     def __init__(
         self, equipment: Equipment, erred: Erred, recovery: Callable[[], Sequence[np.ndarray] | None]
@@ -272,10 +272,10 @@ def run_without_arrays(
 
 
 def rehearse(experiment: Experiment, traffic: Traffic) -> int:
-    """How many global steps the fleet takes within its budget of tokens or of time; nothing is trained.
+    """Number of global steps of the fleet within its budget of tokens or time; nothing is trained.
 
-    A whole run of these steps comes nearest to a budget of tokens, and takes its last step within one of
-    time: the rehearsal ends when the budget is spent, but in the run learners slower than the first go on.
+    A run of that many steps spends nearest to a budget of tokens, and takes its last step within one of time:
+    the rehearsal ends when the budget is spent, but a run continues until slower learners are done.
 
     `traffic`: bytes of each fragment. Batches count as full; a real run differs by its padding.
 

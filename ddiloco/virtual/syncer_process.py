@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VirtualSyncer:
-    """A shard's process; what it has committed survives its crashes."""
+    """A shard's process; its commits survive its crashes."""
 
     def __init__(self, fleet: Fleet, arrays: SyncerArrays, shard: int = 0) -> None:
         """`shard`: which of the fleet's it is."""
@@ -42,25 +42,25 @@ class VirtualSyncer:
 
     @property
     def core(self) -> SyncerCore | None:
-        """That of the process, if it is up."""
+        """The process's core, while it is up."""
         return None if self._actor is None else self._actor.core
 
     @property
     def offers(self) -> Collection[events.FragmentArrived]:
-        """Those whose arrays are kept."""
+        """Offers whose arrays are kept."""
         return () if self._actor is None else self._actor.offers.keys()
 
     @property
     def lineage(self) -> int:
-        """Of the versions that the present process makes."""
+        """Lineage of the versions of the present process."""
         return self._process
 
     def furthest(self, learner: int) -> Watermark:
-        """The furthest of a learner's work that is merged, or that the present process may merge."""
+        """The furthest merged work of the learner, or that the present process may still merge."""
         return self.durable.furthest(learner) if self.core is None else self.core.furthest(learner)
 
     def crash(self) -> None:
-        """Ends the process: membership, rounds in flight and merges under way are lost."""
+        """Ends the process: membership, open rounds and running merges are lost."""
         self._actor = None
         self._process += 1
         self._merging_until = 0.0
@@ -68,13 +68,13 @@ class VirtualSyncer:
         self._alarm.clear()
 
     def _disconnect(self) -> None:
-        """What was sent, or was to be, is forgotten with its connections."""
+        """Drops sent and queued messages with their connections."""
         self._sent.clear()
         for updates in self._updates.values():
             updates.messages.clear()
 
     def restart(self) -> None:
-        """A new process, from what was durable."""
+        """A new process, from the durable state."""
         if self._actor is None:
             fleet = self._fleet
             others = (other.durable.incarnations for other in fleet.syncers)
@@ -101,7 +101,7 @@ class VirtualSyncer:
     def _received(
         self, event: events.FragmentArrived, payload: Payload
     ) -> tuple[events.FragmentArrived | events.OfferFailed, Payload]:
-        """The event with what is to be merged; if the fragment is unsound, that the offer failed."""
+        """The event with its arrays; OfferFailed if the fragment is invalid."""
         try:
             return event, self.arrays.received(event.round.fragment, payload)
         except InvalidContribution as error:
@@ -129,7 +129,7 @@ class VirtualSyncer:
             self._tell(receiver, event, delivery.fragments)
 
     def began(self, learner: int, incarnation: int) -> None:
-        """Links need not know."""
+        """Links need no notification."""
 
     def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Payload]]) -> None:
         begins = max(self._calendar.now, self._merging_until)
@@ -152,7 +152,7 @@ class VirtualSyncer:
             self._sent.update(((receiver, p), v) for p, v in _versions(event).items())
 
     def _has(self, receiver: tuple[int, int], event: events.FromSyncer) -> bool:
-        """Whether the link has taken its fragments already: like a real connection it carries each once."""
+        """Whether the link already carries its fragments: like a real connection it carries each once."""
         match event:
             case events.Welcomed():
                 return all((receiver, p) in self._sent for p in fragments_with(event))
@@ -161,7 +161,7 @@ class VirtualSyncer:
         return False
 
     def _size(self, receiver: tuple[int, int], event: events.FromSyncer) -> int:
-        """Bytes that go with an event: differences to what a learner was sent, if they are half as many."""
+        """Bytes of an event: differences to the receiver's version, if they are half as many."""
         welcomed, traffic, size = isinstance(event, events.Welcomed), self.arrays.traffic, 0
         for p, version in _versions(event).items():
             missing = version - self._sent.get((receiver, p), version)
@@ -171,7 +171,7 @@ class VirtualSyncer:
         return size
 
     def _merge(self, process: int, action: actions.Merge, given: list) -> None:
-        """Merges and commits, then tells the core: after a crash in between, the commit stands."""
+        """Merges and commits, then notifies the core: a crash in between leaves the commit."""
         if process != self._process:
             return
         made = self.arrays.merge(action.round.fragment, given)
@@ -187,7 +187,7 @@ class VirtualSyncer:
 
 
 def _versions(event: events.FromSyncer) -> dict[int, int]:
-    """The version of each fragment that goes with an event."""
+    """The version of each fragment that an event carries."""
     match event:
         case events.Welcomed(versions=versions):
             return dict(zip(fragments_with(event), versions, strict=True))

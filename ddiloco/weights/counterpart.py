@@ -1,4 +1,4 @@
-"""What a model of ours is in transformers: the entries of its files, its tensors, and where it differs."""
+"""A model's counterpart in transformers: the entries of its files, its tensors, and the differences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Counterpart:
     table: Table  # the tensors
 
     def entries(self, name: str) -> dict[str, Any]:
-        """What the file of this name has."""
+        """The entries of the file of this name."""
         written = {field.name: field.value for field in self.files[name] if field.written}
         return {**written, **self.more[name]}
 
@@ -68,7 +68,7 @@ class Counterpart:
 
 
 def needs(config: Any, of: str, **wanted: Any) -> tuple[str, ...]:
-    """Which settings are not as `of`, an architecture, has them, each in a line."""
+    """Settings that differ from those of the architecture `of`, each in a line."""
     return tuple(
         f"model.{name}: is {getattr(config, name)}, but must be {value}, as {of} has it"
         for name, value in wanted.items()

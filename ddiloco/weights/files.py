@@ -32,7 +32,7 @@ class Tensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of its elements."""
+        """Bytes of its elements."""
         return 4 * math.prod(self.shape)
 
 
@@ -127,7 +127,7 @@ class Files:
             raise ConfigError(f"config.init_from: {path}: {error}") from None
 
     def file(self, name: str) -> pathlib.Path:
-        """Where the tensor is."""
+        """The file with the tensor."""
         return self._paths[name]
 
 

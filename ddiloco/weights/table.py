@@ -1,4 +1,4 @@
-"""Which of our tensors is which of theirs, in both directions."""
+"""The correspondence between our tensors and theirs, in both directions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Theirs(NamedTuple):
 
 
 class Ours(NamedTuple):
-    """How a tensor of ours is made from some of theirs."""
+    """The construction of one of our tensors from some of theirs."""
 
     theirs: tuple[str, ...]
     make: Callable[..., np.ndarray]
@@ -46,7 +46,7 @@ class Table:
         self._shapes = shapes
 
     def shape(self, ours: str) -> Shape:
-        """Of a parameter of ours."""
+        """Shape of one of our parameters."""
         return self._shapes[ours]
 
     def same(self, ours: str, theirs: str, shape: Shape | None = None, gain: float = 1.0) -> None:

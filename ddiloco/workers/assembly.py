@@ -33,12 +33,12 @@ Between = Callable[[Callable[[], Any]], Any]
 
 
 def at_once(call: Callable[[], Any]) -> Any:
-    """The result of the call: nobody else hands anything to its devices."""
+    """The result of the call, with exclusive use of the devices."""
     return call()
 
 
 class Recipe(Protocol):
-    """What a run trains: a built-in model, or the user's own loop. This is all that drivers know of it.
+    """A run's model, loss and data: a built-in model, or the user's own loop; all that drivers know of it.
 
     Learners of the same kind on the same mesh share a program.
     """
@@ -51,7 +51,7 @@ class Recipe(Protocol):
         """The parameters at step 0, float32 on the host: the same in every process that asks."""
 
     def check_beginning(self) -> None:
-        """Checks that there are parameters to begin from.
+        """Checks that there are initial parameters.
 
         Raises:
           ConfigError: there are none.
@@ -68,14 +68,14 @@ class Recipe(Protocol):
         """
 
     def warnings(self) -> Sequence[str]:
-        """What may be wrong with the data that were checked, a sentence each; () if that is not known."""
+        """Possible problems of the checked data, a sentence each; () if unknown."""
         return ()
 
     def check_scoring(self) -> None:
         """Checks that the global model can be scored; raises as `check` does."""
 
     def shardings(self, mesh: Mesh, kind: Hashable) -> Mapping[str, Sharding]:
-        """Where each parameter lies on the mesh."""
+        """Sharding of each parameter on the mesh."""
 
     def program(self, mesh: Mesh, kind: Hashable) -> Program:
         """The compiled step."""
@@ -90,7 +90,7 @@ class Recipe(Protocol):
         """Of the learner's training batches, what this process's part of the mesh needs."""
 
     def global_shardings(self, mesh: Mesh) -> Mapping[str, Sharding] | None:
-        """Where parameters lie on the mesh to be scored and sampled from; None: on the host."""
+        """Sharding of parameters for scores and samples; None: on the host."""
 
     def scorer(self, mesh: Mesh, between: Between) -> Scorer:
         """A function from parameters, on host or devices, to their score, or to None if there is no score.
@@ -100,7 +100,7 @@ class Recipe(Protocol):
 
     @property
     def samples(self) -> bool:
-        """Whether there is a sample."""
+        """Whether the task has a sample."""
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
         """The sample shown at the end of a run; None: there is none."""
@@ -116,13 +116,13 @@ class Assembly:
 
     @functools.cached_property
     def layout(self) -> FragmentLayout:
-        """How the parameters are divided into fragments; allocates nothing.
+        """The division of the parameters into fragments; allocates nothing.
 
         Raises:
           ConfigError: there are fewer pieces than fragments.
         """
         sync, outer = self.experiment.sync, self.experiment.outer
-        shapes = self.recipe.shapes  # a loop that has none says so itself
+        shapes = self.recipe.shapes  # a loop without any raises by itself
         try:
             return fragment(shapes, sync.num_fragments, outer.fragmentation)
         except ValueError as error:
@@ -136,14 +136,14 @@ class Assembly:
     def global_model(
         self, parameters: Mapping[str, np.ndarray], fragments: Sequence[int] | None = None
     ) -> GlobalModel:
-        """What the syncer merges, from these parameters; `fragments`: those of a part, None: all."""
+        """The syncer's model, from these parameters; `fragments`: those of a shard, None: all."""
         e = self.experiment
         interval = e.sync.interval if e.sync.rebase else None  # else no work is older
         tokens = step_tokens(e)
         return GlobalModel(self.layout, parameters, e.outer, e.most_learners, tokens, fragments, interval)
 
     def decoder(self) -> FragmentDecoder | None:
-        """What makes fragments of updates that travel as differences; None: they travel whole."""
+        """A decoder of updates that travel as differences; None: they travel whole."""
         codec = self.experiment.outer.update_codec
         return None if codec == "f32" else FragmentDecoder(self.layout, codec)
 
@@ -166,7 +166,7 @@ class Assembly:
     def check(self, begins: bool = True) -> None:
         """Checks that the settings can work, before anything is compiled.
 
-        `begins`: whether the run does; one that goes on needs no parameters to begin from.
+        `begins`: whether the run is new; a resumed one needs no initial parameters.
 
         Raises:
           ConfigError: fragments, mesh and rows do not fit each other or the devices here.
@@ -206,12 +206,12 @@ class Assembly:
         return carve(jax.devices(), 1, self.experiment.mesh)[0]
 
     def mesh_on(self, devices: Sequence[jax.Device]) -> Mesh:
-        """Where held-out rows are scored: all of the devices, or one if they do not divide the rows."""
+        """The mesh for held-out rows: all of the devices, or one if they do not divide the rows."""
         count = len(devices) if self.experiment.eval.batch_size % len(devices) == 0 else 1
         return carve(devices[:count], 1, MeshConfig(data=1, fsdp=-1))[0]
 
     def evaluation_mesh(self) -> Mesh:
-        """Where the global model is scored while learners train: the devices kept for that, or idle ones.
+        """The mesh that scores the global model during training: devices kept for that, or idle ones.
 
         Without either, the devices of `evaluation_learner`; or the last device, if every learner has one
         device: a program on one device needs no collectives, and takes its turn among the learner's steps.
@@ -251,7 +251,7 @@ class Assembly:
         return self.recipe.sample({n: jax.device_put(array_of(n, params), sharding) for n, sharding in laid})
 
     def equipment(self) -> list[Equipment]:
-        """What each learner works with, compiled; meshes that differ are compiled in parallel."""
+        """The compiled equipment of each learner; different meshes are compiled in parallel."""
         keys = [(mesh, self.recipe.kind((m,))) for m, mesh in enumerate(self.learner_meshes())]
         placements = [self._placement(key) for key in keys]
         with concurrent.futures.ThreadPoolExecutor(max_workers=8) as pool:
@@ -264,7 +264,7 @@ class Assembly:
         ]
 
     def own_equipment(self, learner: int, hosts: int = 1) -> Equipment:
-        """What this process's only learner works with, compiled; it may be one of the learner's `hosts`."""
+        """The compiled equipment of this process's only learner; it may be one of the learner's `hosts`."""
         key = self.own_mesh(), self.recipe.kind((learner,))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # loading from the cache holds no lock
             program = pool.submit(self.recipe.program, *key)
@@ -281,7 +281,7 @@ class Assembly:
         return self.recipe.program(mesh, self.recipe.kind(shards))
 
     def peak_flops(self, mesh: Mesh) -> float | None:
-        """Operations a second of all its devices, as the settings say or their kind has; None: not known."""
+        """Operations a second of all its devices, by the settings or their kind; None: unknown."""
         device: jax.Device = mesh.devices.flat[0]
         peak = self.experiment.log.peak_flops or chips.peak_flops(device.device_kind)
         return None if peak is None else peak * mesh.size

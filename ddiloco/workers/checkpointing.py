@@ -24,11 +24,11 @@ class Checkpointing:
         record: Callable[[Any], None],
         written: Callable[[int, LearnerState | str], None] = lambda number, result: None,
     ) -> None:
-        """`keep` makes a state durable, for the snapshot with this number or, with 0, in the newest's place.
+        """`keep` makes a state durable, under this snapshot's number or, with 0, as the newest.
 
-        It is None for a learner that has nowhere to keep one. `every`: seconds between two; 0: none but for
-        snapshots. `what`: whose, for alarms. `written` hears of each for a snapshot: the state, or
-        why it is not kept.
+        `keep` is None for a learner without a place for checkpoints. `every`: seconds between two; 0: only
+        for snapshots. `what`: the learner's name, for alarms. `written` is called with each snapshot's state,
+        or the problem.
         """
         self._keep, self._every, self._what, self._record = keep, every, what, record
         self._written = written
@@ -51,7 +51,7 @@ class Checkpointing:
         return bool(wanted) and (self._writing is None or self._writing.done())
 
     def take(self, state: Callable[[], LearnerState]) -> None:
-        """Begins to write the state now, whose copies later steps do not change; does not wait."""
+        """Starts to write the present state, copied before later steps change it; does not wait."""
         number, self._asked = self._asked, 0
         if not number:
             self._due = time.monotonic() + self._every
@@ -60,7 +60,7 @@ class Checkpointing:
             self._writing = self._writer.submit(self._write, made, number)
 
     def last(self, state: Callable[[], LearnerState] | None) -> None:
-        """Writes the state with which the learner leaves, if there is one; returns once that is durable."""
+        """Writes the state with which the learner leaves, if any; returns once that is durable."""
         wanted = [
             number for number in dict.fromkeys((self._asked, 0)) if number or (self._keep and self._every)
         ]

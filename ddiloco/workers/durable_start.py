@@ -1,4 +1,4 @@
-"""What a syncer begins with: durable rounds of an earlier process, or initial parameters."""
+"""The initial state of a syncer: durable rounds of an earlier process, or initial parameters."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def durable_start(
     fragments: Sequence[int] | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> tuple[GlobalModel, SyncerState | None]:
-    """The global model with these fragments, None: all; and the state to begin from; None: the run begins.
+    """The global model with these fragments, None: all; and the durable state, None: a new run.
 
-    What the run begins with is durable then, of all fragments. `resumed`: a run has begun in the folder, and
-    goes on. `ready` is called before a run that begins is complete.
+    The initial state of all fragments is durable then. `resumed`: the folder has a run to continue. `ready`
+    is called before a new run is complete.
 
     Raises:
       ConfigError: the disk refuses.

@@ -1,4 +1,4 @@
-"""What a learner and the syncer exchange: offers, deliveries."""
+"""Messages between learner and syncer workers: offers, deliveries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EventDelivery:
     # By fragment that goes with it and by learner: how far its work is in the version
     watermarks: Mapping[int, Watermarks] = dataclasses.field(default_factory=dict)
     # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
-    # sent in their place to who has that version; (): it cannot.
+    # sent in their place to learners with that version; (): none.
     difference: Pieces = ()
 
 
@@ -69,7 +69,7 @@ class BetweenSteps:
     answer: concurrent.futures.Future[Any]  # cancelled when it is no longer wanted
 
     def make(self) -> None:
-        """Makes the call, and answers with its result or with what it raised."""
+        """Makes the call, and answers with its result or exception."""
         if self.answer.set_running_or_notify_cancel():
             try:
                 self.answer.set_result(self.call())
@@ -86,7 +86,7 @@ class CheckpointAsked:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointWritten:
-    """A learner's answer: its checkpoint is durable, or why there is none."""
+    """A learner's answer to a request for a checkpoint: it is durable, or a problem."""
 
     learner: int
     number: int  # of the snapshot
@@ -95,7 +95,7 @@ class CheckpointWritten:
 
     @classmethod
     def of(cls, learner: int, number: int, result: LearnerState | str) -> CheckpointWritten:
-        """Of what was written, or why it was not."""
+        """From the result of a write, or its problem."""
         if isinstance(result, str):
             return cls(learner, number, problem=result)
         return cls(learner, number, tuple(fragment.version for fragment in result.header.work.fragments))

@@ -1,4 +1,4 @@
-"""What waits for a learner's thread: only the newest update of each fragment, however long a step takes."""
+"""The inbox of a learner's thread: only the newest update of each fragment, however long a step takes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ddiloco.workers.exchange import Delivery, EventDelivery
 
 
 class Inbox:
-    """Deliveries in order; a newer update of a fragment replaces one that still waits.
+    """Deliveries in order; a newer update of a fragment replaces a queued one.
 
-    Over several connections an older one may come later; it waits too, and the core drops it.
+    Over several connections an older update may arrive later; it is queued too, and the core drops it.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Inbox:
         self._newest: dict[int, list[Delivery]] = {}  # by fragment
 
     def put(self, delivery: Delivery) -> EventDelivery | None:
-        """Puts one in; never waits. Returns the older update that it replaces: nobody will get that."""
+        """Adds a delivery; never waits. Returns the update that it replaces, which will not be delivered."""
         held, replaced = [delivery], None
         fragment = _updated(delivery)
         if fragment is not None:
@@ -35,7 +35,7 @@ class Inbox:
         return replaced
 
     def get(self, timeout: float | None = None) -> Delivery:
-        """The oldest; waits for one. Raises queue.Empty if none comes within `timeout` seconds."""
+        """The oldest delivery; waits for one. Raises queue.Empty after `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())

@@ -1,7 +1,7 @@
-"""A learner as an actor: what its core decides is carried out on its arrays here, once for every driver.
+"""A learner as an actor: carries out its core's actions on its arrays, the same in every driver.
 
-It has no thread, no clock and no channel: a driver says when a step starts and is complete, brings what
-arrives with the time, and sends what the learner has to say.
+It has no thread, clock or channel: a driver starts and completes steps, passes deliveries and the time, and
+sends the learner's messages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LearnerArrays(Protocol):
     def apply(
         self, fragment: int, mixing: float, payload: Payload, merged: int | None = None, rebase: bool = False
     ) -> None:
-        """As an ApplyUpdate says."""
+        """Applies an ApplyUpdate."""
 
     def state(self) -> tuple[Any, Any]:
         """All that the next steps depend on, for `restore`: arrays, and JSON values."""
@@ -62,7 +62,7 @@ class LearnerArrays(Protocol):
 
 
 class LearnerDriver(Protocol):
-    """What a learner's actor has done for it. No call but `inner_state` waits."""
+    """The calls of a learner's actor on its driver. No call but `inner_state` waits."""
 
     def handled(self, event: events.LearnerEvent, decided: Sequence[Any], now: float) -> None:
         """The core has decided on an event; nothing of it is carried out yet."""
@@ -71,7 +71,7 @@ class LearnerDriver(Protocol):
         """Sends an event to a shard of the syncer."""
 
     def send_offer(self, offer: events.FragmentArrived, arrays: Payload) -> None:
-        """Sends an offer to the syncer, once its arrays are there."""
+        """Sends an offer to the syncer, once its arrays are on the host."""
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
         """The inner state for a learner welcomed with these versions; None: a fresh one."""
@@ -80,7 +80,7 @@ class LearnerDriver(Protocol):
         """Writes a line of the metrics."""
 
     def alarm(self, problem: str) -> None:
-        """Says what went wrong that the learner goes on after."""
+        """Reports a problem after which the learner continues."""
 
     def leave(self, why: str) -> None:
         """Ends the process."""
@@ -90,9 +90,9 @@ class LearnerActor:
     """One process of a learner, which ends with it.
 
     Attributes:
-      core: decides.
-      arrays: what it decides on.
-      trained: steps that the inner state has taken in.
+      core: makes the decisions.
+      arrays: carry them out.
+      trained: steps in the inner state.
     """
 
     def __init__(self, core: LearnerCore, arrays: Any, driver: LearnerDriver, trained: int = 0) -> None:
@@ -107,9 +107,9 @@ class LearnerActor:
         self.perform(self.core.join())
 
     def resume(self, work: LearnerWork, data: Watermark = NOTHING_MERGED) -> list[actions.LearnerAction]:
-        """Takes up the work of a process before it, whose arrays are loaded; gives what is to be performed.
+        """Continues an earlier process, whose arrays are loaded; returns the actions to carry out.
 
-        `data`: the furthest work of the learner that may be merged, behind which its data are drawn by now.
+        `data`: the furthest work of the learner that may be merged, behind which its data continue.
         """
         decided = self.core.resume(work, data)
         self._keep_position(work.steps)
@@ -122,7 +122,7 @@ class LearnerActor:
         return tokens, metrics
 
     def handle(self, event: events.LearnerEvent, now: float, fragments: Sequence[Payload] = ()) -> None:
-        """Takes an event, with the fragments that go with it (`fragments_with`)."""
+        """Handles an event, with the fragments that it carries (`fragments_with`)."""
         decided = self.core.handle(event, now)
         self._driver.handled(event, decided, now)
         came = dict(zip(fragments_with(event), fragments, strict=True)) if fragments else {}
@@ -161,7 +161,7 @@ class LearnerActor:
                 driver.record("drop", {"learner": learner, "reason": why})
 
     def _keep_position(self, steps: int) -> None:
-        """Keeps where the data are now, after so many steps, and no position of which there is no offer."""
+        """Stores the data position after so many steps; drops positions without an offer."""
         position, offered = self.arrays.position(), self.core.offered
         self._positions = {made: known for made, known in self._positions.items() if made in offered}
         self._positions[steps] = json.dumps(position) if position else ""
@@ -175,7 +175,7 @@ class LearnerActor:
             self.draw_from(position)
 
     def draw_from(self, position: str) -> None:
-        """Has the data go on there; where they cannot, they begin again, which must not kill the learner."""
+        """Continues the data at a position; on failure they start over, which must not kill the learner."""
         try:
             self.arrays.draw_from(json.loads(position) if position else None)
         except UNUSABLE_POSITION as error:

@@ -44,18 +44,18 @@ Result = TypeVar("Result")
 
 
 class Checkpoints(NamedTuple):
-    """How a learner's state is kept."""
+    """Writes a learner's checkpoints."""
 
     keeper: Checkpointing
-    about: Mapping[str, Any]  # what a StateHeader says of the run
+    about: Mapping[str, Any]  # the run's fields of a StateHeader
 
 
 class OfferLink(Protocol):
-    """Takes a learner's offers to the syncer, one after the other."""
+    """Sends a learner's offers to the syncer, in order."""
 
     @property
     def waiting(self) -> int:
-        """How many it has not begun to send."""
+        """Number of offers not yet begun to be sent."""
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
         """Sends an offer; must not wait."""
@@ -77,10 +77,10 @@ class _Step(NamedTuple):
 class LearnerWorker:
     """One learner's thread; sole owner of its actor.
 
-    Up to `steps_in_flight` steps are handed to the devices at a time, so that these never wait for this
-    thread; a step is reported once the devices have finished it. The core gets a heartbeat whenever the
-    syncer has heard nothing for `core.heartbeat` seconds, in mid-step too, unless that step takes so much
-    longer than those before it that the devices may hang.
+    Up to `steps_in_flight` steps are dispatched to the devices, so that they never wait for this thread; a
+    step is reported once the devices have finished it. The core gets a heartbeat after `core.heartbeat`
+    seconds without a message to the syncer, in mid-step too, unless that step takes so much longer than
+    earlier ones that the devices may hang.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class LearnerWorker:
         make_arrays: Callable[[Equipment, Erred], TrainingArrays] = TrainingArrays,
     ) -> None:
         """`to_syncer`: sends an event to a shard of the syncer.
-        `inner_state`: the one for a learner welcomed with these versions; may wait. None: a fresh one.
-        `stepped` is called after each finished step.
-        `tape` and `checkpoints` are None if no tape and no state of it is kept. `resumed`: the state of
-        before with which the learner goes on; None: it joins.
+
+        `inner_state`: for a learner welcomed with these versions; may wait. None: a fresh one. `stepped` is
+        called after each finished step. `tape` and `checkpoints`: None for none. `resumed`: the state to
+        resume; None: the learner joins.
         """
         self.inbox = Inbox()
         self.tokens = 0  # trained on so far, steps under way too; written by this thread alone
@@ -131,7 +131,7 @@ class LearnerWorker:
 
     @property
     def core(self) -> LearnerCore:
-        """What decides; only the thread may change it."""
+        """The core; only the thread may change it."""
         return self._actor.core
 
     def start(self) -> None:
@@ -186,7 +186,7 @@ class LearnerWorker:
             self._tape.end()
 
     def _join(self) -> None:
-        """Asks the syncer to join, or goes on with a state of before."""
+        """Joins the syncer, or resumes an earlier state."""
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self._actor.join()
@@ -241,7 +241,7 @@ class LearnerWorker:
             self._beat()
 
     def _finish_steps(self, leave: int) -> bool:
-        """Waits until the devices have at most `leave` steps left, and reports those that are complete.
+        """Waits until at most `leave` steps are in flight, and reports the complete ones.
 
         Returns whether there were any.
         """
@@ -317,7 +317,7 @@ class LearnerWorker:
         return LearnerState(about, arrays)
 
     def _donate(self) -> None:
-        """Gives a copy of the inner state to everyone whose versions are applied; does not wait for steps."""
+        """Gives copies of the inner state to peers whose versions are applied; does not wait for steps."""
         if not self._wanted or not self.core.recovered:
             return
         own = self.core.versions
@@ -380,7 +380,7 @@ class LearnerWorker:
 
 
 class DeviceCalls:
-    """Makes one call after another that may wait for the devices, for a thread that stays responsive.
+    """Makes calls in order that may wait for the devices, for a thread that stays responsive.
 
     Its thread is a daemon: if a device never answers, the process can still end.
     """
@@ -401,9 +401,9 @@ class DeviceCalls:
     def wait(
         self, call: Callable[[], Result], seconds: Callable[[], float], meanwhile: Callable[[], None]
     ) -> Result:
-        """The result of `call`, or what it raises.
+        """The result of `call`, or its exception.
 
-        Until the result is there it waits for `seconds()`, calls `meanwhile`, and waits again.
+        Until then it waits for `seconds()`, calls `meanwhile`, and waits again.
         """
         answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
         self._calls.put((answer, call))

@@ -1,4 +1,4 @@
-"""How the syncer reaches its learners: a link for each incarnation that may still be told something."""
+"""The syncer's links to its learners: one for each incarnation that may still receive messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddiloco.workers.exchange import Delivery
 
 
 class LearnerLink(Protocol):
-    """How the syncer reaches one incarnation of a learner."""
+    """The syncer's link to one incarnation of a learner."""
 
     def deliver(self, delivery: Delivery) -> None:
         """Hands over a delivery, without waiting for the learner; records the bytes that this moves."""
@@ -35,13 +35,13 @@ class Links:
             self._links[learner, incarnation] = link
 
     def deliver(self, receiver: tuple[int, int], delivery: Delivery) -> None:
-        """Delivers to (learner, incarnation), if there is a link, as once it has asked to join."""
+        """Delivers to (learner, incarnation) if there is a link, as there is once it has joined."""
         link = self._links.get(receiver)
         if link is not None:
             link.deliver(delivery)
 
     def begun(self, learner: int, incarnation: int) -> None:
-        """Tells a link that its incarnation counts from now on."""
+        """Notifies a link that its incarnation is live."""
         link = self._links.get((learner, incarnation))
         if link is not None:
             link.begun(incarnation)
@@ -58,5 +58,5 @@ class Links:
         """Forgets one that is gone if its connection is over; it may have reconnected meanwhile."""
         with self._setting:
             link = self._links.get((learner, incarnation))
-            if getattr(link, "over", False):  # links without connections lead to who is there while it lives
+            if getattr(link, "over", False):  # links without connections live as long as the learner
                 del self._links[learner, incarnation]

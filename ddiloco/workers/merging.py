@@ -44,8 +44,8 @@ class Merged:
 class Merging:
     """The fragments of one process of the syncer, owned by that process's thread.
 
-    Merges run one after the other on a thread, the only one that changes the GlobalModel; meanwhile further
-    threads make fragments durable, each by itself. What comes of it goes to the owner's inbox.
+    Merges run in order on a thread, the only one that changes the GlobalModel; meanwhile further threads make
+    fragments durable. Results go to the owner's inbox.
 
     Attributes:
       under_way: rounds that are being merged; one at a time, others wait or are made durable.
@@ -90,7 +90,7 @@ class Merging:
         self._merger.submit(self._merge, action, given)
 
     def done(self, merged: Merged) -> dict[str, Any]:
-        """A merge that was begun is over; what was measured of it."""
+        """Ends a merge; returns its measurements."""
         self.under_way -= 1
         return {**merged.metrics, "merging": self.under_way}
 
@@ -121,7 +121,7 @@ class Merging:
             self._send(error)
 
     def _commit(self, action: actions.Merge, made: NextVersion, merge_seconds: float) -> None:
-        """Makes a version durable. Its fragment is not merged again before the core has heard of this."""
+        """Makes a version durable; its fragment is not merged again before the core is notified."""
         which, version = action.round, action.version - made.empty
         try:
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None

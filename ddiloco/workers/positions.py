@@ -1,4 +1,4 @@
-"""Where learners' data go on by the watermarks of the durable rounds, where these are of other learners."""
+"""Data positions of learners, from the watermarks of durable rounds of another number of learners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_SHARDS = 1 << 20  # that an earlier run is believed to have had
 
 
 def with_positions(state: SyncerState, positions: Mapping[int, str]) -> SyncerState:
-    """The state in which these learners' data go on at these positions, whichever fragment is asked."""
+    """The state with these data positions of these learners, in all fragments."""
 
     def placed(known: Watermarks) -> dict[int, Watermark]:
         marks = {m: known.get(m, NOTHING_MERGED) for m in positions}
@@ -29,12 +29,12 @@ def with_positions(state: SyncerState, positions: Mapping[int, str]) -> SyncerSt
 
 
 def dealt(state: SyncerState, experiment: Experiment) -> SyncerState:
-    """The state with the data dealt again to this run's learners, if all positions are of other shards.
+    """The state with data divided anew among this run's learners, if all positions are of other shards.
 
-    The next version of any fragment has them all: positions of other shards then count no longer.
+    The next version of any fragment has all of them: positions of other shards are void then.
 
     Raises:
-      DataError: there are others, and what one learner said of its data is no position.
+      DataError: there are others, and one learner's position is invalid.
     """
     ours: dict[int, Watermark] = {}
     for m, mark in ((m, mark) for known in state.watermarks for m, mark in known.items()):
@@ -53,17 +53,17 @@ def dealt(state: SyncerState, experiment: Experiment) -> SyncerState:
 
 
 def dealt_or_told(state: SyncerState, experiment: Experiment, record: Callable[[Any], None]) -> SyncerState:
-    """The state as `dealt`; where that cannot be, learners begin their data again, and an alarm says so."""
+    """The state as `dealt`; if that fails, learners start their data over, with an alarm."""
     try:
         return dealt(state, experiment)
     except DataError as error:
-        problem = f"{error}: learners that come again begin their data again"
+        problem = f"{error}: rejoining learners start their data over"
         record(records.Alarm(problem, time.time()))
         return with_positions(state, dict.fromkeys(range(experiment.most_learners), ""))
 
 
 def _position(mark: Watermark) -> dict[str, Any]:
-    """What a learner said; empty if it cannot be read."""
+    """A learner's data position; empty if it cannot be read."""
     try:
         return dict(json.loads(mark.position)) if mark.position else {}
     except (ValueError, TypeError, RecursionError):
@@ -71,7 +71,7 @@ def _position(mark: Watermark) -> dict[str, Any]:
 
 
 def _shards(position: Mapping[str, Any]) -> int:
-    """Of how many shards a position is; 0: it names none that can be."""
+    """Number of shards of a position; 0: none that is possible."""
     try:
         found = int(position["stream"]["num_shards"])
     except (ValueError, TypeError, LookupError, OverflowError):

@@ -1,4 +1,4 @@
-"""How a learner goes on with a state of before: its own checkpoint."""
+"""Resuming a learner from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddiloco.workers.learner_arrays import TrainingArrays
 
 @dataclasses.dataclass(frozen=True)
 class ResumedLearner:
-    """A learner's state of before."""
+    """A learner's earlier state."""
 
     begins_with: ResumedWith  # what its core begins with
     tokens: int  # how many it had trained on
@@ -40,7 +40,7 @@ class ResumedLearner:
 
 
 def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> dict[str, Any]:
-    """What the headers of learners' states say of the run: one that says otherwise is not gone on with."""
+    """The run's identity as in headers of learners' states; others are not resumed."""
     outer = experiment.outer
     return {
         "run": run,
@@ -53,14 +53,14 @@ def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> di
 def from_checkpoint(
     state: LearnerState, about: Mapping[str, Any], merged: Sequence[Watermark], versions: Sequence[int]
 ) -> ResumedLearner | None:
-    """How a learner goes on with its own state of before; None: only the inner state can be used.
+    """A learner's resumption of its own earlier state; None: only the inner state can be used.
 
-    So it is where the data are dealt otherwise, which may give others what is in work of the state that is
-    not merged, where its offers were encoded otherwise, and where all fragments have newer versions: then
-    nothing in it can be merged, and a peer's inner state may be newer.
+    Only the inner state can be used if data are divided differently, so that others may read the data of its
+    unmerged work; if offers were encoded differently; or if all fragments have newer versions, as nothing in
+    it can be merged and a peer's inner state may be newer.
 
-    `about`: as `about_states` gives it. `merged`: the furthest work of the learner that is merged, or may be,
-    by shard of the syncer; its data go on after all of it, or where the state ends if that is later.
+    `about`: as of `about_states`. `merged`: the furthest work of the learner that is, or may still be,
+    merged, by shard of the syncer; its data continue behind that, or at the end of the state if later.
     `versions`: the newest, by fragment.
     """
     header, position = state.header, state.header.position

@@ -1,7 +1,7 @@
-"""Takes snapshots of a run: learners write checkpoints under a number, then the syncer pins what it has.
+"""Snapshots of a run: learners write checkpoints under a number, then the syncer pins its versions.
 
-It pins of each fragment a version as new as that in any of these checkpoints, and the watermarks in it say
-whose work it has. So nothing is marked, and nobody waits for another.
+Of each fragment it pins a version at least as new as in any of these checkpoints; its watermarks say whose
+work it contains. So there are no markers, and no process waits for another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SnapshotAsked:
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """The end of a snapshot: what it is, or why it is none."""
+    """The outcome of a snapshot: the snapshot, or the problem."""
 
     number: int
     snapshot: Snapshot | None
@@ -37,17 +37,19 @@ class Completed:
 
 @dataclasses.dataclass
 class _Taking:
-    """The snapshot under way."""
+    """The snapshot in progress."""
 
     number: int
     step: int
     begun: float  # monotonic seconds
     deadline: float
-    awaited: dict[int, int]  # by learner that is asked for a checkpoint, its incarnation
+    awaited: dict[int, int]  # incarnations of learners whose checkpoint is awaited
     written: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    """By learner whose checkpoint is there, the versions in it."""
-    absent: dict[int, str] = dataclasses.field(default_factory=dict)  # by learner, why there is none
-    alarmed: bool = False  # that the disk hangs
+    """By learner with a written checkpoint, its versions."""
+    absent: dict[int, str] = dataclasses.field(
+        default_factory=dict
+    )  # by learner without a checkpoint, the reason
+    alarmed: bool = False  # of a disk that hangs
 
     @property
     def pinning(self) -> bool:
@@ -55,7 +57,7 @@ class _Taking:
 
 
 class SnapshotTaker:
-    """Used by the syncer's thread; what waits for a disk is on another. One snapshot at a time."""
+    """Takes snapshots, one at a time, for the syncer's thread; disk accesses are on another thread."""
 
     def __init__(
         self,
@@ -68,10 +70,10 @@ class SnapshotTaker:
         record: Callable[[Any], None],
         seconds: Callable[[], float] | None = None,
     ) -> None:
-        """`pin` puts versions as new as these, by fragment, into a folder, and gives the newest step.
+        """`pin` links versions at least as new as these, by fragment, into a folder; returns the newest step.
 
-        `step`: the global one now. `send`: into the syncer's inbox. `seconds`: that learners have to write;
-        None: as the settings say.
+        `step`: the present global one. `send`: into the syncer's inbox. `seconds`: for learners to write;
+        None: by the settings.
         """
         self.folder = store.folder
         self._store, self._pin, self._send, self._record = store, pin, send, record
@@ -83,13 +85,13 @@ class SnapshotTaker:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "snapshot")
 
     def due(self, step: int) -> bool:
-        """Whether a snapshot is due at this step, and none is under way."""
+        """Whether a snapshot is due at this step, and none is in progress."""
         return bool(self._every) and step >= self._next_step and self._taking is None
 
     def begin(self, core: SyncerCore, now: float) -> tuple[int, Sequence[tuple[int, int]]]:
-        """Begins one: its number, and the learners to ask for checkpoints, with their incarnations.
+        """Starts a snapshot: its number, and the (learner, incarnation) pairs to ask for checkpoints.
 
-        Of one that cannot begin, or while another is under way, there are none.
+        (0, ()) if it cannot start, or another is in progress.
         """
         if self._taking is not None:
             return 0, ()
@@ -109,7 +111,7 @@ class SnapshotTaker:
         return number, [*asked.items()]
 
     def heard(self, event: object) -> None:
-        """Takes an event of the core: it may end a learner's process, or begin another."""
+        """Applies an event of the core that may end or replace a learner's process."""
         match event:
             case events.LearnerLost(learner, incarnation, reason):
                 if self._taking is not None and self._taking.awaited.get(learner) == incarnation:
@@ -119,11 +121,11 @@ class SnapshotTaker:
                     self._answered(learner, "it joined again")
 
     def silent(self, learner: int) -> None:
-        """The learner has been silent for long."""
+        """The learner is silent."""
         self._answered(learner, "it is silent")
 
     def take(self, message: CheckpointWritten | Completed) -> None:
-        """Takes a message about the snapshot under way; ignores those about others."""
+        """Applies a message about the snapshot in progress; ignores others."""
         taking = self._taking
         if taking is None or message.number != taking.number:
             return
@@ -145,13 +147,13 @@ class SnapshotTaker:
                 self._record(records.Noted("snapshot", values, time.time()))
 
     def timeout(self, now: float) -> None:
-        """Goes on without learners that take too long; where a disk hangs, only says so."""
+        """Continues without learners that take too long; if the disk hangs, raises an alarm."""
         taking, deadline = self._taking, self.next_deadline()
         if taking is None or deadline is None or now < deadline:
             return
         if taking.pinning:
             taking.alarmed = True
-            self._alarm(f"snapshot {taking.number} is not completed, and none is taken meanwhile")
+            self._alarm(f"snapshot {taking.number} is not complete, and none is taken meanwhile")
             return
         late = [*taking.awaited]
         which = ", ".join(map(str, late))
@@ -165,16 +167,16 @@ class SnapshotTaker:
 
     @property
     def under_way(self) -> bool:
-        """Whether one is."""
+        """Whether a snapshot is in progress."""
         return self._taking is not None
 
     def seconds_left(self) -> float:
-        """How long the snapshot under way may still take, from any thread; 0: there is none."""
+        """Remaining seconds of the snapshot in progress, from any thread; 0: none."""
         taking = self._taking
         return 0.0 if taking is None else max(0.0, taking.deadline - time.monotonic())
 
     def close(self) -> None:
-        """Gives up the snapshot under way, since the run is over."""
+        """Drops the snapshot in progress, since the run is over."""
         if self._taking is not None:
             self._give_up("the run is over", alarm=False)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -189,7 +191,7 @@ class SnapshotTaker:
             taking.written[learner] = versions
         if taking.awaited:
             return
-        if taking.absent and not taking.written:  # who resumed from it would lose what all learners held
+        if taking.absent and not taking.written:  # a resumed run would lose all learners' state
             which, why = next(iter(taking.absent.items()))
             self._give_up(f"no learner wrote a checkpoint: learner {which}: {why}")
         else:
@@ -202,9 +204,9 @@ class SnapshotTaker:
         self._thread.submit(self._complete, self._taking.number, tuple(sorted(written)), versions)
 
     def _complete(self, number: int, learners: tuple[int, ...], versions: Sequence[int]) -> None:
-        """Pins what the syncer has; on its own thread, since disks may hang.
+        """Pins the syncer's versions; on its own thread, since disks may hang.
 
-        Flushes the run's records first: what led to the snapshot must be on disk if the snapshot is.
+        Flushes the run's records first: those that led to the snapshot must be on disk if the snapshot is.
         """
         records.write_out(self._record)
         try:
@@ -227,7 +229,7 @@ class SnapshotTaker:
             self._alarm(f"{problem.removeprefix(f'{self.folder}: ')}: a snapshot is given up")
 
     def _alarm(self, problem: str) -> None:
-        self._record(records.Alarm(f"{self.folder}: {problem}; training goes on", time.time()))
+        self._record(records.Alarm(f"{self.folder}: {problem}; training continues", time.time()))
 
 
 def _after(step: int, every: int) -> int:

@@ -1,7 +1,7 @@
-"""The syncer as an actor: what its core decides is carried out here, once for every driver.
+"""The syncer as an actor: carries out its core's actions, the same in every driver.
 
-It has no thread, no clock and no channel: a driver brings events with the time, sends deliveries, and has
-merges made and committed, each of which comes back as an event.
+It has no thread, clock or channel: a driver passes events with the time, sends deliveries, and makes and
+commits merges, each of which returns as an event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FragmentVersion(NamedTuple):
 
 
 class SyncerDriver(Protocol):
-    """What a syncer's actor has done for it. No call waits."""
+    """The calls of a syncer's actor on its driver. No call waits."""
 
     def handled(self, event: events.SyncerEvent, decided: Sequence[Any], now: float) -> None:
         """The core has decided on an event; nothing of it is carried out yet."""
@@ -66,12 +66,12 @@ class SyncerActor:
     """
 
     def __init__(self, core: Any, driver: SyncerDriver, versions: Mapping[int, FragmentVersion]) -> None:
-        """`versions`: by fragment, what is committed."""
+        """`versions`: the committed ones, by fragment."""
         self.core = core
         self.offers: dict[events.FragmentArrived, Decoded] = {}
         self._driver = driver
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
-        # By fragment, the newest, and the one before: the core tells of that until it hears of the newest.
+        # By fragment, the newest version and the one before, which the core sends until it knows the newest.
         self._versions = {p: [version] for p, version in versions.items()}
         self._measured: dict[int, Mapping[str, Any]] = {}  # by fragment, of its newest merge
         self._ended = False
@@ -86,7 +86,7 @@ class SyncerActor:
         self.perform(decided)
 
     def take_offer(self, event: events.FragmentArrived, arrays: Decoded, now: float) -> None:
-        """Takes a learner's fragment, decoded and found sound."""
+        """Accepts a learner's fragment, decoded and validated."""
         decided = self._decide(event, now)
         self.offers.setdefault(event, arrays)  # the first, if it comes twice
         self.perform(decided)
@@ -175,7 +175,7 @@ class SyncerActor:
             self._driver.deliver(receiver, own)
 
     def _with_pieces(self, told: actions.Tell) -> EventDelivery:
-        """What is told, with the fragments that go with it."""
+        """A message with the fragments that it carries."""
         event, known = told.event, {"watermarks": told.watermarks}
         match event:
             case events.UpdateArrived(p, version):

@@ -81,7 +81,7 @@ class SyncerWorker:
 
     @property
     def core(self) -> SyncerCore:
-        """What decides; only the thread may change it."""
+        """The core; only the thread may change it."""
         core: SyncerCore = self._actor.core
         return core
 
@@ -90,7 +90,7 @@ class SyncerWorker:
         self._thread.start()
 
     def take_snapshots(self, taker: SnapshotTaker) -> None:
-        """Has snapshots taken; call it before `start`."""
+        """Enables snapshots; call it before `start`."""
         self._snapshots = taker
 
     def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
@@ -120,11 +120,11 @@ class SyncerWorker:
 
     @property
     def waiting(self) -> int:
-        """How many messages the thread has yet to take."""
+        """Number of queued messages."""
         return self._inbox.qsize()
 
     def last_snapshot_seconds(self) -> float:
-        """How long a snapshot that is under way after the last step may still take; 0: none is."""
+        """Remaining seconds of a snapshot in progress after the last step; 0: none."""
         if self._snapshots is None or not self.core.finished:
             return 0.0
         return self._snapshots.seconds_left()
@@ -250,7 +250,7 @@ class SyncerWorker:
                 self._snapshots.take(message)
 
     def _finish_snapshot(self) -> None:
-        """Lets the snapshot under way become complete, though the run is over."""
+        """Waits for the snapshot in progress, though the run is over."""
         if self._snapshots is None:
             return
         deadline = time.monotonic() + (self.last_snapshot_seconds() or _SNAPSHOT_SECONDS)

@@ -65,7 +65,7 @@ class Tapes:
           learner: its number.
           process: its first incarnation.
           equipment: the learner's.
-          resumed: what it resumes with, if it does.
+          resumed: the resumed state, if any.
         """
         if self.folder is None:
             return LearnerTape(learner, process)
@@ -126,7 +126,7 @@ def fingerprint(experiment: Experiment) -> str:
 
 
 def machine_of(mesh: Mesh | None) -> Machine:
-    """What numbers depend on in this machine. `mesh` None: for the syncer, which computes on a CPU."""
+    """The properties of this machine that affect results. `mesh` None: for the syncer, on a CPU."""
     packages = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

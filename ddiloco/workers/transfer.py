@@ -32,11 +32,11 @@ class Offer:
     # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
     residual: tuple[jax.Array, ...] = ()
     own: tuple[jax.Array, ...] = ()  # the fragment itself, which stays with the learner too. (): not kept.
-    # Those of `arrays` for the syncer, as `ddiloco.outer.encoding.wire_format` says. (): their own.
+    # The syncer's formats of `arrays` (`ddiloco.outer.encoding.wire_format`). (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def on_host(self) -> tuple[np.ndarray, ...]:
-        """What the syncer gets, in host memory; waits for the copy that was started earlier."""
+        """The syncer's copy, in host memory; waits for the transfer that was started earlier."""
         arrays = host_arrays(self.arrays)
         shapes = self.shapes or tuple(array.shape for array in arrays)
         return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
@@ -164,7 +164,7 @@ class FragmentTransfer:
 
 
 def placement(layout: FragmentLayout, fragment: int, shardings: Shardings) -> tuple[NamedSharding, ...]:
-    """Where the pieces of a global fragment lie on a learner's devices."""
+    """Sharding of the pieces of a global fragment on a learner's devices."""
     of, shapes = homes(shardings), dict(layout.shapes)
     return tuple(
         _piece_sharding(shardings, *of[piece.name], shapes[piece.name], shape)

@@ -11,9 +11,14 @@ from absl import flags
 from experiments.cli import program
 from experiments.cli.tables import markdown
 
-NAMES = ("learner", "merge", "wire", "durability", "donation", "memory", "restart", "snapshot", "tape")
-NAMES += ("schedules", "protocol", "guard", "syncer", "hosts", "accelerator")
-_FUNCTIONS = {"guard": "merge:run_guard"}  # of a benchmark that is not `run` of the module of its name
+NAMES = ("learner", "merge", "wire", "donation", "memory", "snapshot", "tape", "schedules")
+NAMES += ("protocol", "guard", "syncer", "hosts", "accelerator")
+_FUNCTIONS = {  # of benchmarks that are not `run` of the module of their name
+    "guard": "merge:run_guard",
+    "donation": "stepping:run_donation",
+    "memory": "syncer:run_memory",
+    "snapshot": "stepping:run_snapshot",
+}
 
 _OUTPUT = flags.DEFINE_string("output", None, "Also write the rows to this JSON file.")
 _QUICK = flags.DEFINE_bool(

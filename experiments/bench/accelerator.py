@@ -22,8 +22,7 @@ from ddiloco.run import recipes
 from ddiloco.settings.experiment import parse
 from ddiloco.telemetry.records import StepDone
 from ddiloco.workers.assembly import Assembly
-from experiments.bench.bench_model import run_to_the_end
-from experiments.bench.learner import bare_loops, throughput
+from experiments.bench.learner import bare_loops, run_to_the_end, throughput
 from experiments.bench.measuring import alternated, row
 from experiments.cli import program
 

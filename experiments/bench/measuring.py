@@ -1,20 +1,23 @@
-"""How benchmarks measure: candidates in alternation, medians compared, a row for each."""
+"""How benchmarks measure: candidates in alternation, medians compared; with other processes."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import gc
+import multiprocessing
 import pathlib
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
 
+TIMEOUT = 120.0  # seconds for another process to say something
 _CPU_CLOCK_OF_A_THREAD = 6  # in Linux's numbers of clocks, beside the complement of its id
 Seconds = dict[str, float]
 
@@ -94,3 +97,30 @@ def resident_bytes(field: str) -> int:
         if line.startswith(field):
             return 1024 * int(line.split()[1])
     raise OSError(f"/proc/self/status has no {field}")
+
+
+@contextlib.contextmanager
+def another_process(work: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """Runs `work(pipe, *arguments)` in a fresh process until the block ends; this end of the pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()  # so that the end of the other process is seen here
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+
+
+def receive_from(pipe: Connection) -> Any:
+    """What the other process says next.
+
+    Raises:
+      TimeoutError: it says nothing.
+      EOFError: it has ended.
+    """
+    if not pipe.poll(TIMEOUT):
+        raise TimeoutError(f"the other process said nothing in {TIMEOUT:g} s")
+    return pipe.recv()

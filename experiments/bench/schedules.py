@@ -66,7 +66,7 @@ def replay(seed: int, fair: bool = False) -> None:
     except Violation as violation:
         raise Violation(f"seed {seed}: {violation}") from None
     finally:
-        print("\n".join([*schedule.told(), ""]))
+        print("\n".join([*schedule.history(), ""]))
     print(f"seed {seed}: every rule held after each of {schedule.events} events")
 
 

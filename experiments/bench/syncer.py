@@ -1,4 +1,4 @@
-"""How a syncer of S processes scales, and what each stage of one process reaches of its physical limit.
+"""How a syncer of S processes scales, what each stage of one reaches of its physical limit, and its memory.
 
 Real processes, sockets and disk; learners play traffic without training, M = 8 as a 9B run has it, in
 fragments that this machine has room for. The syncer's processes are pinned to one core, learners to the
@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.another_process import another_process, receive_from
-from experiments.bench.durability import write
-from experiments.bench.measuring import medians, row
-from experiments.bench.syncer_processes import Played, PlayedTraffic, play
+from ddiloco.run.memory_needs import syncer_needs
+from experiments.bench.measuring import another_process, medians, receive_from, row
+from experiments.bench.syncer_processes import Played, PlayedTraffic, assembly_of, play
 from experiments.bench.wire import receive
 
 SHARDS = (1, 2, 4)
@@ -144,3 +143,33 @@ def _limits_on(pipe: Connection, core: int, size: int, repetitions: int) -> None
     pipe.send("over")
     moved = {"copy": size, "disk": 2 * size, "socket": size}
     pipe.send({name: moved[name] / seconds[name] / 1e9 for name in candidates})
+
+
+def write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:
+    """Writes the arrays to a file; `synced`: until they are on the disk."""
+    with path.open("wb") as file:
+        for buffer in buffers:
+            file.write(buffer.data)
+        file.flush()
+        if synced:
+            os.fsync(file.fileno())
+
+
+def run_memory(quick: bool = False) -> list[dict]:
+    """Measures a syncer's process of a model of 256 MiB (`quick`: 12 MiB), P = 24, through three rounds of
+    each fragment, of which three are in flight at a time; learners send float32 over a real wire.
+
+    Returns:
+      One row, in MB over what the process has before it has a model: `measured` with M = 16, `reference` with
+      M = 2, `limit` the model's bytes. `model_mb` too, and `needed_mb`, what --dry_run says with M = 16.
+    """
+    rows = 128 if quick else 2731
+    few, many = (
+        PlayedTraffic(1, rows, "f32", "f32", overlap=2, steps=72, core=0, learners=learners)
+        for learners in (2, 16)
+    )
+    assembly = assembly_of(many)
+    size = sum(assembly.layout.bytes) / 1e6
+    needed = syncer_needs(assembly.experiment, assembly.layout).most / 1e6
+    peaks = [_play(traffic)[1].memory / 1e6 for traffic in (many, few)]
+    return [row("memory", *peaks, size, "MB", model_mb=size, needed_mb=needed)]

@@ -33,8 +33,14 @@ from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.exchange import EventDelivery, Leave, Pieces
 from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
 from ddiloco.workers.transfer import Offer
-from experiments.bench.another_process import TIMEOUT, another_process, receive_from
-from experiments.bench.measuring import Seconds, processor_seconds, resident_bytes
+from experiments.bench.measuring import (
+    TIMEOUT,
+    Seconds,
+    another_process,
+    processor_seconds,
+    receive_from,
+    resident_bytes,
+)
 from experiments.cli import program
 
 TOKENS = 1  # of a step, as learners claim

@@ -13,7 +13,7 @@ from ddiloco.protocol import events
 from ddiloco.storage.tape.entries import Committed
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.tapes import Tapes
-from experiments.bench.bench_model import assembly_of, initial_fragments, run_to_the_end, training_arrays
+from experiments.bench.learner import assembly_of, initial_fragments, run_to_the_end, training_arrays
 from experiments.bench.measuring import medians, row
 from experiments.studies.replay.reading import read_run
 

@@ -30,8 +30,7 @@ from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
 from ddiloco.workers.exchange import EventDelivery
 from ddiloco.workers.transfer import Offer
-from experiments.bench.another_process import TIMEOUT, another_process, receive_from
-from experiments.bench.measuring import medians, row
+from experiments.bench.measuring import TIMEOUT, another_process, medians, receive_from, row
 
 CONFIG = RemoteConfig(gather=TIMEOUT)
 

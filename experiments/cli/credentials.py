@@ -1,4 +1,4 @@
-"""Where a process listens or connects to, and what it shows there: read from the flags and their files."""
+"""Credentials and addresses of a process, from flags and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_TOKEN_LENGTH = 16  # characters
 def load_security(token_file: str | None, tls: str | None, text: str | None = None) -> Security:
     """Reads the token or tokens, and the folder with ca.pem, cert.pem and key.pem (scripts/make_certs.sh).
 
-    `text` is what would be in the token file, where there is none.
+    `text` is the content of a token file, instead of one.
 
     A file with one token holds it in a line. One with a token of each learner's own has a line
     `NUMBER TOKEN` for each, and may have a line `operator TOKEN` (experiments.make_tokens).
@@ -56,7 +56,7 @@ def _weak(token: str) -> bool:
 def _read_secret(path: str, flag: str) -> bytes:
     content = _read(path, flag)
     if os.stat(path).st_mode & 0o077:
-        raise ConfigError(f"{flag}: {path}: others can read or change it; `chmod 600` keeps it its owner's")
+        raise ConfigError(f"{flag}: {path}: others can read or change it; use `chmod 600`")
     return content
 
 

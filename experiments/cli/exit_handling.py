@@ -1,4 +1,4 @@
-"""How programs that train end: on a signal with everything saved, and with the figures of the run printed."""
+"""The end of training programs: signals, with everything saved, and the printed figures of the run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MADE = ("summary.json", "loss.png", "checkpoints")
 
 
 def stop_on_signals(grace: float = 0.0, saving: str = "") -> tuple[threading.Event, list[int]]:
-    """An event that SIGINT, SIGTERM and SIGHUP set, and a list that they are put in.
+    """An event that SIGINT, SIGTERM and SIGHUP set, and a list of the received signals.
 
-    A second Ctrl-C ends the process at once. SIGHUP stays ignored where `nohup` has it ignored. From now on
-    nothing depends on who reads the output.
+    A second Ctrl-C ends the process at once. SIGHUP stays ignored under `nohup`. From now on output errors
+    are ignored.
 
-    `saving`: what follows the first Ctrl-C, to be told at once; empty: nothing that takes long.
+    `saving`: a message for the first Ctrl-C; empty: none.
 
-    `grace` seconds after the first the process ends, whatever is not saved by then; 0: never. What an engine
-    kills counts as failed, what ends before counts as preempted. A second SIGTERM changes nothing: engines
-    send it to a job's processes from more than one place, and the launcher passes it on.
+    `grace`: seconds after the first signal until the process ends, saved or not; 0: no limit. Engines count a
+    killed process as failed, and one that ends in time as preempted. A second SIGTERM changes nothing:
+    engines send it from more than one place, and the launcher passes it on.
     """
     streams.best_effort()
     stop, received = threading.Event(), []
@@ -47,9 +47,9 @@ def stop_on_signals(grace: float = 0.0, saving: str = "") -> tuple[threading.Eve
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP raise Interrupted in the main thread, and only the first of them does.
+    """Within it the first SIGTERM or SIGHUP raises Interrupted in the main thread.
 
-    From then on nothing depends on who reads the output.
+    From then on output errors are ignored.
     """
     streams.best_effort()
     numbers = [number for number in OF_OTHERS if not _ignored(number)]
@@ -69,7 +69,7 @@ def interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """Processes that are started within it take no SIGHUP."""
+    """Processes started within it do not receive SIGHUP."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -78,7 +78,7 @@ def shielded() -> Iterator[None]:
 
 
 def _ignored(number: int) -> bool:
-    """Whether it is SIGHUP and was ignored when the program started, as `nohup` has it."""
+    """Whether it is SIGHUP, ignored since the program started, as under `nohup`."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -112,7 +112,7 @@ def _end_late(grace: float, number: int) -> None:
 
 
 def new_workdir() -> str:
-    """The folder of a run that was given none."""
+    """The folder of a run without --workdir."""
     return f"runs/{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 

@@ -173,15 +173,26 @@ def run(
             sys.exit(128 + error.number)
         except KeyboardInterrupt:  # before the program had anything to save
             sys.exit(128 + signal.SIGINT)
-        except (UsageError, ConfigError, DataError) as error:
-            _exit_with_error(str(error), refused())
         except Exception as error:
-            if (missing := _missing_devices(error)) is None:
+            if (line := one_line(error)) is None:
                 raise
-            _exit_with_error(str(missing), refused() if isinstance(missing, ConfigError) else 1)
+            message, code = line
+            _exit_with_error(message, refused() if code == REFUSED else code)
 
     streams.protect()
     app.run(guarded, flags_parser=parse)
+
+
+def one_line(error: Exception) -> tuple[str, int] | None:
+    """What is shown of an error, and the exit code; None: of a mistake in the code, which has a traceback."""
+    if isinstance(error, UsageError | ConfigError | DataError):
+        return str(error), REFUSED
+    if "jax" not in sys.modules:
+        return None
+    from experiments.cli import devices
+
+    missing = devices.cause(error)
+    return None if missing is None else (str(missing), REFUSED if isinstance(missing, ConfigError) else 1)
 
 
 def load_module(path: str, flag: str) -> types.ModuleType:
@@ -338,15 +349,6 @@ def _exit(code: int) -> None:
     hung.start()
     atexit.register(hung.cancel)  # threads have ended by then; hosts of a learner wait for each other as long
     sys.exit(code)
-
-
-def _missing_devices(error: Exception) -> Exception | None:
-    """What to tell in place of an error of JAX's, where that has not the devices that it is to use."""
-    if "jax" not in sys.modules:
-        return None
-    from experiments.cli import devices
-
-    return devices.cause(error)
 
 
 def _exit_with_error(message: str, code: int = REFUSED) -> None:

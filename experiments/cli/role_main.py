@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from ddiloco.config import REFUSED, ConfigError
-from ddiloco.data.errors import DataError
+from ddiloco.config import ConfigError
 from ddiloco.launch.assignment import DONE, FAILED, LEARNER, PREEMPTED, SYNCER, Assignment
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.experiment import Experiment
@@ -82,16 +81,12 @@ def exit_code(
     """What `role_main` returns, where errors of the settings are a code too: for engines that call it."""
     try:
         return role_main(assignment, experiment, security, stop)
-    except (ConfigError, DataError, program.UsageError) as error:
-        program.print_err(f"error: {assignment.name}: {error}")
-        return REFUSED
     except Exception as error:
-        from experiments.cli import devices
-
-        if (missing := devices.cause(error)) is None:
+        if (line := program.one_line(error)) is None:
             raise
-        program.print_err(f"error: {assignment.name}: {missing}")
-        return REFUSED if isinstance(missing, ConfigError) else FAILED
+        message, code = line
+        program.print_err(f"error: {assignment.name}: {message}")
+        return code
 
 
 @dataclasses.dataclass

@@ -112,8 +112,8 @@ _RESUME = {"true": True, "false": False, "auto": None}
 def define_resume() -> flags.FlagHolder:
     """The flag --resume, with or without a value."""
     meaning = (
-        "Go on with the run in the workdir, from the newest there or, given its number, from a snapshot. "
-        "auto: if one has begun there, else begin one: for a first start and restarts alike."
+        "Resume the run in the workdir, from its newest state or, given its number, from a snapshot. "
+        "auto: resume it if there is one, else start one: for a first start and restarts alike."
     )
 
     def resume(name: str, default: str, help: str) -> flags.FlagHolder:

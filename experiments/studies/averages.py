@@ -25,9 +25,7 @@ from ddiloco.settings.experiment import BASELINES, Experiment
 from ddiloco.telemetry.records import Evaluated
 from ddiloco.training.evaluation import Score
 from ddiloco.virtual.run import VirtualRun
-from experiments.cli.tables import markdown
-from experiments.studies import figures
-from experiments.studies.results import over_baseline
+from experiments.studies import comparison, figures, results
 
 PANELS = {  # those after the first are of models with experts
     "loss": "held-out loss, nats/token",
@@ -152,16 +150,15 @@ def _point(seed: int, step: int, name: str, score: Score | Evaluated) -> dict[st
 
 
 def table(points: Sequence[Mapping[str, Any]]) -> str:
-    """Losses at the last evaluation, and how far from the global model's of the same seed; in Markdown."""
-    frame = pd.DataFrame(points)
-    last = frame[frame.step == frame.groupby("seed").step.transform("last")].reset_index()
-    wanted = [f"{GLOBAL}, seed {seed}" for seed in last.seed]
-    last["apart"] = over_baseline(last.loss, last["name"] + ", seed " + last.seed.astype(str), wanted) - 1
-    rows = []
-    for name, own in last.groupby("name", sort=False):
-        apart = " / ".join(f"{gap:+.2%}" for gap in own.apart)
-        rows.append([name, f"{own.loss.mean():.4f}", "-" if name == GLOBAL else apart])
-    return markdown(["at the end", "held-out loss", "against the global model, by seed"], rows)
+    """Losses at the last evaluation, and how far above the global model's of the same seed; in Markdown."""
+    last = {point["seed"]: point["step"] for point in points}
+    rows = [
+        {"label": p["name"], "against": GLOBAL, "seed": p["seed"], "finished": True, "eval_loss": p["loss"]}
+        for p in points
+        if p["step"] == last[p["seed"]]
+    ]
+    frame = results.completed(rows, comparison.held_against)
+    return results.table(frame, ["label"], ("eval_loss", "gap"))
 
 
 def draw(path: pathlib.Path, points: Sequence[Mapping[str, Any]]) -> None:

@@ -1,45 +1,214 @@
-"""The results table: figures of runs, their means over seeds, their ratios to a baseline, and Markdown."""
+"""The results table: a row for each run, with what it differs in, and its figures.
+
+Comparisons, sweeps and tuned rows are points times seeds: a `Study`. One frame has all of their runs.
+"""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import json
 import operator
 import pathlib
+import shlex
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ddiloco.telemetry.files import read_json, read_values
+from ddiloco.telemetry.scalars import as_json
+from experiments.cli import program
 from experiments.cli.tables import markdown
+from experiments.studies import runs
 
 DATA_PARALLEL = ("data_parallel", "elastic_data_parallel")
 PARAMETER_BYTES = 4  # of an element of the parameters that a learner is welcomed with
-Report = tuple[Any, str, Callable[[pathlib.Path], None]]  # for JSON; as Markdown; and what draws its figure
+SEED = "seed"
 _ROUND_PARTS = ("quorum_seconds", "grace_seconds", "sync_seconds")
 
 
-def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
-    """The summary of a run, with `tokens_total`, those of all learners, and `left_out`, so many offers."""
+class Column(NamedTuple):
+    """How a figure is shown: its title, what it is multiplied by, its format, its unit's sign."""
+
+    title: str
+    scale: float = 1
+    form: str = ",.0f"
+    sign: str = ""
+
+
+COLUMNS = {  # of the results table, in the order in which they are shown
+    "eval_loss": Column("held-out loss", 1, ".4f"),
+    "gap": Column("gap", 100, "+.2f", "%"),  # of eval_loss to the baseline's with the same seed
+    "match": Column("same loss at", 100, ".0f", "%"),  # share of the tokens with which the baseline has it
+    "eval_accuracy": Column("held-out accuracy", 100, ".1f", "%"),
+    "tokens_total": Column("tokens"),
+    "wall_seconds": Column("seconds", 1, ",.1f"),
+    "time_ratio": Column("time ratio", 1, ".3f"),  # of wall_seconds to the first row's with the same seed
+    "goodput": Column("goodput", 100, ".1f", "%"),
+    "uptime": Column("uptime", 100, ".1f", "%"),
+    "merged_share": Column("merged", 100, ".0f", "%"),
+    "mean_quorum": Column("mean quorum", 1, ".2f"),
+    "bytes_moved": Column("GB moved", 1e-9, ".4g"),  # of `bytes_moved`
+}
+SHOWN = tuple(COLUMNS)  # unless a file names others
+COLUMNS |= {
+    "train_loss": Column("training loss", 1, ".4f"),
+    "num_params": Column("parameters"),
+    "rounds": Column("rounds"),
+    "left_out": Column("offers left out"),
+    "honest_left_out": Column("of honest learners"),
+    "tokens_per_second": Column("tokens/s"),
+    "rounds_skipped": Column("skipped"),
+    # Of `merge_figures`.
+    "worst_share": Column("worst learner", 100, ".0f", "%"),
+    "real_steps": Column("real steps", 1, ".2f"),
+    "age": Column("age", 1, ".1f"),
+    "late_age": Column("age, 95%", 1, ".1f"),
+    "round_seconds": Column("round, s", 1, ".1f"),
+    "largest_gap": Column("largest gap", 1, ".2f"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Runs that are told in one table.
+
+    Attributes:
+      rows: of each run what it differs in: settings or a label, and its seed.
+      planned: the runs, in the order of the rows.
+      by: those of the rows' names in which the runs of one point are alike.
+      complete: adds the figures that follow from other runs, such as the gap, to the frame of all.
+      draw: draws the frame's figure.
+      columns: the figures that the table shows.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    planned: Sequence[runs.PlannedRun]
+    by: Sequence[str]
+    complete: Callable[[pd.DataFrame], None]
+    draw: Callable[[pathlib.Path, pd.DataFrame], None]
+    columns: Sequence[str] = SHOWN
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each run; those that have not finished have no figures (NaN)."""
+        return frame_of(self.rows, self.planned, self.complete)
+
+    def write(self, stem: pathlib.Path) -> None:
+        """Writes STEM.json, the runs that have finished; STEM.md, the table; and STEM.png."""
+        frame = self.frame()
+        write(stem, frame[frame.finished].to_dict("records"), table(frame, self.by, self.columns))
+        self.draw(stem.with_suffix(".png"), frame)
+
+
+def carry_out(study: Study, jobs: int, stem: pathlib.Path) -> int:
+    """Runs what the study lacks; writes its results after each run, prints them at the end; the exit code."""
+    failed = runs.train(study.planned, jobs, lambda run: study.write(stem))
+    study.write(stem)
+    show(stem)
+    return runs.report_failed(failed)
+
+
+def write(stem: pathlib.Path, values: Any, text: str) -> None:
+    """Writes the values as STEM.json and the text as STEM.md."""
+    stem.with_suffix(".json").write_text(json.dumps(as_json(values), indent=2, allow_nan=False) + "\n")
+    stem.with_suffix(".md").write_text(text + "\n")
+
+
+def show(stem: pathlib.Path) -> None:
+    """Prints the table of that name, and where all of it is."""
+    print(stem.with_suffix(".md").read_text(), end="")
+    print("  ".join(str(stem.with_suffix(kind)) for kind in (".json", ".md", ".png")))
+
+
+def columns_of(argument: str, flag: str) -> Sequence[str]:
+    """The figures of the table: `COLUMNS` of the file that the flag names, or else SHOWN.
+
+    Raises:
+      UsageError: there is no such file or figure.
+    """
+    columns = getattr(program.load_module(argument.partition(":")[0], flag), "COLUMNS", SHOWN)
+    for name in columns:
+        if name not in COLUMNS:
+            raise program.UsageError(f"{flag}: {argument}: COLUMNS: {unknown(name)}")
+    return columns
+
+
+def unknown(name: str) -> str:
+    """What to say of a figure that there is not."""
+    return f"no figure {name!r}; known: {', '.join(COLUMNS)}"
+
+
+def frame_of(
+    rows: Sequence[Mapping[str, Any]],
+    planned: Sequence[runs.PlannedRun],
+    complete: Callable[[pd.DataFrame], None] = lambda frame: None,
+) -> pd.DataFrame:
+    """The rows with their runs' commands, whether these have `finished`, and their figures."""
+    records = []
+    for row, run in zip(rows, planned, strict=True):
+        finished = run.lacks() is None
+        command = shlex.join(["python", "-m", runs.PROGRAM, *run.arguments()])
+        figures = figures_of(run.workdir) if finished else {}
+        records.append({**row, "command": command, "finished": finished, **figures})
+    return completed(records, complete)
+
+
+def completed(
+    records: Iterable[Mapping[str, Any]], complete: Callable[[pd.DataFrame], None] = lambda frame: None
+) -> pd.DataFrame:
+    """The records, each with `finished`, as a results table, whose figures are floats."""
+    frame = pd.DataFrame(list(records), dtype=object)
+    frame["finished"] = frame.finished.astype(bool)
+    for name in COLUMNS:
+        frame[name] = frame[name].astype(float) if name in frame else np.nan
+    complete(frame)
+    return frame
+
+
+def figures_of(workdir: pathlib.Path) -> Mapping[str, Any]:
+    """The figures of a finished run, as its files have them, with `lost`, `driver` and `eval_history`."""
+    return _figures_of(workdir, (workdir / "summary.json").stat().st_mtime_ns)
+
+
+@functools.cache  # a study asks again whenever a run has ended
+def _figures_of(workdir: pathlib.Path, ended_ns: int) -> Mapping[str, Any]:
     summary = json.loads((workdir / "summary.json").read_text())
-    left_out = sum(summary.get("offers_left_out", {}).values())
-    return {**summary, "tokens_total": sum(summary["tokens"].values()), "left_out": left_out}
+    moved, by_score = bytes_moved(workdir, summary)
+    scores = summary.get("eval_history", [])
+    figures = {
+        **summary,
+        **merge_figures(workdir, summary),
+        "tokens_total": sum(summary["tokens"].values()),
+        "left_out": sum(summary.get("offers_left_out", {}).values()),
+        "bytes_moved": moved,
+    }
+    return {
+        **{name: figures.get(name) for name in (*COLUMNS, "driver")},
+        "lost": summary.get("lost", {}),
+        "eval_history": [{**score, "bytes": n} for score, n in zip(scores, by_score, strict=True)],
+    }
 
 
 def over_seeds(
-    runs: pd.DataFrame, by: Sequence[str], figures: Sequence[str]
+    frame: pd.DataFrame, by: Sequence[str], figures: Sequence[str]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Mean and standard deviation of each figure over the runs that are alike in `by`, in their order.
 
     NaN: the mean where no run has the figure, the deviation where fewer than two have it.
     """
-    groups = runs[list(figures)].astype(float).groupby([runs[name] for name in by], sort=False, dropna=False)
+    groups = frame[list(figures)].astype(float).groupby(keys(frame, by), sort=False)
     deviation = groups.std()
     return groups.mean(), deviation.mask(deviation.notna() & (groups.nunique() == 1), 0.0)
+
+
+def keys(frame: pd.DataFrame, by: Sequence[str]) -> list[pd.Series]:
+    """The texts of these columns, by which runs are grouped; empty where a row has no such setting."""
+    texts = [frame[name].map(lambda x: "" if isinstance(x, float) and np.isnan(x) else str(x)) for name in by]
+    return texts or [pd.Series("", frame.index)]
 
 
 def over_baseline(
@@ -68,35 +237,48 @@ def learners_name(learners: int) -> str:
     return f"M={learners}" if learners else "data-parallel"
 
 
-def plus_minus(
-    mean: float | None, deviation: float | None, form: str, *, sign: str = "", deviation_form: str = ""
-) -> str:
+def clock_of(frame: pd.DataFrame) -> str:
+    """What the seconds are: virtual, wall, or, where both are there, seconds."""
+    drivers = set(frame.driver.dropna()) if "driver" in frame else set()
+    if "virtual" not in drivers:
+        return "wall seconds"
+    return "virtual seconds" if len(drivers) == 1 else "seconds"
+
+
+def table(frame: pd.DataFrame, by: Sequence[str], columns: Sequence[str] = SHOWN) -> str:
+    """Each point's figures as a row of a Markdown table, mean ± standard deviation over seeds.
+
+    Figures that no run has are left out. Where a row has `paper`, its published figures stand beside ours.
+    """
+    names = [name for name in columns if frame[name].notna().any()]
+    titles = {name: COLUMNS[name].title for name in names} | {"wall_seconds": clock_of(frame)}
+    means, deviations = over_seeds(frame, by, names)
+    cells = []
+    groups = frame.groupby(keys(frame, by), sort=False)
+    for i, (key, own) in enumerate(groups):
+        done = f"{own.finished.sum()}" if own.finished.all() else f"{own.finished.sum()} of {len(own)}"
+        paper = own.paper.iloc[0] if "paper" in own else {}
+        found = [cell(name, means[name].iloc[i], deviations[name].iloc[i], paper) for name in names]
+        cells.append([*(text.replace("|", "\\|") for text in key[: len(by)]), done, *found])
+    head = ["" if name == "label" else name for name in by]
+    return markdown([*head, "runs", *(titles[name] for name in names)], cells, align=True)
+
+
+def cell(name: str, mean: float, deviation: float, paper: Mapping[str, float]) -> str:
+    """A figure: mean, standard deviation where there are several seeds, and what the paper has."""
+    _, scale, form, sign = COLUMNS[name]
+    text = plus_minus(scale * mean, scale * deviation, form, sign)
+    if name not in paper:
+        return text
+    return f"{text} (paper {scale * paper[name]:.6g}{sign})"  # in the digits that were published
+
+
+def plus_minus(mean: float | None, deviation: float | None, form: str, sign: str = "") -> str:
     """A figure with its standard deviation as text; a dash where there is no figure."""
     if pd.isna(mean):
         return "-"
     text = f"{mean:{form}}{sign}"
-    form = (deviation_form or form).removeprefix("+")
-    return text if pd.isna(deviation) else f"{text} ± {deviation:{form}}{sign}"
-
-
-def table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; empty without rows."""
-    cells = list(rows)
-    return markdown(names, cells) if cells else ""
-
-
-def write(stem: pathlib.Path, report: Report) -> None:
-    """Writes the values as STEM.json, the text as STEM.md and the figure as STEM.png."""
-    values, text, draw = report
-    stem.with_suffix(".json").write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
-    stem.with_suffix(".md").write_text(text + "\n")
-    draw(stem.with_suffix(".png"))
-
-
-def show(stem: pathlib.Path) -> None:
-    """Prints what `write` has written, and where it is."""
-    print(stem.with_suffix(".md").read_text(), end="")
-    print("  ".join(str(stem.with_suffix(kind)) for kind in (".json", ".md", ".png")))
+    return text if pd.isna(deviation) else f"{text} ± {deviation:{form.removeprefix('+')}}{sign}"
 
 
 def bytes_moved(workdir: pathlib.Path, summary: Mapping[str, Any]) -> tuple[float | None, list[float | None]]:
@@ -130,7 +312,7 @@ def bytes_moved(workdir: pathlib.Path, summary: Mapping[str, Any]) -> tuple[floa
     return sent + received, [until(score["step"]) for score in scores]
 
 
-def merge_figures(workdir: pathlib.Path) -> Mapping[str, float]:
+def merge_figures(workdir: pathlib.Path, summary: Mapping[str, Any]) -> Mapping[str, float]:
     """Figures of a finished run's merges; none where it had no merge, or its files do not have them.
 
     Returns:
@@ -141,12 +323,6 @@ def merge_figures(workdir: pathlib.Path) -> Mapping[str, float]:
       round_seconds: from a round's due step to its version, the mean.
       largest_gap: the longest that a fragment was without a merge, in intervals, to the run's end.
     """
-    return _merge_figures(workdir, (workdir / "summary.json").stat().st_mtime_ns)
-
-
-@functools.cache  # a comparison asks again whenever a run has ended
-def _merge_figures(workdir: pathlib.Path, ended_ns: int) -> Mapping[str, float]:
-    summary = read_json(workdir / "summary.json")
     lines = (line for line in read_values(workdir / "rounds.jsonl") if line.get("contributions"))
     rounds = sorted(lines, key=operator.itemgetter("time"))  # without those of which nothing was merged
     interval = read_json(workdir / "config.json").get("sync", {}).get("interval")

@@ -17,7 +17,6 @@ from typing import Any
 from ddiloco.config import REFUSED, ConfigError, flat
 from ddiloco.telemetry.files import read_json
 from experiments.cli import exit_handling, program
-from experiments.studies import results
 
 PROGRAM = "experiments.train"
 _LONGEST_NAME = 200  # file systems allow 255 bytes
@@ -152,43 +151,33 @@ def parse_seeds(texts: Sequence[str], flag: str = "seeds") -> list[int]:
 
 
 @exit_handling.interrupts()
-def train(
-    planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun], Sequence[PlannedRun] | None]
-) -> list[str]:
+def train(planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun], None]) -> list[str]:
     """Runs what lacks something, in order and `jobs` at a time, and names each as it starts.
 
     Processes are forked from one that has imported everything, where that can be, divide the cores among
-    them, and end with this one. Calls `ended` after each, and runs what that returns, if anything, after the
-    others. Returns the names of those that failed, with why. What `ended` raises, like Ctrl-C, SIGTERM and
-    SIGHUP, ends the processes under way by SIGTERM; the exception goes on when they are gone. A second Ctrl-C
-    kills them.
+    them, and end with this one. Calls `ended` after each. Returns the names of those that failed, with why.
+    What `ended` raises, like Ctrl-C, SIGTERM and SIGHUP, ends the processes under way by SIGTERM; the
+    exception goes on when they are gone. A second Ctrl-C kills them.
 
     Raises:
       UsageError: the first run to end had one, as all others might; those are ended too.
     """
     from ddiloco.launch import processes
 
-    known: list[PlannedRun] = []
-    waiting: collections.deque[tuple[int, PlannedRun, str]] = collections.deque()  # with its place, and why
+    lacking = [(i, run, run.lacks()) for i, run in enumerate(planned, start=1)]
+    waiting = collections.deque((i, run, why) for i, run, why in lacking if why is not None)
     under_way: dict[int, tuple[PlannedRun, BaseProcess]] = {}  # by sentinel
     failed, has_run = [], False
-
-    def add(runs: Sequence[PlannedRun]) -> None:
-        for run in runs:
-            known.append(run)
-            if (why := run.lacks()) is not None:
-                waiting.append((len(known), run, why))
 
     def start() -> None:
         i, run, why = waiting.popleft()
         again = f", again: {why}" if finished(run.workdir) else ""
-        program.print_err(f"[{i}/{len(known)}] {run.name}{again}")
+        program.print_err(f"[{i}/{len(planned)}] {run.name}{again}")
         sharers = min(jobs, len(under_way) + 1 + len(waiting))
         environment = processes.share_of_threads(os.environ, sharers)
         process = processes.start(PROGRAM, run.arguments(), environment, quiet=True)
         under_way[process.sentinel] = run, process
 
-    add(planned)
     try:
         while waiting or under_way:
             while waiting and len(under_way) < jobs:
@@ -203,7 +192,7 @@ def train(
                 why = "it cannot run; the reason stands above" if refused else run.lacks()
                 if process.exitcode or why:
                     failed.append(f"{run.name} ({why or f'exit status {process.exitcode}'})")
-                add(ended(run) or [])
+                ended(run)
     except KeyboardInterrupt:
         program.print_err("saving what is under way; a second Ctrl-C ends this at once, unsaved")
         raise
@@ -218,16 +207,6 @@ def train(
             for process in started:
                 process.kill()
     return failed
-
-
-def carry_out(
-    planned: Sequence[PlannedRun], jobs: int, stem: pathlib.Path, collect: Callable[[], results.Report]
-) -> int:
-    """Runs what is planned; writes the results after each run, prints them at the end; the exit code."""
-    failed = train(planned, jobs, lambda run: results.write(stem, collect()))
-    results.write(stem, collect())
-    results.show(stem)
-    return report_failed(failed)
 
 
 def report_failed(failed: Sequence[str]) -> int:

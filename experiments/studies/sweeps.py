@@ -1,4 +1,4 @@
-"""A sweep: its points, what they differ in, and the tables of its runs, also against a baseline's.
+"""A sweep: its points, what they differ in, and how its runs stand to a baseline's.
 
 The points are a product that the command line spells out, or what a file's `get_sweep()` says.
 """
@@ -16,26 +16,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.cli import program
-from experiments.cli.tables import markdown
 from experiments.studies import results, runs
+from experiments.studies.results import SEED
 
-SEED, STEPS = "seed", "train.steps"
-FIGURES = (  # of a run's summary
-    "eval_loss",
-    "eval_accuracy",
-    "train_loss",
-    "rounds",
-    "mean_quorum",
-    "merged_share",
-    "goodput",
-    "left_out",
-    "num_params",
-    "tokens_total",
-    "tokens_per_second",
-    "wall_seconds",
-    "bytes_sent",
-)
-Row = Mapping[str, Any]  # a run: its settings, and the figures of its summary
+STEPS = "train.steps"
+Row = Mapping[str, Any]  # a point, or a run: its settings, and its figures
 
 
 class Sweep(NamedTuple):
@@ -137,36 +122,37 @@ def axes_of(points: Sequence[Row]) -> Axes:
     return Axes(x, tuple(name for name in kept if name != x))
 
 
-def placed(rows: Sequence[Row], sweep: Sweep) -> pd.DataFrame:
-    """The figures of the runs, a row each, with
+def place(frame: pd.DataFrame, sweep: Sweep) -> None:
+    """Adds to a results table of the sweep's runs
 
-    line, x: its place in the figure; runs that differ in their seed alone share it.
+    line, x: the place in the figure; runs that differ in their seed alone share it.
     gap: by how much of the baseline its held-out loss is above it: 0.02 is 2%; NaN where that is not known.
     match: with what part of its tokens the baseline has its held-out loss: 0.8 is 80%; NaN likewise.
     """
-    axes = axes_of(sweep.points)
-    frame = pd.DataFrame([{name: row.get(name) for name in FIGURES} for row in rows], columns=FIGURES)
-    frame = frame.astype(float)
+    axes, rows = axes_of(sweep.points), [_settings(row) for row in frame.to_dict("records")]
     frame["line"] = [line_of(row, axes) for row in rows]
     frame["x"] = [number(row.get(axes.x)) for row in rows]
-    frame["gap"] = frame["match"] = math.nan
-    if sweep.baseline:
-        keys = _baseline_keys(rows, sweep, axes)
-        of_baseline = [is_of(row, sweep.baseline) for row in rows]
-        own = [key if found else None for key, found in zip(keys, of_baseline, strict=True)]
-        frame["gap"] = results.over_baseline(frame.eval_loss, own, keys) - 1
-        keys = _baseline_keys(rows, sweep, axes, apart=STEPS)
-        known = dict(list(frame[of_baseline].groupby(pd.Series(keys)[of_baseline])))
-        frame["match"] = [
-            _match(run, known[key]) if key in known else math.nan
-            for (_, run), key in zip(frame.iterrows(), keys, strict=True)
-        ]
-    return frame
+    if not sweep.baseline:
+        return
+    keys = _baseline_keys(rows, sweep, axes)
+    of_baseline = [is_of(row, sweep.baseline) for row in rows]
+    own = [key if found else None for key, found in zip(keys, of_baseline, strict=True)]
+    frame["gap"] = results.over_baseline(frame.eval_loss, own, keys) - 1
+    keys = _baseline_keys(rows, sweep, axes, apart=STEPS)
+    known = dict(list(frame[of_baseline].groupby(pd.Series(keys)[of_baseline])))
+    match = [
+        _match(run, known[key]) if key in known else math.nan
+        for (_, run), key in zip(frame.iterrows(), keys, strict=True)
+    ]
+    if any(part != 1 for part in match if not math.isnan(part)):  # else there is one length of it
+        frame["match"] = match
 
 
-def by_point(frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of each point, in the order of their first runs."""
-    return [own for _, own in frame.groupby(["line", "x"], sort=False, dropna=False)]
+def _settings(row: Row) -> Row:
+    """Without settings that the run's point does not name, which a table has as NaN."""
+    return {
+        name: value for name, value in row.items() if not (isinstance(value, float) and math.isnan(value))
+    }
 
 
 def line_of(point: Row, axes: Axes) -> str:
@@ -238,54 +224,3 @@ def _text(row: Row, name: str) -> str:
     value = row.get(name)
     batch, learners = number(value), number(row.get("sync.num_learners"))
     return str(batch * learners) if name == "train.batch_size" and batch and learners else str(value)
-
-
-def report(rows: Sequence[Row], sweep: Sweep) -> str:
-    """The tables: of means over seeds and gaps, where there are any, and of every run."""
-    tables = [runs_table(rows)]
-    if sweep.baseline or len({row.get(SEED) for row in rows}) > 1:
-        tables.insert(0, means_table(rows, sweep))
-    return "\n\n".join(tables)
-
-
-def means_table(rows: Sequence[Row], sweep: Sweep) -> str:
-    """A Markdown table of each point's figures, mean ± standard deviation over seeds, in the sweep's order.
-
-    Where there is a baseline, `gap` is how much higher the loss is than the baseline's, seed by seed; where
-    there are several lengths of it, `same loss at` is the part of the tokens with which it has that loss.
-    """
-    axes, frame = axes_of(sweep.points), placed(rows, sweep)
-    shares = {"gap": ("gap", "+.2f")} if sweep.baseline else {}
-    if (frame.match.dropna() != 1).any():
-        shares["match"] = ("same loss at", ".0f")
-    figures = [name for name in FIGURES if frame[name].notna().any()]
-    frame[list(shares)] *= 100
-    means, deviations = results.over_seeds(frame, ["line", "x"], [*shares, *figures])
-    cells = []
-    for own, mean, deviation in zip(by_point(frame), means.iloc, deviations.iloc, strict=True):
-        settings = (str(rows[own.index[0]].get(name, "")) for name in axes.settings)
-        percents = (_mean(mean[n], deviation[n], form, "%") for n, (_, form) in shares.items())
-        cells.append([*settings, len(own), *percents, *(_mean(mean[n], deviation[n]) for n in figures)])
-    return markdown([*axes.settings, "runs", *(title for title, _ in shares.values()), *figures], cells)
-
-
-def runs_table(rows: Sequence[Row]) -> str:
-    """Every run as a row of a Markdown table, best held-out loss first."""
-    settings = dict.fromkeys(name for row in rows for name in row if name not in FIGURES)
-    names = [*settings, *(name for name in FIGURES if any(row.get(name) is not None for row in rows))]
-    ordered = sorted(rows, key=lambda row: math.inf if row["eval_loss"] is None else row["eval_loss"])
-    return markdown(names, [[_cell(row.get(name, "")) for name in names] for row in ordered])
-
-
-def _mean(mean: float, deviation: float, form: str = "", sign: str = "") -> str:
-    """Mean and, where they differ, standard deviation."""
-    large = abs(mean) >= 1000
-    deviation_form = form or (",.0f" if large else ".2g")
-    form = form or (",.0f" if large else ".5g")
-    return results.plus_minus(mean, deviation or None, form, sign=sign, deviation_form=deviation_form)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

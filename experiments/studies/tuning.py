@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.cli import program
@@ -173,16 +173,29 @@ class Tuned(NamedTuple):
         ends = zip(self.row.axes.items(), self.best, strict=True)
         return [name for (name, values), value in ends if value in (values[0], values[-1])]
 
-    def without_effect(self) -> list[str]:
-        """The settings that another value of gave the very same loss: the row's runs do not read them."""
-        losses = {tried.point: tried.loss for tried in self.tried}
-        found = []
-        for place, (name, values) in enumerate(self.row.axes.items()):
-            beside = [(*self.best[:place], value, *self.best[place + 1 :]) for value in values]
-            same = [losses[point] == losses[self.best] for point in beside if point in losses]
-            if len(same) > 1 and all(same) and math.isfinite(losses[self.best]):
-                found.append(name)
-        return found
+
+def tune(
+    plan: TuningPlan, losses: Callable[[list[tuple[TuningRow, Point]]], list[tuple[float, int]]]
+) -> list[Tuned]:
+    """The end of every row's climb; rows climb side by side, a point each at a time.
+
+    `losses`: the mean loss and the tokens of the runs at each of these points.
+    """
+    climbs = {
+        row.label: climb([*row.axes.values()], row.start, plan.budget, row.together) for row in plan.rows
+    }
+    points = {label: next(one) for label, one in climbs.items()}
+    tried: dict[str, list[Tried]] = {row.label: [] for row in plan.rows}
+    best: dict[str, Point] = {}
+    while points:
+        asked = [(row, points.pop(row.label)) for row in plan.rows if row.label in points]
+        for (row, point), found in zip(asked, losses(asked), strict=True):
+            tried[row.label].append(Tried(point, *found))
+            try:
+                points[row.label] = climbs[row.label].send(found[0])
+            except StopIteration as end:
+                best[row.label] = end.value
+    return [Tuned(row, tried[row.label], best[row.label], plan.budget) for row in plan.rows]
 
 
 def neighbours(row: TuningRow, point: Point) -> list[Point]:
@@ -198,8 +211,8 @@ def choices(tuned: Sequence[Tuned]) -> str:
     lines = []
     for one in tuned:
         best = one.settings()
-        notes = dict.fromkeys(one.at_edge(), " (edge)") | dict.fromkeys(one.without_effect(), " (no effect)")
-        cells = [f"{best[n]}{notes.get(n, '')}" if n in best else "-" for n in names]
+        edges = one.at_edge()
+        cells = [f"{best[n]}{' (edge)' * (n in edges)}" if n in best else "-" for n in names]
         loss = min(tried.loss for tried in one.tried)
         points = f"{len(one.tried)}{', cut short' if one.cut_short() else ''}"
         tokens = sum(tried.tokens for tried in one.tried)

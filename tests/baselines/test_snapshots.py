@@ -88,4 +88,4 @@ def test_a_disk_that_refuses_costs_a_snapshot_and_is_told(data_dir, tmp_path):
     given_up = [one.values["step"] for one in taken if isinstance(one, records.Noted)]
     assert given_up == [5, 10]
     alarms = [one.sentence for one in taken if isinstance(one, records.Alarm)]
-    assert alarms[0].endswith("a snapshot is given up; training goes on")
+    assert alarms[0].endswith("a snapshot is given up; training continues")

@@ -12,13 +12,11 @@ SLOW = (
     "snapshot",
     "learner",
     "wire",
-    "restart",
     "syncer",
     "hosts",
     "memory",
     "accelerator",
     "donation",
-    "durability",
     "tape",
     "guard",
 )

@@ -15,8 +15,3 @@ def train_texts(data_dir):
 @pytest.fixture
 def config(data_dir):
     return DataConfig(data_dir=data_dir, sequence_length=64)
-
-
-@pytest.fixture(scope="session")
-def digits_dir(data_dir):
-    return data_dir

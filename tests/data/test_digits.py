@@ -15,8 +15,8 @@ from ddiloco.data.sources import open_images
 
 
 @pytest.fixture(scope="module")
-def splits(digits_dir):
-    return {split: open_images(ImagesConfig(data_dir=digits_dir), split, 1) for split in ("train", "test")}
+def splits(data_dir):
+    return {split: open_images(ImagesConfig(data_dir=data_dir), split, 1) for split in ("train", "test")}
 
 
 def test_every_image_stands_in_just_one_split_as_scikit_learn_has_it(splits):
@@ -47,8 +47,8 @@ def test_a_source_survives_pickling_and_knows_its_classes(splits):
         again[len(again)]
 
 
-def test_what_is_kept_in_memory_is_what_was_decoded(splits, digits_dir):
-    kept = open_images(ImagesConfig(data_dir=digits_dir, keep=True), "test", 1)
+def test_what_is_kept_in_memory_is_what_was_decoded(splits, data_dir):
+    kept = open_images(ImagesConfig(data_dir=data_dir, keep=True), "test", 1)
     assert kept[5] is kept[5]
     np.testing.assert_array_equal(kept[5]["image"], splits["test"][5]["image"])
 

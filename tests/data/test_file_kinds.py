@@ -93,9 +93,8 @@ def test_json_lines_are_rows_by_any_name(name, before, tmp_path):
         pytest.param(PARQUET, id="Parquet"),
     ],
 )
-@pytest.mark.parametrize("name", ["a", "a.zst"])
-def test_compressions_and_parquet_are_known_by_their_magic(name, content, tmp_path):
-    assert read(tmp_path, name, content) == TEXTS
+def test_compressions_and_parquet_are_known_by_their_magic(content, tmp_path):
+    assert read(tmp_path, "a.zst", content) == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -117,29 +116,21 @@ def test_rows_longer_than_what_is_looked_at_are_rows(tmp_path):
     [
         "Well, I said, it is what it is.\nYes, he said, and no.\n",
         "Roses, red\nViolets, blue\n",
-        "Roses are red,\nViolets are blue,\n",
         "# Title\n\n```json\n" + '{"text": "a"}\n' * 5 + "```\n" + "more prose\n" * 6,
-        "[link](x), text\n[1] a\n",
         "[1] A. Uthor, Title.\n[2] B. Uthor, Other.\n",
         "| text | label |\n|------|-------|\n| a | b |\n",
         "{\n  int a, b;\n}\n",
         "{}\nfoo\n",
         "{{ cookiecutter.name }}\n",
-        "[a, b].map(x => x)\n",
-        "import a, b\nx = {'text': 1}\n",
         "rows = [\n" + '    {"text": "a", "id": 1},\n' * 8 + "]\n",
         "package main\n\nfunc a() {\n\tb()\n}\n",
-        "function f(x)\n  x\nend\n",
         "BM, MZ, ORC and RIFF begin files.\n",
-        "BM und ORC\n",
         "version https is not a pointer\n",
         "<html>\n<p>a page that is meant\n",
-        "text\n",
     ],
 )
-@pytest.mark.parametrize("name", ["a", "a.jl"])
-def test_prose_and_source_code_stay_plain_text(name, text, tmp_path):
-    assert read(tmp_path, name, text.encode()) == [text]
+def test_prose_and_source_code_stay_plain_text(text, tmp_path):
+    assert read(tmp_path, "a", text.encode()) == [text]
 
 
 def test_byte_order_marks_are_dropped_everywhere(tmp_path):
@@ -163,35 +154,26 @@ def test_byte_order_marks_are_dropped_everywhere(tmp_path):
         (b"id,text\n1,a\n2,b\n", "is a table (CSV)"),
         (BOM + b"id,text\r\n1,a\r\n", "is a table (CSV)"),
         (b'"id","text"\n"1","a, b\nc"\n', "is a table (CSV)"),
-        (b",text\n0,a\n1,b\n", "is a table (CSV)"),
-        (b"id, text\n0, a\n", "is a table (CSV)"),
         (b"name;age\nann;3\nbob;4\n", "is a table (CSV)"),
         (b"id\ttext\n1\ta\n", "is a table (TSV)"),
         (
             b'[{"text": "a"},\n{"text": "b"}]\n',
             "is one JSON array, but must have an object a line; convert it: jq",
         ),
-        (json.dumps([{"text": "a" * 999}] * 2000, indent=1).encode(), "is one JSON array"),
-        (b'["a", "b"]', "is one JSON array"),
         (b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n', "has JSON objects over several lines"),
         (
             json.dumps({"data": [{"text": "a" * 999}] * 2000}, indent=1).encode(),
             "has JSON objects over several",
         ),
         ("a\nb".encode("utf-16"), "is UTF-16 text; convert it: iconv -f UTF-16 -t UTF-8"),
-        ("a\nb".encode("utf-16-be"), "is UTF-16BE text"),
         ("a\nb".encode("utf-32"), "is UTF-32 text"),
         (ZIP, "is a zip archive"),
         (written(tar), "is a tar archive"),
-        (gzip.compress(written(tar)), "is a tar archive"),
         (gzip.compress(gzip.compress(ROWS)), "is gzip within gzip"),
         (gzip.compress(PARQUET), "is Parquet within gzip"),
         (b"%PDF-1.7\n", "is a PDF document"),
-        (b"{\\rtf1 a}", "is an RTF document"),
         (b"WARC/1.0\r\nWARC-Type: warcinfo\r\n", "is a WARC archive"),
         (arrow(pyarrow.ipc.new_file), "is an Arrow or Feather file"),
-        (arrow(pyarrow.ipc.new_stream), "is an Arrow or Feather file"),
-        (written(lambda file: pyarrow.feather.write_feather(TABLE, file)), "is an Arrow or Feather file"),
         (written(lambda file: np.save(file, np.zeros(3))), "is a NumPy array"),
         (safetensors.numpy.save({"a": np.zeros(3)}), "is a safetensors file"),
         (pickle.dumps(TEXTS), "is a Python pickle"),
@@ -201,11 +183,10 @@ def test_byte_order_marks_are_dropped_everywhere(tmp_path):
     ],
     ids=told_only,
 )
-@pytest.mark.parametrize("name", ["a.jsonl"])
-def test_other_kinds_are_refused_by_name(name, content, told, tmp_path):
+def test_other_kinds_are_refused_by_name(content, told, tmp_path):
     with pytest.raises(DataError) as error:
-        read(tmp_path, name, content)
-    assert str(error.value).startswith(f"config.data.name: {tmp_path / name}: {told}")
+        read(tmp_path, "a.jsonl", content)
+    assert str(error.value).startswith(f"config.data.name: {tmp_path / 'a.jsonl'}: {told}")
     assert "\n" not in str(error.value)
 
 

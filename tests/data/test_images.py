@@ -26,8 +26,8 @@ from tests.data.positions import assert_goes_on
 
 
 @pytest.fixture
-def config(digits_dir):
-    return ClassificationConfig(data_dir=digits_dir, keep=True, train_split="train[:40]")
+def config(data_dir):
+    return ClassificationConfig(data_dir=data_dir, keep=True, train_split="train[:40]")
 
 
 def batches(config, shards=(0,), num_shards=4, batch_size=4, seed=7, size=8, channels=1, num_classes=10):
@@ -41,49 +41,32 @@ def drawn(config, count, **options):
     return [row.tobytes() for row in itertools.islice(rows, count)]
 
 
-def stored(digits_dir, split="train[:40]"):
-    source = open_images(ImagesConfig(data_dir=digits_dir), split, 1)
+def stored(data_dir, split="train[:40]"):
+    source = open_images(ImagesConfig(data_dir=data_dir), split, 1)
     return [source[i]["image"].tobytes() for i in range(len(source))]
 
 
-def test_a_batch_keeps_the_contract(config):
-    batch = next(batches(config))
-    shapes = {name: (array.shape, array.dtype) for name, array in batch.items()}
-    assert shapes == {
-        "image": ((4, 8, 8, 1), np.uint8),
-        "label": ((4,), np.int32),
-        "weights": ((4,), np.int32),
-    }
-    assert (batch["weights"] == 1).all()
-
-
-def test_an_epoch_of_a_shard_is_its_images_and_each_epoch_has_an_order_of_its_own(config, digits_dir):
+def test_an_epoch_of_a_shard_is_its_images_and_each_epoch_has_an_order_of_its_own(config, data_dir):
     plain = dataclasses.replace(config, crop="none")
     found = drawn(plain, 30, shards=(1,))
     epochs = [found[:10], found[10:20], found[20:]]
-    assert all(sorted(epoch) == sorted(stored(digits_dir)[1::4]) for epoch in epochs)
+    assert all(sorted(epoch) == sorted(stored(data_dir)[1::4]) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
-def test_stored_order_is_kept_where_nothing_is_shuffled(config, digits_dir):
-    plain = dataclasses.replace(config, crop="none", shuffle=False)
-    assert drawn(plain, 20) == stored(digits_dir)[::4] * 2
-
-
-def test_images_keep_their_labels(config, digits_dir):
-    source = open_images(ImagesConfig(data_dir=digits_dir), "train[:40]", 1)
+def test_images_keep_their_labels(config, data_dir):
+    source = open_images(ImagesConfig(data_dir=data_dir), "train[:40]", 1)
     label = {record["image"].tobytes(): record["label"] for record in source}
     for batch in itertools.islice(batches(dataclasses.replace(config, crop="none")), 6):
         assert [label[row.tobytes()] for row in batch["image"]] == batch["label"].tolist()
 
 
-@pytest.mark.parametrize(("prefetch", "threads", "steps"), [(0, 0, 1), (3, 2, 0), (3, 2, 9)])
-def test_a_restored_iterator_continues_exactly(config, prefetch, threads, steps):
-    config = dataclasses.replace(config, prefetch=prefetch, threads=threads)
+def test_a_restored_iterator_continues_exactly(config):
+    config = dataclasses.replace(config, prefetch=3, threads=2)
     original = batches(config, shards=(3, 0))
-    for _ in range(steps):
+    for _ in range(9):
         next(original)
-    assert_goes_on(original, batches(config, shards=(3, 0)), steps)
+    assert_goes_on(original, batches(config, shards=(3, 0)), 9)
 
 
 def test_shards_share_the_threads(config):
@@ -104,7 +87,6 @@ def test_the_same_image_is_augmented_anew_in_each_epoch(config):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"seed": 8}, "seed was 7, is 8"),
         ({"config": {"flip": True}}, "augmentation was"),
         ({"size": 6}, r"image was \[8, 8, 1\], is \[6, 6, 1\]"),
     ],
@@ -116,18 +98,13 @@ def test_a_state_of_another_stream_is_refused_with_the_difference(config, change
         batches(other, **change).set_state(state)
 
 
-def test_more_shards_than_images_and_more_classes_than_the_model_has_are_refused(config):
-    with pytest.raises(
-        DataError,
-        match=r"^config.data.train_split: digits has 40 records in split train\[:40\], too few for 41",
-    ):
-        batches(config, num_shards=41)
+def test_more_classes_than_the_model_has_are_refused(config):
     with pytest.raises(ConfigError, match=r"config\.model\.num_classes: is 9, but digits/1\.0\.0 has 10"):
         batches(config, num_classes=9)
 
 
-def test_held_out_images_are_spread_evenly_and_never_augmented(config, digits_dir):
-    known = stored(digits_dir, "test")
+def test_held_out_images_are_spread_evenly_and_never_augmented(config, data_dir):
+    known = stored(data_dir, "test")
     found = [row.tobytes() for batch in held_out_images(config, 8, 1, 10, 4, 5) for row in batch["image"]]
     assert found == [known[i * len(known) // 20] for i in range(20)]
 

@@ -65,15 +65,6 @@ def test_a_stream_set_to_a_position_continues_as_the_one_that_reached_it(documen
     assert first.position == second.position
 
 
-def test_a_document_longer_than_a_row_goes_on_in_the_next_row_with_positions_from_zero():
-    batch = stream_of([[10, 11, 12, 13, 14, 15], [20, 21]], 4).take(2)
-    assert batch["inputs"].tolist() == [[10, 11, 12, 13], [14, 15, 20, 21]]
-    assert batch["targets"].tolist() == [[11, 12, 13, 14], [15, 20, 21, 10]]
-    assert batch["segments"].tolist() == [[1, 1, 1, 1], [1, 1, 2, 2]]
-    assert batch["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 0, 1]]
-    assert batch["weights"].tolist() == [[1, 1, 1, 1], [1, 0, 1, 0]]
-
-
 def test_padding_has_segment_zero_and_no_weight():
     tokens, documents = join([np.array([5, 6, 7]), np.array([8, 9])], 9, pad=256)
     assert documents.tolist() == [0, 0, 0, 1, 1] + [PADDING] * 4

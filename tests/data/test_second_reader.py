@@ -16,10 +16,8 @@ FIRST = 51  # records of shard 0
 
 
 @pytest.fixture
-def of(digits_dir):
-    config = ClassificationConfig(
-        data_dir=digits_dir, crop="none", padding=0, train_split=f"train[:{RECORDS}]"
-    )
+def of(data_dir):
+    config = ClassificationConfig(data_dir=data_dir, crop="none", padding=0, train_split=f"train[:{RECORDS}]")
 
     def make(shard, num_shards=SHARDS, state=None):
         batches = make_image_batches(config, 8, 1, 10, Selection((shard,), num_shards, 1, seed=3))
@@ -34,7 +32,7 @@ def drawn(batches, count):
     return [next(batches)["image"].tobytes() for _ in range(count)]
 
 
-@pytest.mark.parametrize("before", [0, 1, 20, 50, 51, 60, 102, 130])
+@pytest.mark.parametrize("before", [0, 20, 51, 130])
 def test_the_two_read_an_epoch_once_between_them(of, before):
     first = of(0)
     epoch = max(before - 1, 0) // FIRST
@@ -63,7 +61,7 @@ def test_a_second_reader_goes_on_where_it_was(of):
     assert kept[3] == state and kept[2] is None
 
 
-@pytest.mark.parametrize("counts", [(0, 0), (5, 9), (30, 21), (50, 51), (20, 60), (60, 3), (51, 0)])
+@pytest.mark.parametrize("counts", [(0, 0), (5, 9), (50, 51), (60, 3)])
 def test_what_neither_has_read_is_dealt_anew(of, counts):
     """Nothing is lost or read twice where they have not met; what both have read counts as read."""
     first, other = of(0), of(1)

@@ -1,6 +1,5 @@
 """The embedded data set: which files, in which split, prepared once and whole."""
 
-import concurrent.futures
 import fcntl
 import itertools
 import os
@@ -76,27 +75,14 @@ def make_library(root, files):
 
 
 def test_splits_hold_every_kept_file_once_and_byte_for_byte(data_dir):
-    stored = [(r["path"].decode(), r["text"]) for s in ("train", "validation") for r in records(data_dir, s)]
+    train, held_out = (records(data_dir, split) for split in ("train", "validation"))
+    stored = [(r["path"].decode(), r["text"]) for r in (*train, *held_out)]
     assert sorted(stored) == [(path, text.encode()) for path, text in stdlib_text.documents(ROOT)]
+    assert len(stored) == len({path for path, _ in stored}) == len({text for _, text in stored})
+    assert sum(len(r["text"]) for r in train) > 8e6 and 0.02 < len(held_out) / len(stored) < 0.09
+    assert [r["path"] for r in train] == sorted(r["path"] for r in train)
     for path, text in stored[::50]:
         assert (ROOT / path).read_bytes() == text
-
-
-def test_no_path_and_no_text_is_in_both_splits(data_dir):
-    train, validation = records(data_dir, "train"), records(data_dir, "validation")
-    for key in ("path", "text"):
-        assert not {r[key] for r in train} & {r[key] for r in validation}
-
-
-def test_the_text_is_some_ten_megabytes_and_a_twentieth_is_held_out(data_dir):
-    train, validation = records(data_dir, "train"), records(data_dir, "validation")
-    assert sum(len(r["text"]) for r in train) > 8e6
-    assert 0.02 < len(validation) / (len(train) + len(validation)) < 0.09
-
-
-def test_documents_stand_in_the_order_of_their_paths(data_dir):
-    paths = [r["path"].decode() for r in records(data_dir, "train")]
-    assert paths == sorted(paths)
 
 
 def test_packages_tests_caches_and_odd_files_are_left_out(tmp_path):
@@ -137,13 +123,6 @@ def test_processes_that_prepare_at_once_all_succeed_and_print_nothing(tmp_path):
     [counted] = {int(out) for out, _ in answers}
     assert counted > 100
     assert not list(tmp_path.rglob("incomplete*"))
-
-
-def test_threads_that_prepare_at_once_all_succeed(few, tmp_path):
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        sources = list(pool.map(lambda _: open_text("stdlib_text", "train", tmp_path), range(4)))
-    assert len({len(source) for source in sources}) == 1
-    assert len({source[5]["text"] for source in sources}) == 1
 
 
 def test_a_killed_preparation_leaves_nothing_that_is_taken_for_data(few, tmp_path):

@@ -137,7 +137,6 @@ def test_a_published_tokenizer_round_trips_any_text_whole(published):
         ({"bos_token": {"content": "<begin>", "lstrip": False}, "eos_token": "<end>"}, 2, 1, 2),
         ({"bos_token": "<begin>", "eos_token": "<end>", "add_bos_token": False}, 2, None, 2),
         ({"bos_token": "<end>", "eos_token": "<end>"}, 2, None, 2),
-        ({"bos_token": None, "eos_token": "<end>"}, 2, None, 2),
         ({}, 0, None, None),
     ],
 )
@@ -160,12 +159,9 @@ def test_fingerprints_tell_special_ids_apart(published):
     [
         (None, "{}", "tokenizer.json: cannot be read: No such file"),
         ("{}", "{}", "is no tokenizer.json with its tokenizer_config.json: "),
-        ("\0\1", "{}", "is no tokenizer.json with its tokenizer_config.json: "),
         ("trained", None, "tokenizer_config.json: cannot be read: No such file"),
-        ("trained", "[]", "is no tokenizer.json with its tokenizer_config.json: "),
         ("trained", '{"eos_token": "<stop>"}', "it has no token '<stop>'"),
         ("trained", '{"eos_token": ["<end>"]}', "list indices must be"),
-        ("trained", '{"eos_token": 2}', "is no tokenizer.json with its tokenizer_config.json: "),
     ],
 )
 def test_a_missing_or_corrupt_published_tokenizer_is_told_in_one_line(
@@ -190,17 +186,14 @@ DECODER = {"2": {"content": "<end>", "special": True}}
     ("settings", "beside", "eos"),
     [
         ({}, {"special_tokens_map": {"eos_token": "<end>"}}, 2),
-        ({}, {"special_tokens_map": {"eos_token": {"content": "<end>", "normalized": False}}}, 2),
         ({"eos_token": "<pad>"}, {"special_tokens_map": {"eos_token": "<end>"}}, 2),
         (
             {"eos_token": "<pad>", "added_tokens_decoder": DECODER},
             {"special_tokens_map": {"eos_token": "<end>"}},
             0,
         ),
-        ({"added_tokens_decoder": DECODER}, {"special_tokens_map": {"eos_token": "<end>"}}, 2),
         ({}, {"config": {"eos_token_id": 2}}, 2),
         ({}, {"config": {"eos_token_id": 0}, "generation_config": {"eos_token_id": [2, 0]}}, 2),
-        ({"eos_token": "<end>"}, {"config": {"eos_token_id": 0}}, 2),
         ({}, {"config": {"eos_token_id": None}}, None),
         ({"eos_token": ""}, {}, None),
     ],
@@ -244,17 +237,11 @@ def test_tokens_that_only_the_settings_have_are_added(published):
     ("settings", "beside"),
     [
         ({"eos_token": "<end>"}, {}),
-        ({}, {"special_tokens_map": {"eos_token": "<end>"}}),
         ({"eos_token": "<pad>"}, {"special_tokens_map": {"eos_token": "<end>"}}),
-        (
-            {"eos_token": "<pad>", "added_tokens_decoder": DECODER},
-            {"special_tokens_map": {"eos_token": "<end>"}},
-        ),
         (
             {"eos_token": "<stop>", "added_tokens_decoder": {"300": {"content": "<stop>", "special": True}}},
             {},
         ),
-        ({"bos_token": "<begin>", "eos_token": "<end>"}, {}),
         ({"bos_token": "<begin>", "eos_token": "<end>", "additional_special_tokens": ["<pad>"]}, {}),
     ],
 )
@@ -347,7 +334,7 @@ def test_the_config_chooses_the_tokenizer(model_file):
     assert isinstance(chosen, SentencePieceTokenizer)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a model", b"\x00" * 1000])
+@pytest.mark.parametrize("content", [None, b"not a model"])
 def test_a_missing_or_corrupt_model_file_is_told_in_one_line(content, tmp_path):
     path = tmp_path / "broken.model"
     if content is not None:

@@ -1,7 +1,6 @@
 """Comparisons: what is run, what is not run again, and what is told about it."""
 
 import json
-import math
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,8 @@ import pytest
 
 from ddiloco.settings.experiment import parse, to_json
 from experiments.cli import program
-from experiments.studies import comparison, runs
+from experiments.studies import comparison, figures, runs
+from experiments.studies import results as tables
 from tests.refusals import assert_refused
 
 CONFIG = """
@@ -81,15 +81,15 @@ def test_every_row_is_run_and_told_in_a_table_in_json_and_in_a_picture(compared,
     assert "[2/2] counted, one slower, seed 0\n" in compared.stderr
     head, _, trained, counted = (output / "compare.md").read_text().splitlines()
     assert f"{head}\n" in compared.stdout and f"{counted}\n" in compared.stdout
-    titles = [title.strip() for title in head.split("|")[2:-1]]
+    titles = [title.strip() for title in head.split("|")[3:-1]]
     assert titles[:4] == ["held-out loss", "tokens", "virtual seconds", "time ratio"]
     assert titles[4:] == ["goodput", "uptime", "merged", "mean quorum", "GB moved"]
     assert "100.0% (paper 84%)" in trained
     assert "| - " in counted and "2.000 (paper 1.8)" in counted
-    first, second = json.loads((output / "compare.json").read_text())["rows"]
-    assert 4 < first["mean"]["eval_loss"] < 7 and second["mean"]["eval_loss"] is None
-    assert second["mean"]["wall_seconds"] == 2 * first["mean"]["wall_seconds"] == 16
-    assert "'--config.virtual.step_seconds=(1.0, 2.0)'" in second["runs"][0]["command"]
+    first, second = json.loads((output / "compare.json").read_text())
+    assert 4 < first["eval_loss"] < 7 and second["eval_loss"] is None
+    assert second["wall_seconds"] == 2 * first["wall_seconds"] == 16
+    assert "'--config.virtual.step_seconds=(1.0, 2.0)'" in second["command"]
     assert (output / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -115,10 +115,9 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(programs, config, tmp_pa
     done = programs.run("compare", f"--config={config}:dying", f"--output={tmp_path}", "--seeds=3")
     assert done.returncode == 1
     assert done.stderr.endswith("error: 1 of the runs failed: dying, seed 3 (it has not finished)\n")
-    dying, living = json.loads((tmp_path / "compare.json").read_text())["rows"]
-    assert [row["runs"][0]["finished"] for row in (dying, living)] == [False, True]
-    assert living["runs"][0]["seed"] == 3 and living["mean"]["goodput"] == 1.0
-    assert "held-out loss" not in done.stdout
+    [living] = json.loads((tmp_path / "compare.json").read_text())
+    assert (living["label"], living["seed"], living["goodput"]) == ("living", 3, 1.0)
+    assert "held-out loss" not in done.stdout and "| dying  | 0 of 1 |" in done.stdout
 
 
 WRONG = {
@@ -158,7 +157,7 @@ def test_a_usage_error_is_told_in_one_line_before_anything_runs(arguments, told,
 )
 def test_rows_that_cannot_be_told_apart_or_understood_are_refused(entries, told, tmp_path):
     with pytest.raises(program.UsageError) as caught:
-        comparison.make_rows("configs/micro.py", entries, [0], [], tmp_path)
+        comparison.study("configs/micro.py", entries, [0], [], tmp_path)
     assert told in str(caught.value)
 
 
@@ -178,68 +177,65 @@ def leave(plan, **figures):
 
 
 @pytest.fixture
-def rows(tmp_path):
+def study(tmp_path):
     """Two rows with three seeds, of which the second row's last has not finished."""
     entries = [{"label": "first"}, {"label": "a|b", "paper": {"time_ratio": 0.62}, "against": "first"}]
-    rows = comparison.make_rows("configs/micro.py", entries, [0, 1, 2], [], tmp_path)
+    study = comparison.study("configs/micro.py", entries, [0, 1, 2], [], tmp_path)
     scores = [{"tokens": n, "seconds": n / 10, "loss": 6 / (1 + n)} for n in (0, 500, 1000)]
-    for seed, seconds in enumerate((10.0, 20.0, 30.0)):
+    for run, seconds in zip(study.planned[:3], (10.0, 20.0, 30.0), strict=True):
         shares = {"goodput": 0.9, "lost": {"failed": 0.06, "detecting": 0.04}}
-        leave(rows[0].runs[seed], wall_seconds=seconds, eval_loss=2.0, eval_history=scores, **shares)
+        leave(run, wall_seconds=seconds, eval_loss=2.0, eval_history=scores, **shares)
     for seed, (seconds, goodput) in enumerate([(6.0, 0.8), (16.0, 0.6)]):
         shares = {"goodput": goodput, "lost": {"failed": 1 - goodput, "detecting": 0.0}}
-        leave(rows[1].runs[seed], wall_seconds=seconds, eval_loss=1.0 + 2 * seed, **shares)
-    return rows
+        leave(study.planned[3 + seed], wall_seconds=seconds, eval_loss=1.0 + 2 * seed, **shares)
+    return study
 
 
-@pytest.fixture
-def results(rows):
-    return comparison.digest(rows)
+def test_gaps_and_times_are_held_against_rows_seed_by_seed(study):
+    frame = study.frame()
+    assert frame.finished.tolist() == [True] * 5 + [False]
+    assert frame.gap[3:5].tolist() == [-0.5, 0.5] and frame.gap[[0, 1, 2, 5]].isna().all()
+    assert frame.time_ratio[:5].tolist() == pytest.approx([1.0, 1.0, 1.0, 0.6, 0.8])
+    assert set(frame.tokens_total[:5]) == {1000}
 
 
-def test_figures_are_means_over_the_finished_seeds_with_their_standard_deviations(results):
-    first, second = results
-    assert first["mean"]["wall_seconds"] == 20.0 and first["std"]["wall_seconds"] == 10.0
-    assert first["mean"]["time_ratio"] == 1.0 and first["std"]["time_ratio"] == 0.0
-    assert second["mean"]["eval_loss"] == 2.0
-    assert second["std"]["eval_loss"] == pytest.approx(math.sqrt(2))
-    assert second["mean"]["time_ratio"] == pytest.approx((0.6 + 0.8) / 2)
-    assert second["lost"] == pytest.approx({"failed": 0.3, "detecting": 0.0})
-    assert [run["gap"] for run in second["runs"]] == [-0.5, 0.5, None]
-    assert second["mean"]["gap"] == 0.0 and second["std"]["gap"] == pytest.approx(math.sqrt(0.5))
-    assert first["mean"]["gap"] is None
-    assert second["mean"]["mean_quorum"] is None
-    assert [run["finished"] for run in second["runs"]] == [True, True, False]
-    assert first["mean"]["tokens_total"] == 1000
+def test_a_finished_run_of_other_settings_has_no_figures(study):
+    run = study.planned[3]
+    older = {**run.settings, "train": {**run.settings["train"], "batch_size": 99}}
+    (run.workdir / "config.json").write_text(json.dumps(older))
+    frame = study.frame()
+    assert frame.finished.tolist() == [True] * 3 + [False, True, False]
+    assert frame.eval_loss[3:].dropna().tolist() == [3.0]
 
 
-def test_a_finished_run_of_other_settings_has_no_figures(rows):
-    settings = rows[1].runs[0].settings
-    older = {**settings, "train": {**settings["train"], "batch_size": 99}}
-    (rows[1].runs[0].workdir / "config.json").write_text(json.dumps(older))
-    second = comparison.digest(rows)[1]
-    assert [run["finished"] for run in second["runs"]] == [False, True, False]
-    assert second["mean"]["eval_loss"] == 3.0 and second["mean"]["gap"] == 0.5
-
-
-def test_the_table_has_ours_beside_the_papers_and_no_empty_column(results):
-    head, _, first, second = comparison.table(results).splitlines()
-    titles = ["", "", "held-out loss", "gap", "tokens", "wall seconds", "time ratio", "goodput", ""]
+def test_the_table_has_ours_beside_the_papers_and_no_empty_column(study):
+    head, _, first, second = tables.table(study.frame(), ["label"]).splitlines()
+    titles = ["", "", "runs", "held-out loss", "gap", "tokens", "wall seconds", "time ratio", "goodput", ""]
     assert [title.strip() for title in head.split("|")] == titles
     assert "| 20.0 ± 10.0" in first and "| 90.0% ± 0.0%" in first and "| 1,000 ± 0 " in first
-    assert second.startswith("| a\\|b (2 of 3 seeds) | 2.0000 ± 1.4142 | +0.00% ± 70.71% |")
+    assert second.startswith("| a\\|b  | 2 of 3 | 2.0000 ± 1.4142 | +0.00% ± 70.71% |")
     assert "| 0.700 ± 0.141 (paper 0.62) |" in second and "| 70.0% ± 14.1% |" in second
 
 
-def test_a_config_file_names_the_figures_of_its_table_in_their_order(results, tmp_path):
-    assert comparison.columns_of("configs/micro.py") == comparison.SHOWN
+@pytest.mark.parametrize("rows", [slice(0), slice(1), slice(None)])
+def test_a_figure_is_drawn_of_whatever_there_is(study, rows, tmp_path):
+    study.write(tmp_path / "all")
+    frame = study.frame()
+    frame.loc[range(6)[rows], "finished"] = False
+    figures.draw_comparison(tmp_path / "some.png", frame)
+    for name in ("all", "some"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_config_file_names_the_figures_of_its_table_in_their_order(study, tmp_path):
+    assert tables.columns_of("configs/micro.py", "config") == tables.SHOWN
     (tmp_path / "two.py").write_text('COLUMNS = ("goodput", "wall_seconds", "age")')
-    columns = comparison.columns_of(f"{tmp_path}/two.py:any")
-    head = comparison.table(results, columns).splitlines()[0]
-    assert [title.strip() for title in head.split("|")] == ["", "", "goodput", "wall seconds", ""]
+    columns = tables.columns_of(f"{tmp_path}/two.py:any", "config")
+    head = tables.table(study.frame(), ["label"], columns).splitlines()[0]
+    assert [title.strip() for title in head.split("|")] == ["", "", "runs", "goodput", "wall seconds", ""]
     (tmp_path / "none.py").write_text('COLUMNS = ("goodput", "speed")')
     with pytest.raises(program.UsageError, match="COLUMNS: no figure 'speed'; known: eval_loss, "):
-        comparison.columns_of(f"{tmp_path}/none.py")
+        tables.columns_of(f"{tmp_path}/none.py", "config")
 
 
 def test_both_rules_are_told_of_a_fleet_whose_links_are_just_full(programs, tmp_path):
@@ -249,18 +245,13 @@ def test_both_rules_are_told_of_a_fleet_whose_links_are_just_full(programs, tmp_
     assert done.returncode == 0, done.stderr
     head, _, *told = done.stdout.splitlines()[:4]
     titles = ["tokens", "merged", "worst learner", "real steps", "age", "age, 95%", "skipped", "round, s"]
-    assert [title.strip() for title in head.split("|")[2:-1]] == [*titles, "largest gap"]
+    assert [title.strip() for title in head.split("|")[3:-1]] == [*titles, "largest gap"]
     assert [line.split("|")[1].strip() for line in told] == ["M2-1.0, paper", "M2-1.0, expected"]
-    paper, expected = (row["mean"] for row in json.loads((tmp_path / "compare.json").read_text())["rows"])
+    paper, expected = json.loads((tmp_path / "compare.json").read_text())
     assert paper["worst_share"] <= paper["merged_share"] < expected["worst_share"] < 1
     for row in (paper, expected):
         assert row["real_steps"] == 1.0 and 0 < row["age"] <= row["late_age"] < 24
         assert 0 < row["round_seconds"] < 24 and 0.9 < row["largest_gap"] < 3
-
-
-def test_a_folder_follows_from_the_comparison_where_none_is_given():
-    assert runs.default_output("compare", "configs/dense.py:small") == "runs/compare-dense-small"
-    assert runs.default_output("compare", "configs/chaos.py") == "runs/compare-chaos"
 
 
 def asked(**overrides) -> dict[str, Any]:

@@ -16,5 +16,5 @@ def test_every_setting_has_a_line_with_value_meaning_and_bounds():
     assert told["model.name"][0] == "moe"
     assert told["train.batch_size"] == ["16", "rows that one learner reads for one step [at least 1]"]
     assert told["sync.max_run_ahead"][0] == "None"
-    assert told["virtual.loss"] == ["(0.0,)", "share of messages that vanish [at least 0.0 and below 1.0]"]
+    assert told["virtual.loss"] == ["(0.0,)", "share of messages that are lost [at least 0.0 and below 1.0]"]
     assert told["algorithm"][1].endswith("lone_learner]; stays when a run resumes")

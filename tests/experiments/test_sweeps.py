@@ -10,7 +10,7 @@ from configs.sweeps import honest, scaling
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
 from experiments.cli import program
-from experiments.studies import figures, sweeps
+from experiments.studies import figures, results, sweeps
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 ARGUMENTS = {
@@ -87,10 +87,10 @@ def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the
 @pytest.mark.filterwarnings("error")
 def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(tmp_path):
     sweep = sweep_of("scaling:inner")
-    rows = [row(point) for point in sweep.points]
-    runs = sweeps.placed(rows, sweep)
+    rows = [{**row(point), "finished": True} for point in sweep.points]
+    runs = results.completed(rows, lambda frame: sweeps.place(frame, sweep))
     assert runs.gap.tolist() == pytest.approx((0.5 * runs.line.str.contains("decoupled")).tolist())
-    figures.draw_sweep(tmp_path / "sweep.png", rows, sweep)
+    figures.draw_sweep(tmp_path / "sweep.png", runs, sweep)
 
 
 def row(point):

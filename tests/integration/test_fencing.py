@@ -32,7 +32,7 @@ def test_one_command_serves_every_start_and_a_second_syncer_is_refused_and_chang
     code, _, told = job.left(job.syncer("--resume"))
     assert (code, told.splitlines()) == (
         1,
-        [f"error: {job.workdir}: no run has begun there that could go on"],
+        [f"error: {job.workdir}: has no run to resume"],
     )
     syncer = job.syncer("--resume=auto")
     more_merges(job, [syncer, learner])
@@ -46,7 +46,7 @@ def test_one_command_serves_every_start_and_a_second_syncer_is_refused_and_chang
         code, _, told = job.left(other)
         assert (code, told.count("\n")) == (2, 1), told
         assert told.startswith(
-            f"error: workdir: {job.workdir}: belongs to a run that goes on, of process {syncer.pid} on "
+            f"error: workdir: {job.workdir}: belongs to a run in progress, of process {syncer.pid} on "
         )
     more_merges(job, [syncer, learner])
     assert begun(job.workdir / "syncer") == run

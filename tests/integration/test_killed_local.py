@@ -80,7 +80,7 @@ def test_a_run_of_threads_that_is_killed_and_stopped_goes_on_to_its_end(programs
 def test_where_no_run_has_begun_none_goes_on(programs, tmp_path):
     result = programs.run("train", f"--workdir={tmp_path}", *LOCAL, RESUME)
     assert result.returncode == 1
-    assert result.stderr.strip() == f"error: {tmp_path}: no run has begun there that could go on"
+    assert result.stderr.strip() == f"error: {tmp_path}: has no run to resume"
 
 
 def test_a_virtual_run_is_not_resumed(programs, tmp_path):

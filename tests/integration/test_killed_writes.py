@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(smal
     assert disk.state.state() == before and not done
     assert "No space left on device: merges wait until version " in disk.alarms[0]
     disk.state.remember([(0, 5)])
-    assert any("who joined is not durable" in alarm for alarm in disk.alarms)
+    assert any("incarnations are not durable" in alarm for alarm in disk.alarms)
     (small_disk / "in the way").unlink()
     committing.join()
     assert done == [True]

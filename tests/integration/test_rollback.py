@@ -12,7 +12,7 @@ def test_a_run_that_was_set_back_goes_on_with_learners_of_the_undone_history(pro
     enough = lambda: min((r["version"] for r in job.rounds()[-3:]), default=0) > 4  # noqa: E731
     job.wait_for(enough, "five versions of every fragment", [syncer, *learners])
     refused = programs.run("rollback", f"--workdir={job.workdir}", "--to=0")
-    assert_refused(refused, f"workdir: {job.workdir}: belongs to a run that goes on")
+    assert_refused(refused, f"workdir: {job.workdir}: belongs to a run in progress")
     syncer.kill()
     syncer.wait()
     known = fragment_history.versions(job.workdir / "syncer")

@@ -44,8 +44,7 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
     assert "(edge)" in (tmp_path / "out" / "chosen.md").read_text()
     table = (tmp_path / "out" / "tune.md").read_text()
     assert "| AdamW" in table
-    rows = json.loads((tmp_path / "out" / "tune.json").read_text())["rows"]
-    [[one], [other]] = [row["runs"] for row in rows]
+    one, other = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (one["seed"], one["gap"], other["seed"]) == (1, None, 1)
     assert other["gap"] == pytest.approx(other["eval_loss"] / one["eval_loss"] - 1)
     assert (tmp_path / "out" / "tune.png").read_bytes().startswith(b"\x89PNG")
@@ -53,6 +52,29 @@ def test_rows_are_tuned_alike_and_compared_on_what_chose_nothing(programs, tmp_p
     again = programs.run("tune", *arguments)
     assert again.returncode == 0 and "[1/" not in again.stderr + again.stdout
     assert (tmp_path / "out" / "tune.md").read_text() == table
+
+
+def test_a_run_that_fails_while_it_is_chosen_is_told_at_the_end(programs, tmp_path):
+    lives = "time,learner,event\n" + "".join(f"2,{m},fail\n" for m in range(4))
+    (tmp_path / "availability.csv").write_text(lives)
+    plan = tmp_path / "plan.py"
+    plan.write_text(f"""
+from configs.micro import get_config
+
+def get_tuning():
+    row = {{"label": "counted", "preset": "dense,decoupled", "virtual.arrays": False, "sync.interval": 4}}
+    choosing = {{"virtual.availability": "trace", "virtual.trace": {str(tmp_path / "availability.csv")!r}}}
+    grid = {{"sync.interval": (4,)}}
+    return {{"rows": [{{**row, "axes": ["sync.interval"]}}], "grid": grid, "budget": 1, "choosing": choosing}}
+""")
+    arguments = [f"--config={plan}", f"--output={tmp_path}/out", "--seeds=1", "--config.train.steps=12"]
+    done = programs.run("tune", *arguments)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "1 of the runs failed: counted sync.interval=4, seed 100 (it has not finished)\n"
+    )
+    [row] = json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert row["label"] == "counted"
 
 
 def test_what_is_tuned_is_not_set_for_all_runs(programs, tmp_path):

@@ -209,5 +209,5 @@ def test_a_disk_that_refuses_costs_the_snapshots_with_an_alarm_and_never_the_run
     assert ran.outcome.finished
     assert ran.noted("snapshot_given_up")
     assert set(alarms(ran)) == {
-        f"{tmp_path}/snapshots: Not a directory: a snapshot is given up; training goes on"
+        f"{tmp_path}/snapshots: Not a directory: a snapshot is given up; training continues"
     }

@@ -50,7 +50,7 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
-        "intake: a process that was replaced is heard again",
+        "intake: a process that was replaced sends messages again",
         "if process in replaced and (known.lost_at is None or process < known.process):",
         "if process in replaced and process < known.process:",
         (*WIRE, "integration/test_hangs.py"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ddiloco.outer.fragments import BALANCE_BOUND, STRATEGIES, Piece, fragment, is_embedding
+from ddiloco.outer.fragments import BALANCE_BOUND, STRATEGIES, fragment, is_embedding
 from tests.long import times
 
 NAMES = st.sampled_from(
@@ -153,11 +153,6 @@ def test_embedding_and_head_are_told_by_the_top_level_name():
     assert is_embedding("head/kernel")
     assert not is_embedding("layers/0/attention/heads/kernel")
     assert not is_embedding("layers/0/embed/kernel")
-
-
-def test_piece_shape():
-    assert Piece("a").shape((3, 4)) == (3, 4)
-    assert Piece("a", 1, 3).shape((3, 4)) == (2, 4)
 
 
 def test_a_vocabulary_is_cut_where_devices_can_share_the_pieces():

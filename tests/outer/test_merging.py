@@ -50,22 +50,19 @@ def draw(seed, num_learners, shape=(7, 11)):
 
 
 @settings(max_examples=30)
-@given(SEEDS, st.sampled_from([1, 2, 5]), st.sampled_from(EXACT))
-def test_rules_equal_their_float64_formulas(seed, num_learners, name):
-    vectors, weights = draw(seed, num_learners)
-    merged = RULES[name](vectors, weights)
-    want = reference(name, vectors, weights)
+@given(SEEDS, st.sampled_from([(1, False), (2, True), (5, False), (5, True)]), st.sampled_from(EXACT))
+def test_rules_equal_their_float64_formulas(seed, kind, name):
+    """With an anchor outer gradients are the anchor minus parameters."""
+    num_learners, with_anchor = kind
+    deltas, weights = draw(seed, num_learners)
+    anchor = np.random.default_rng(seed).standard_normal((7, 11)).astype(np.float32) if with_anchor else None
+    vectors = [anchor - x for x in deltas] if with_anchor else deltas
+    deltas = [anchor - x for x in vectors] if with_anchor else deltas
+    merged = RULES[name](vectors, weights, anchor)
+    want = reference(name, deltas, weights)
     assert relative_error(merged.value, want) < 3e-6
     assert merged.length == pytest.approx(np.linalg.norm(want), rel=1e-5)
-    np.testing.assert_allclose(merged.norms, [np.linalg.norm(x) for x in vectors], rtol=1e-6)
-
-
-@settings(max_examples=20)
-@given(SEEDS, st.sampled_from([1, 2, 5]), st.floats(1e-3, 1e3))
-def test_rda_of_vectors_of_norm_r_has_norm_r_whatever_m_is(seed, num_learners, norm):
-    vectors, weights = draw(seed, num_learners)
-    vectors = [(x / np.linalg.norm(x) * norm).astype(np.float32) for x in vectors]
-    assert np.linalg.norm(RULES["rda"](vectors, weights).value) == pytest.approx(norm, rel=1e-5)
+    np.testing.assert_allclose(merged.norms, [np.linalg.norm(x) for x in deltas], rtol=1e-6)
 
 
 def along(*axes):
@@ -74,12 +71,6 @@ def along(*axes):
     for vector, numbers in zip(vectors, axes, strict=True):
         vector[list(numbers)] = list(numbers.values())
     return list(vectors.reshape(-1, 7, 11))
-
-
-def test_direct_average_of_orthogonal_vectors_shrinks_with_the_root_of_m():
-    vectors = along(*({m: 1} for m in range(5)))
-    assert RULES["direct"](vectors, np.ones(5, np.float32)).length == pytest.approx(5**-0.5)
-    assert RULES["rda"](vectors, np.ones(5, np.float32)).length == pytest.approx(1)
 
 
 @settings(max_examples=20)
@@ -94,23 +85,6 @@ def test_merge_with_one_silent_learner_weights_it_zero(seed, held, with_anchor, 
     np.testing.assert_array_equal(merged.value, want.value)
     np.testing.assert_array_equal(merged.norms, want.norms)
     assert merged.cosine == want.cosine
-
-
-@settings(max_examples=20)
-@given(SEEDS, st.floats(1e-6, 1e12), st.sampled_from(EXACT))
-def test_only_ratios_of_weights_count(seed, factor, name):
-    vectors, weights = draw(seed, 5)
-    scaled = RULES[name](vectors, weights * np.float32(factor)).value
-    assert relative_error(scaled, reference(name, vectors, weights)) < 3e-6
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_with_an_anchor_outer_gradients_are_anchor_minus_parameters(name):
-    vectors, weights = draw(3, 5)
-    anchor = np.random.default_rng(4).standard_normal(vectors[0].shape).astype(np.float32)
-    deltas = [anchor - x for x in vectors]
-    merged = RULES[name](vectors, weights, anchor)
-    assert relative_error(merged.value, reference(name, deltas, weights)) < 1e-6
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -237,19 +211,6 @@ def test_no_point_near_the_geometric_median_is_closer_to_all(seed, num_learners)
             aside = rng.standard_normal(found.shape)
             assert distances(found + step * aside, vectors, weights) > best * (1 - 1e-4)
     assert best <= min(distances(v, vectors, weights) for v in vectors) * (1 + 1e-3)
-
-
-def test_the_geometric_median_of_three_points_with_equal_angles_is_fermats():
-    angles = 2 * np.pi * np.arange(3) / 3
-    corners = [np.float32([5 + np.cos(a), 2 + np.sin(a)]) for a in angles]
-    merged = RULES["geometric_median"](corners, np.ones(3, np.float32))
-    np.testing.assert_allclose(merged.value, [5, 2], atol=1e-4)
-
-
-def test_the_geometric_median_of_opposite_quarters_is_the_heavier_learner():
-    vectors = [np.float32([1, 0]), np.float32([0, 1])]
-    merged = RULES["geometric_median"](vectors, np.float32([3, 1]))
-    np.testing.assert_allclose(merged.value, [1, 0], atol=1e-3)
 
 
 @pytest.mark.parametrize("count, cut", [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (8, 2)])

@@ -54,17 +54,6 @@ def test_two_rounds_equal_the_mathematics_and_embeddings_have_a_rule_of_their_ow
             assert metrics["outer_gradient_norm"] == pytest.approx(np.sqrt(squares), rel=1e-4)
 
 
-def test_one_learner_and_the_direct_optimizer_give_the_learners_own_parameters():
-    step = OuterStep(LAYOUT, OuterConfig(optimizer="direct"), 4)
-    theta, learner = (take(LAYOUT, 0, parameters(seed)) for seed in (0, 1))
-    result = step(0, theta, step.init(theta), [learner], [5.0])
-    for got, want in zip(result.pieces, learner, strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-5)
-    moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(theta, learner, strict=True)))
-    assert result.metrics["learner_delta_norm"] == pytest.approx(moved, rel=1e-5)
-    assert result.metrics["cosine"] == 1
-
-
 def test_cosine_metric_is_zero_for_orthogonal_and_one_for_equal_outer_gradients():
     layout = fragment({"layers/0/w": (4,), "layers/1/w": (4,)}, 1, "tensor")
     step = OuterStep(layout, OuterConfig(), 3)

@@ -12,17 +12,15 @@ from experiments.studies.compiling.cost import cost_of
 from experiments.studies.compiling.hlo import parse
 
 LAID = [
-    ((64, 256), ("fsdp", None)),
     ((64, 256), ("fsdp", "tensor")),
     ((64, 256), (None, ("fsdp", "tensor"))),  # cuts groups of 128
-    ((8, 4, 128), (None, "tensor", "fsdp")),
     ((2, 8, 6, 64), (None, "fsdp", None, "tensor")),  # groups of two rows
     ((16, 24), ("fsdp", None)),  # groups that lie across rows
     ((256,), ("fsdp",)),  # fewer groups than shards
 ]
 # How a tensor is cut depends on the codec's group alone: one codec of groups everywhere, the others once.
 CASES = [("int4", laid) for laid in LAID]
-CASES += [(name, LAID[2]) for name in CODECS if name not in ("f32", "int4")]
+CASES += [(name, LAID[1]) for name in ("bf16", "sign")]
 
 
 def mesh():
@@ -49,7 +47,7 @@ def test_sharded_tensors_have_the_bytes_of_one_device_and_no_device_holds_them_a
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(np.asarray(ours).reshape(-1), theirs)
     np.testing.assert_array_equal(found.decoded, CODECS[name].decode(expected, shape))
-    if laid in LAID[5:]:
+    if laid in LAID[3:]:
         return
     cost = cost_of(parse(compiled.as_text()), 8).bytes_by_kind()
     assert cost["all-gather"] == cost["all-reduce"] == 0

@@ -84,10 +84,10 @@ def test_nobody_takes_the_place_of_a_learner_that_speaks_whatever_number_it_bear
     desk.report(0, 1, at=1.0)
     for incarnation in (1, 2, 2**61):
         out = desk.tell(events.LearnerJoined(0, incarnation), at=2.0)
-        assert out == [actions.Drop(0, "the number of a learner that still speaks")]
+        assert out == [actions.Drop(0, "the number of a live learner")]
     assert desk.core.live == (0,)
     too_large = desk.tell(events.LearnerJoined(0, 2**62), at=60.0)
-    assert too_large == [actions.Drop(0, "an incarnation beyond belief")]
+    assert too_large == [actions.Drop(0, "incarnation out of range")]
     assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 2), at=60.0))
 
 

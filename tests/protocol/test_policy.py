@@ -12,7 +12,7 @@ from ddiloco.protocol.policy import SyncPolicy
         (
             {"quorum": 2, "max_run_ahead": 1},
             r"max_run_ahead: is bounded, so quorum must be None \(all live learners\); "
-            "with a quorum of 2 the learners would wait for ever once fewer are live",
+            "with a quorum of 2 the learners would wait forever once fewer are live",
         ),
         (
             {"quorum": None, "interval": 2, "max_run_ahead": 2},

@@ -175,7 +175,7 @@ def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_
 
 @pytest.mark.parametrize("held", [(), HELD[:1]])
 def test_a_state_of_another_number_of_fragments_is_refused(held):
-    with pytest.raises(LocalProtocolError, match="cannot be taken up"):
+    with pytest.raises(LocalProtocolError, match="cannot be resumed"):
         LearnerCore(0, 7, POLICY).resume(LearnerWork(14, 5, 14, held))
 
 

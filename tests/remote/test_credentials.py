@@ -11,7 +11,8 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path, mode):
     file = tmp_path / "token"
     file.write_text("x" * 16)
     file.chmod(mode)
-    with pytest.raises(ConfigError, match=r"^token_file: .*token: others can read or change it; `chmod 600`"):
+    refused = r"^token_file: .*token: others can read or change it; use `chmod 600`"
+    with pytest.raises(ConfigError, match=refused):
         load_security(str(file), None)
     file.chmod(0o600)
     assert load_security(str(file), None).token == "x" * 16

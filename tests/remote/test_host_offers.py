@@ -90,7 +90,7 @@ def test_a_later_offer_for_the_same_round_takes_the_place_of_one_that_broke():
     offers = HostOffers(2)
     offers.add(0, later(8), FORMAT, blocks(0))  # the other host's transfer of this breaks
     offers.add(0, later(9), FORMAT, blocks(0))
-    with pytest.raises(WireError, match="a newer one has come"):
+    with pytest.raises(WireError, match="a newer one has arrived"):
         offers.add(1, later(8), FORMAT, blocks(1))
     assert offers.add(1, later(9), FORMAT, blocks(1)) is not None
 

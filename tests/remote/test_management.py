@@ -87,7 +87,7 @@ def test_a_learner_that_is_drained_leaves_and_is_sent_away_until_it_is_added(man
 def test_a_learner_that_is_evicted_is_lost_at_once_and_another_process_may_come(managed):
     syncer = managed()
     hung = there(syncer, 1)
-    assert asked(syncer, "evict", 1) == Answer(True, "learner 1 is dropped; it may come back", {"learner": 1})
+    assert asked(syncer, "evict", 1) == Answer(True, "learner 1 is dropped; it may rejoin", {"learner": 1})
     assert syncer.next(events.LearnerLost).reason == "evicted"
     assert asked(syncer, "status").facts["present"] == []
     again = there(syncer, 1, process=200)  # at once, though the first one's silence is not over

@@ -77,7 +77,7 @@ def test_an_incarnation_that_would_keep_out_every_later_process_is_refused(ends)
     syncer, learner = ends
     learner.send(events.LearnerJoined(0, 1 << 53))
     until(lambda: syncer.drops(), "the drop")
-    assert syncer.drops()[0] == "wire: incarnation beyond belief"
+    assert syncer.drops()[0] == "wire: incarnation out of range"
     assert syncer.heard.empty()
 
 

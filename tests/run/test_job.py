@@ -13,10 +13,9 @@ from ddiloco.config import ConfigError
 from ddiloco.run import memory_needs
 from ddiloco.run.job import _write_settings, run_job
 from ddiloco.run.recipes import ModelRecipe
-from ddiloco.storage import array_file
 from ddiloco.storage.run_mark import RunMark
 from ddiloco.telemetry import monitor
-from ddiloco.telemetry.files import read_json, replacing
+from ddiloco.telemetry.files import read_json
 from ddiloco.training.parameters import sampled_parameters
 from ddiloco.virtual.run import VirtualRun
 from ddiloco.weights.export import export
@@ -107,17 +106,6 @@ def test_the_first_start_of_an_engine_asks_for_the_memory_and_not_for_data_and_a
         started(settings, tmp_path)
 
 
-def test_what_is_replaced_has_a_name_that_is_swept(tmp_path):
-    with contextlib.suppress(KeyboardInterrupt), replacing(tmp_path / "summary.json") as new:
-        new.touch()
-        left = new.name
-        raise KeyboardInterrupt
-    assert not any(tmp_path.iterdir())
-    (tmp_path / left).touch()
-    array_file.sweep(tmp_path, "summary.json")
-    assert not any(tmp_path.iterdir())
-
-
 # A save of Orbax's that failed calls its event loop once more, after it closed it.
 @pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 def test_a_result_that_finds_no_room_is_told_in_one_line_and_the_records_stay(data_dir, tmp_path):
@@ -160,18 +148,9 @@ def spoiled_weights(experiment, folder):
     return folder / "model.safetensors"
 
 
-@pytest.mark.parametrize(
-    ("driver", "algorithm"),
-    [
-        ("local", "decoupled"),
-        ("remote", "decoupled"),
-        ("virtual", "data_parallel"),
-    ],
-)
-def test_weights_that_are_not_finite_are_refused_before_anything_is_written(
-    driver, algorithm, data_dir, tmp_path
-):
-    experiment = workbench.experiment(data_dir, algorithm, driver=driver, init_from=str(tmp_path / "weights"))
+@pytest.mark.parametrize("driver", ["local", "remote"])
+def test_weights_that_are_not_finite_are_refused_before_anything_is_written(driver, data_dir, tmp_path):
+    experiment = workbench.experiment(data_dir, driver=driver, init_from=str(tmp_path / "weights"))
     file = spoiled_weights(experiment, tmp_path / "weights")
     workdir = tmp_path / "run"
     with workbench.devices(2):
@@ -180,16 +159,8 @@ def test_weights_that_are_not_finite_are_refused_before_anything_is_written(
     assert not workdir.exists()
 
 
-@pytest.mark.parametrize(
-    ("driver", "algorithm", "end"),
-    [
-        ("local", "decoupled", None),
-        ("local", "decoupled", "<end>"),
-        ("remote", "decoupled", None),
-        ("virtual", "data_parallel", None),
-    ],
-)
-def test_a_run_whose_documents_have_no_end_says_so(driver, algorithm, end, data_dir, tmp_path):
+@pytest.mark.parametrize(("driver", "end"), [("local", "<end>"), ("remote", None)])
+def test_a_run_whose_documents_have_no_end_says_so(driver, end, data_dir, tmp_path):
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     ids = {char: i for i, char in enumerate(sorted(level.alphabet()))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=[]))
@@ -198,7 +169,7 @@ def test_a_run_whose_documents_have_no_end_says_so(driver, algorithm, end, data_
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
     data = {"tokenizer": "huggingface", "tokenizer_model": str(tmp_path / "tokenizer.json")}
-    experiment = workbench.experiment(data_dir, algorithm, driver=driver, data=data)
+    experiment = workbench.experiment(data_dir, driver=driver, data=data)
 
     def runner(assembly, record, stop):
         return Outcome(assembly.initial_parameters(), 0, None, finished=True, failure=None)

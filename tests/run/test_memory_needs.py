@@ -7,7 +7,7 @@ from ddiloco.outer.fragments import fragment
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.run import memory_needs
 from ddiloco.run.recipes import assembly_of
-from experiments.bench import memory
+from experiments.bench import syncer
 from tests import workbench
 
 LAYOUT = fragment({"layers/0/kernel": (256, 128), "layers/1/kernel": (256, 128)}, 2)
@@ -59,11 +59,11 @@ def test_what_cannot_be_on_this_host_is_refused_in_a_line_with_both_sizes(monkey
     with pytest.raises(ConfigError) as refused:
         memory_needs.check(memory_needs.Needs(2 << 30, 9 << 30), "the syncer")
     assert str(refused.value) == (
-        "the syncer needs at least 2.0 GiB of memory, and this host has 1.5 GiB; --dry_run says for what"
+        "the syncer needs at least 2.0 GiB of memory, and this host has 1.5 GiB; see --dry_run"
     )
 
 
 @pytest.mark.slow
 def test_a_syncer_s_process_has_about_the_memory_that_is_said():
-    (row,) = memory.run()
+    (row,) = syncer.run_memory()
     assert 0.8 * row["needed_mb"] < row["measured"] < 1.3 * row["needed_mb"]

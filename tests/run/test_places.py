@@ -64,42 +64,31 @@ def test_a_disk_without_the_room_is_refused_with_both_numbers_before_anything_is
     assert f"({needed:,} bytes)" in told and "of checkpoints" in told
 
 
-# What a start before has left, of which a run that goes on has a use.
-LEFT = {
-    "checkpoints": "checkpoints is there, and is no folder",
-    "syncer": "syncer is there, and is no folder",
-    "learners/1": "learners/1 is there, and is no folder",
-    "tape": "tape is there, and is no folder",
-}
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_a_file_in_a_folder_s_place_is_found_where_a_run_goes_on(name, data_dir, tmp_path):
+@pytest.mark.parametrize("name", ["checkpoints", "syncer", "learners/1", "tape"])
+def test_a_file_in_a_folder_s_place_is_found_where_a_run_goes_on_and_the_other_way_round(
+    name, data_dir, tmp_path
+):
     experiment, _ = made(data_dir)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     told = refusal(ConfigError, job._write_settings, tmp_path, experiment, resume=True)
-    assert told == f"workdir: {tmp_path}: cannot be written to: {tmp_path / LEFT[name]}"
-
-
-def test_a_folder_in_a_file_s_place_is_found_where_a_run_goes_on(data_dir, tmp_path):
+    assert told.endswith(f"cannot be written to: {tmp_path / name} is there, and is no folder")
+    (tmp_path / name).unlink()
     (tmp_path / "rounds.jsonl").mkdir()
-    told = refusal(ConfigError, job._write_settings, tmp_path, made(data_dir)[0], resume=True)
+    told = refusal(ConfigError, job._write_settings, tmp_path, experiment, resume=True)
     assert told.endswith(f"{tmp_path}/rounds.jsonl is there, and is a folder")
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "metrics", "summary.json"])
-def test_a_run_that_begins_sets_aside_what_is_in_its_way(name, data_dir, tmp_path):
-    (tmp_path / name).symlink_to("nowhere")
+def test_a_run_that_begins_sets_aside_what_is_in_its_way(data_dir, tmp_path):
+    for name in ("checkpoints", "summary.json"):
+        (tmp_path / name).symlink_to("nowhere")
     job._write_settings(tmp_path, made(data_dir)[0], resume=False)
-    assert (tmp_path / "previous" / "1" / name).is_symlink()
+    assert all((tmp_path / "previous" / "1" / name).is_symlink() for name in ("checkpoints", "summary.json"))
 
 
 WAYS = {
     "file": "{0}/file is there, and is no folder",
-    "file/sub": "{0}/file is there, and is no folder",
     "dangling": "{0}/dangling is a link to nowhere, which is not there",
-    "a" * 300: "its name has 300 bytes, and may have 255",
     "set": "cannot be written to: {0}/set/previous is there, and is no folder",
 }
 
@@ -113,9 +102,7 @@ def place(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("driver", "name"), [*(("local", name) for name in WAYS), ("remote", "file")], ids=lambda name: name[:10]
-)
+@pytest.mark.parametrize(("driver", "name"), [("local", "set"), ("remote", "file")])
 def test_a_workdir_that_cannot_be_is_refused_before_training(driver, name, place, programs):
     done = programs.train(place / name, f"--config.driver={driver}", "--config.log.page=")
     assert_refused(done, f"workdir: {place / name}: {WAYS[name].format(place)}\n")
@@ -124,18 +111,9 @@ def test_a_workdir_that_cannot_be_is_refused_before_training(driver, name, place
 @pytest.mark.parametrize(
     ("program", "given", "flag"),
     [
-        ("evaluator", ["--workdir=PLACE"], "workdir"),
-        ("learner", ["--workdir=PLACE", "--learner_id=0"], "workdir"),
         ("syncer", ["--workdir=PLACE", "--listen=127.0.0.1:0"], "workdir"),
-        (
-            "syncer",
-            ["--workdir=PLACE", "--config.remote.syncer_shards=2", "--shard=1", "--listen=127.0.0.1:0"],
-            "workdir",
-        ),
         ("sweep", ["--output=PLACE", "--sweep=seed=0,1"], "output"),
         ("chaos", ["--workdir=PLACE"], "workdir"),
-        ("averages", ["--output=PLACE"], "output"),
-        ("guards", ["--output=PLACE/x.json"], "output"),
         ("compile", ["--table=PLACE/x.md"], "table"),
         ("tokenize", ["--output=PLACE/x"], "output"),
         (
@@ -154,6 +132,7 @@ def test_no_program_begins_what_it_could_not_write(program, given, flag, place, 
     assert line.startswith(f"error: {flag}: {place / name}") and told in line
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_home_folder_and_one_with_brackets_have_all_that_a_run_leaves(programs, tmp_path):
     name = "run [1] *é"
     settings = ["--config.snapshot.every=6", "--config.log.page="]

@@ -97,7 +97,7 @@ def test_a_folder_without_a_run_is_named(tmp_path):
 
 def test_a_run_that_goes_on_is_not_set_back(workdir):
     folder, hashes = workdir
-    with owned(folder), pytest.raises(ConfigError, match="belongs to a run that goes on, of process"):
+    with owned(folder), pytest.raises(ConfigError, match="belongs to a run in progress, of process"):
         roll_back(folder, 6)
     assert restored(folder / "syncer")[1] == hashes[-1]
     with pytest.raises(ConfigError, match="is no folder"):

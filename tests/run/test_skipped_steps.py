@@ -39,9 +39,9 @@ def steps_of(workdir, learner):
     ("driver", "algorithm"),
     [
         ("virtual", "decoupled"),
-        ("virtual", "data_parallel"),
-        ("local", "diloco"),
         ("local", "lone_learner"),
+        pytest.param("virtual", "data_parallel", marks=pytest.mark.slow),
+        pytest.param("local", "diloco", marks=pytest.mark.slow),
         pytest.param("virtual", "streaming", marks=pytest.mark.slow),
         pytest.param("virtual", "diloco", marks=pytest.mark.slow),
         pytest.param("local", "decoupled", marks=pytest.mark.slow),
@@ -130,7 +130,7 @@ def loop_experiment(driver, algorithm="decoupled", learners=4, **settings):
     ("driver", "algorithm"),
     [
         ("virtual", "decoupled"),
-        ("local", "diloco"),
+        pytest.param("local", "diloco", marks=pytest.mark.slow),
         pytest.param("local", "decoupled", marks=pytest.mark.slow),
     ],
 )

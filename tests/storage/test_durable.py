@@ -262,7 +262,7 @@ def test_a_refused_incarnation_is_told_and_stops_nobody(disk, monkeypatch):
     disk.state.begin(model())
     full(monkeypatch, times=1)
     disk.state.remember([(0, 5)])
-    assert disk.alarms == [f"{disk.folder}: No space left on device: who joined is not durable"]
+    assert disk.alarms == [f"{disk.folder}: No space left on device: incarnations are not durable"]
     disk.state.remember([(0, 5), (1, 1)])
     assert disk.state.state().incarnations == ((0, 5), (1, 1))
 

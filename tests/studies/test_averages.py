@@ -90,10 +90,12 @@ def test_the_table_has_the_last_evaluation_of_each_seed():
     points = [{"seed": 0, "step": 4, "name": GLOBAL, "loss": 9.0}]
     for seed, own in losses.items():
         points += [{"seed": seed, "step": 8, "name": name, "loss": loss} for name, loss in own.items()]
-    rows = averages.table(points).splitlines()[2:]
+    rows = [
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in averages.table(points).splitlines()[2:]
+    ]
     assert rows == [
-        f"| {GLOBAL} | 2.5000 | - |",
-        f"| {AVERAGE} | 2.6000 | -5.00% / +10.00% |",
+        [GLOBAL, "2", "2.5000 ± 0.7071", "+0.00% ± 0.00%"],
+        [AVERAGE, "2", "2.6000 ± 0.9899", "+2.50% ± 10.61%"],
     ]
 
 
@@ -101,12 +103,11 @@ def test_the_program_trains_once_for_each_seed_and_draws(programs, tmp_path):
     small = ["--config.train.steps=4", "--config.inner.warmup_steps=0", "--config.eval.every=2"]
     small += ["--config.eval.num_batches=1", "--config.sync.interval=2", "--config.sync.num_fragments=2"]
     small += ["--config.model.num_layers=1"]
-    given = ["--config=configs/micro.py:moe", *small, "--seeds=3,5", f"--output={tmp_path}"]
+    given = ["--config=configs/micro.py", *small, "--seeds=3,5", f"--output={tmp_path}"]
     done = programs.run("averages", *given)
     assert done.returncode == 0, done.stderr
     points = json.loads((tmp_path / "averages.json").read_text())
     assert {point["seed"] for point in points} == {3, 5}
     assert [point["step"] for point in points if (point["seed"], point["name"]) == (5, GLOBAL)] == [0, 2, 4]
-    assert "max_load" in points[0]
     assert (tmp_path / "averages.png").read_bytes().startswith(b"\x89PNG")
-    assert f"| {OF_ROUNDS[0]} |" in done.stdout
+    assert f"| {OF_ROUNDS[0]} " in done.stdout

@@ -107,9 +107,13 @@ def workdir(tmp_path):
     return tmp_path
 
 
+def merged(workdir):
+    return results.merge_figures(workdir, json.loads((workdir / "summary.json").read_text()))
+
+
 def test_figures_of_a_runs_merges(workdir):
     ages = [1, 0, 2, 2, 2]  # 5; none; 5 and 6; 9 and 10; 7 and 8
-    assert results.merge_figures(workdir) == {
+    assert merged(workdir) == {
         "worst_share": 0.4,
         "real_steps": 18 / 24,
         "age": sum(ages) / 5,
@@ -123,7 +127,7 @@ def test_one_offer_in_twenty_is_as_old_as_the_late_age_or_older(workdir):
     clocks = [5, 9, *[12] * 38]
     line = {"time": 12.5, "fragment": 0, "contributions": [[0, 1, 0, c, 4, 40] for c in clocks], **PARTS}
     (workdir / "rounds.jsonl").write_text(json.dumps(line))
-    assert results.merge_figures(workdir)["late_age"] == 3.0
+    assert merged(workdir)["late_age"] == 3.0
 
 
 def test_a_killed_learners_steps_count_again(workdir):
@@ -134,16 +138,16 @@ def test_a_killed_learners_steps_count_again(workdir):
     )
     line = {"time": 8.5, "fragment": 0, "contributions": [[0, 2, 0, 3, 1, 10]], **PARTS}
     (workdir / "rounds.jsonl").write_text(json.dumps(line))
-    assert results.merge_figures(workdir)["age"] == 2.0
+    assert merged(workdir)["age"] == 2.0
 
 
 def test_a_round_of_no_offers_is_no_merge(workdir):
     with (workdir / "rounds.jsonl").open("a") as rounds:
         rounds.write(json.dumps({"time": 1.5, "fragment": 2, "contributions": [], **PARTS}))
-    assert results.merge_figures(workdir)["largest_gap"] == 6 / 4
+    assert merged(workdir)["largest_gap"] == 6 / 4
 
 
-@pytest.mark.parametrize("name", ["rounds.jsonl", "config.json", "summary.json"])
+@pytest.mark.parametrize("name", ["rounds.jsonl", "config.json"])
 def test_a_run_without_lines_of_merges_has_no_figures(name, workdir):
     (workdir / name).write_text("")
-    assert results.merge_figures(workdir) == {}
+    assert merged(workdir) == {}

@@ -94,19 +94,11 @@ def test_runs_side_by_side_are_named_if_they_fail(told, tmp_path):
     assert told == ["[1/3] sound", "[2/3] broken", "[3/3] idle"] and set(ended) == {"sound", "broken", "idle"}
 
 
-def test_training_goes_on_with_what_a_run_leads_to_and_skips_what_is_there(told, tmp_path):
-    of = lambda names: [ends(tmp_path / name) for name in names]  # noqa: E731
-    for name in "bd":
-        (tmp_path / name).touch()
-    leads, ended = {"a": of("de"), "e": [Pretended(tmp_path / "f")]}, []
-
-    def end(run):
-        ended.append(run.name)
-        return leads.get(run.name)
-
-    assert runs.train(of("abc"), 1, end) == ["f (it has not finished)"]
-    assert ended == ["a", "c", "e", "f"]
-    assert told == ["[1/3] a", "[3/5] c", "[5/5] e", "[6/6] f"]
+def test_what_is_there_is_not_run_again(told, tmp_path):
+    (tmp_path / "b").touch()
+    ended = []
+    assert runs.train([ends(tmp_path / name) for name in "abc"], 1, lambda run: ended.append(run.name)) == []
+    assert ended == ["a", "c"] and told == ["[1/3] a", "[3/3] c"]
 
 
 def test_a_run_that_is_refused_ends_the_others(told, tmp_path):

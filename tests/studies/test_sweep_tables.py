@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.cli import program
-from experiments.studies import figures, sweeps
+from experiments.studies import figures, results, sweeps
 
 
 def points_of(**settings):
@@ -39,46 +39,42 @@ def test_a_setting_that_some_points_lack_is_no_axis():
     ]
 
 
-def measured(points, loss):
-    return [{**point, "eval_loss": loss(point)} for point in points]
+def measured(points, loss, sweep=None):
+    """The results table of the points' runs with these losses."""
+    rows = [{**point, "finished": True, "eval_loss": loss(point)} for point in points]
+    return results.completed(rows, lambda frame: sweeps.place(frame, sweep or sweeps.Sweep(points)))
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_point():
-    rows = measured(points_of(), lambda p: p["a.x"] + 0.1 * p["seed"])
-    found = sweeps.by_point(sweeps.placed(rows, sweeps.Sweep(points_of())))
-    assert [(own.line.iloc[0], own.x.iloc[0]) for own in found] == [(r, x) for x in (2, 4, 8) for r in "pq"]
-    assert found[0].eval_loss.tolist() == [2.0, 2.1] and found[0].gap.isna().all()
-
-
-def gaps(rows, points, **baseline):
+def gaps(runs, loss, points=None, **baseline):
     """The gap of each run to the baseline's, None where it has none."""
-    found = sweeps.placed(rows, sweeps.Sweep(points, baseline)).gap
+    found = measured(runs, loss, sweeps.Sweep(points or runs, baseline)).gap
     return [None if gap != gap else pytest.approx(gap) for gap in found]
 
 
+def fifth(point):
+    return (point["a.x"] + point["seed"]) * (1.05 if point["b.rule"] == "q" else 1.0)
+
+
 def test_a_gap_is_to_the_baselines_run_of_the_same_seed_and_place():
-    rows = measured(points_of(), lambda p: (p["a.x"] + p["seed"]) * (1.05 if p["b.rule"] == "q" else 1.0))
-    assert gaps(rows, points_of(), **{"b.rule": "p"}) == [0.05 * (row["b.rule"] == "q") for row in rows]
+    found = gaps(points_of(), fifth, **{"b.rule": "p"})
+    assert found == [0.05 * (point["b.rule"] == "q") for point in points_of()]
 
 
 def test_a_baseline_at_one_place_stands_for_all_of_its_seed():
     points = [{"kind": "base", "m": 1, "seed": s} for s in (0, 1)]
     points += [{"kind": "tried", "m": m, "seed": s} for s in (0, 1) for m in (1, 2, 4)]
-    rows = measured(
-        points, lambda p: 2.0 + p["seed"] if p["kind"] == "base" else (2.0 + p["seed"]) * (1 + p["m"] / 10)
-    )
-    assert gaps(rows, points, kind="base")[2:] == [point["m"] / 10 for point in points[2:]]
+    loss = lambda p: (2.0 + p["seed"]) * (1 if p["kind"] == "base" else 1 + p["m"] / 10)  # noqa: E731
+    assert gaps(points, loss, kind="base")[2:] == [point["m"] / 10 for point in points[2:]]
 
 
 def test_a_baseline_whose_runs_at_other_places_have_failed_does_not_stand_for_them():
     points = [{"kind": kind, "m": m, "seed": 0} for kind in ("base", "tried") for m in (1, 2)]
-    rows = measured(points[:1] + points[2:], lambda p: 2.0 / p["m"])
-    assert gaps(rows, points, kind="base") == [0.0, 0.0, None]
+    assert gaps(points[:1] + points[2:], lambda p: 2.0 / p["m"], points, kind="base") == [0.0, 0.0, None]
 
 
 def test_a_seed_that_the_baseline_lacks_has_no_gap():
     points = [{"kind": "base", "m": 1, "seed": 0}, *({"kind": "tried", "m": m, "seed": 1} for m in (1, 2))]
-    assert gaps(measured(points, lambda p: 2.0), points, kind="base") == [0.0, None, None]
+    assert gaps(points, lambda p: 2.0, kind="base") == [0.0, None, None]
 
 
 def test_settings_that_end_alike_are_named_in_full():
@@ -87,58 +83,38 @@ def test_settings_that_end_alike_are_named_in_full():
     assert sweeps.line_of(points[0], axes) == "inner.rate=0.5, outer.rate=1, rule=p"
 
 
-def full(points, loss):
-    return [{**point, **dict.fromkeys(sweeps.FIGURES), "eval_loss": loss(point)} for point in points]
+def test_the_table_has_a_row_for_each_point_with_means_and_gaps():
+    sweep = sweeps.Sweep(points_of(), {"b.rule": "p"})
+    frame = measured(points_of(), fifth, sweep)
+    head, _, *rows = results.table(frame, sweeps.axes_of(sweep.points).settings).splitlines()
+    assert [title.strip() for title in head.split("|")[1:-1]] == [
+        "b.rule",
+        "a.x",
+        "runs",
+        "held-out loss",
+        "gap",
+    ]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    assert cells[1] == ["q", "2", "2", "2.6250 ± 0.7425", "+5.00% ± 0.00%"] and len(rows) == 6
 
 
-def test_the_table_has_means_gaps_and_every_run_best_first():
-    rows = full(points_of(), lambda p: (p["a.x"] + p["seed"]) * (1.05 if p["b.rule"] == "q" else 1.0))
-    means, _, runs = sweeps.report(rows, sweeps.Sweep(points_of(), {"b.rule": "p"})).partition("\n\n")
-    assert means.splitlines()[0] == "| b.rule | a.x | runs | gap | eval_loss |"
-    assert "| q | 2 | 2 | +5.00% | 2.625 ± 0.74 |" in means
-    assert [line.split("|")[4].strip() for line in runs.splitlines()[2:4]] == ["2", "2.1"]
+def test_a_sweep_of_one_point_has_a_table_too():
+    [_, _, row] = results.table(measured([{"a": 1}], lambda p: 2.0), []).splitlines()
+    assert row == "| 1    | 2.0000        |"
+    assert results.table(measured([{"a": 1}], lambda p: None), []).splitlines()[2] == "| 1    |"
 
 
-def test_without_a_second_seed_or_a_baseline_there_is_one_table():
-    points = [point for point in points_of() if point["seed"] == 0]
-    assert "\n\n" not in sweeps.report(full(points, lambda p: 2.0), sweeps.Sweep(points))
-
-
-def test_what_only_a_later_point_sets_stands_before_the_figures():
-    table = sweeps.runs_table(full([{"kind": "p"}, {"kind": "q", "rate": 0.5}], lambda p: 2.0))
-    assert table.splitlines()[0] == "| kind | rate | eval_loss |"
-
-
-@pytest.mark.parametrize("losses", [lambda p: 2.0 / p["a.x"], lambda p: None])
+@pytest.mark.parametrize("loss", [lambda p: 2.0 / p["seed"], lambda p: None])
 @pytest.mark.parametrize("axis", ["a.x", None])
-def test_a_figure_is_drawn_with_an_axis_and_without_with_losses_and_without(losses, axis, tmp_path):
-    points = [{**p, "a.x": p["a.x"] if axis else f"x{p['a.x']}"} for p in points_of()]
-    rows = [{**row, "a.x": p["a.x"]} for row, p in zip(full(points_of(), losses), points, strict=True)]
-    for i, baseline in enumerate((None, {"b.rule": "p"})):
-        figures.draw_sweep(tmp_path / f"{i}.png", rows, sweeps.Sweep(points, baseline))
+@pytest.mark.parametrize("baseline", [None, {"b.rule": "p"}])
+def test_a_figure_is_drawn_with_an_axis_and_without_with_losses_and_without(loss, axis, baseline, tmp_path):
+    points = [{**p, "a.x": p["a.x"] if axis else f"x{p['a.x']}", "seed": 1 + p["seed"]} for p in points_of()]
+    sweep = sweeps.Sweep(points, baseline)
+    frame = measured(points, loss, sweep)
+    missing = frame[(frame["b.rule"] != "p") | (frame.seed != 1)]  # of which one seed has no baseline
+    for i, shown in enumerate((frame, missing)):
+        figures.draw_sweep(tmp_path / f"{i}.png", shown, sweep)
         assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_figure_without_a_loss_says_so(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "dress", drawn.append)
-    for loss in (2.0, None):
-        points = points_of()
-        rows = full(points, lambda _, loss=loss: loss)
-        figures.draw_sweep(tmp_path / "figure.png", rows, sweeps.Sweep(points, {"b.rule": "p"}))
-    said = [[text.get_text() for text in panel.texts] for panel in drawn]
-    assert said == [[], [], ["no run has one"], ["no run has one"]]
-
-
-def test_long_names_of_points_leave_the_figure_its_room(tmp_path, monkeypatch):
-    drawn = []
-    sound = figures.dress
-    monkeypatch.setattr(figures, "dress", lambda panel, grid: (drawn.append(panel), sound(panel, grid)))
-    long = [{**point, "b.rule": "a rule with a long name, " * 3 + point["b.rule"]} for point in points_of()]
-    long = [{**point, "a.x": f"x{point['a.x']}"} for point in long]
-    figures.draw_sweep(tmp_path / "figure.png", full(long, lambda p: 2.0), sweeps.Sweep(long))
-    (panel,) = drawn
-    assert panel.get_window_extent().width > 3 * panel.figure.dpi, "inches"
 
 
 FILE = """
@@ -198,29 +174,23 @@ def test_a_setting_for_all_points_is_theirs_but_not_one_in_which_they_differ():
         sweeps.with_settings(sweep, [("a", "1")])
 
 
-def test_a_point_of_which_one_seed_has_no_baseline_is_drawn(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "dress", drawn.append)
-    points = points_of()
-    rows = full(points, lambda p: p["a.x"] * (1.05 if p["b.rule"] == "q" else 1.0))
-    rows = [row for row in rows if (row["b.rule"], row["seed"]) != ("p", 1)]
-    figures.draw_sweep(tmp_path / "figure.png", rows, sweeps.Sweep(points, {"b.rule": "p"}))
-    heights = [y for line in drawn[1].get_lines() for y in line.get_ydata()]
-    assert sum(height == pytest.approx(5.0) for height in heights) >= 3
-
-
 LENGTHS = {100: 4.0, 200: 2.0, 400: 1.0}  # loss of the baseline: in each doubling to a half
 
 
 def long(kind, steps, loss, seed=0, rate=1, params=7):
     point = {"kind": kind, "train.steps": steps, "rate": rate, "seed": seed}
-    return point, {**point, "num_params": params, "eval_loss": loss, "tokens_total": steps}
+    return point, {**point, "finished": True, "num_params": params, "eval_loss": loss, "tokens_total": steps}
+
+
+def lengths(runs):
+    """The results table of runs of several lengths, and its sweep."""
+    points, rows = zip(*runs, strict=True)
+    sweep = sweeps.Sweep([*points], {"kind": "base"})
+    return results.completed(rows, lambda frame: sweeps.place(frame, sweep)), sweep
 
 
 def matches(runs):
-    points, rows = zip(*runs, strict=True)
-    found = sweeps.placed(rows, sweeps.Sweep([*points], {"kind": "base"})).match
-    return [None if match != match else pytest.approx(match) for match in found]
+    return [None if match != match else pytest.approx(match) for match in lengths(runs)[0].match]
 
 
 def test_the_tokens_with_which_the_baseline_has_a_loss_lie_on_its_curve_in_logarithms():
@@ -238,7 +208,6 @@ def test_the_tokens_are_those_of_a_baseline_with_the_runs_own_model_and_settings
 
 def test_the_table_tells_with_which_tokens_the_baseline_has_the_same_loss_where_it_has_several_lengths():
     runs = [long("base", 100, 4.0), long("base", 400, 1.0), long("new", 400, 2.0)]
-    points, rows = zip(*runs, strict=True)
-    told = sweeps.means_table(rows, sweeps.Sweep(points, {"kind": "base"}))
-    assert "| same loss at |" in told and "| new | 400 | 1 | +100.00% | 50% |" in told
-    assert "same loss" not in sweeps.means_table(rows[1:], sweeps.Sweep(points[1:], {"kind": "base"}))
+    told = results.table(lengths(runs)[0], ["kind"], ["match"])
+    assert "| same loss at |" in told and "| 50% " in told
+    assert "same loss" not in results.table(lengths(runs[1:])[0], ["kind"], ["match"])

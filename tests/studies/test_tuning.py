@@ -1,7 +1,6 @@
 """Climbs on a grid, and what is told of them."""
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given
@@ -73,16 +72,6 @@ def test_a_budget_that_ends_the_climb_is_told():
     assert "20" not in tuning.choices([ended]).splitlines()[0]
 
 
-def test_a_setting_that_changes_nothing_is_told():
-    asked, best = climbed(lambda point: point[0])
-    row = tuning.TuningRow("a", "b", {}, {"rate": RATES, "momentum": MOMENTA}, (4, 0.3), None)
-    ended = tuning.Tuned(row, [tuning.Tried(point, point[0], 10) for point in asked], best, 100)
-    assert ended.without_effect() == ["momentum"]
-    assert "| 0.3 (no effect) |" in tuning.choices([ended])
-    alone = tuning.Tuned(row, [tuning.Tried(best, math.inf, 0)], best, 100)
-    assert alone.without_effect() == []
-
-
 LONE = {"label": "x", "preset": "tiny", "axes": ["train.steps"], "train.steps": 5}
 REFUSED = {
     "a start outside the grid": ([LONE], r"config: 'x': train.steps is 5, not of \(1, 2\)"),
@@ -150,11 +139,6 @@ def test_tuned_presets_are_points_of_the_grid_that_they_were_found_on():
         }
         assert all(preset[name] in values for name, values in row.axes.items())
         assert (e.train.tokens, e.eval.every) == (480 * 32 * 128, 0)
-
-
-def test_a_table_that_there_is_not_is_told():
-    with pytest.raises(program.UsageError, match=r"no preset 'sgd'; there are tiny, small"):
-        tuning.plan_of("configs/dense.py:sgd")
 
 
 def test_each_value_of_a_row_is_looked_at_before_anything_runs():

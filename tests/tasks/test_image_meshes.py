@@ -42,7 +42,7 @@ STAGES = ({"stage": 2}, 1, {"num_layers": 2, "scan_layers": True})
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("vit", FSDP),
+        pytest.param("vit", FSDP, marks=pytest.mark.slow),
         pytest.param("captioner", STAGES, marks=pytest.mark.slow),
         pytest.param("vit", STAGES, marks=pytest.mark.slow),
         pytest.param("captioner", FSDP, marks=pytest.mark.slow),

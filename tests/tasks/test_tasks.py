@@ -10,10 +10,9 @@ import sentencepiece
 
 from configs import multimodal, vit
 from ddiloco.config import ConfigError
-from ddiloco.models import MODELS
 from ddiloco.run.job import run_job
 from ddiloco.settings.experiment import parse, task_of, to_json
-from ddiloco.tasks import TASKS, language_modelling, task_class
+from ddiloco.tasks import language_modelling, task_class
 from experiments.cli import program
 from tests import workbench
 from tests.refusals import refusal
@@ -55,10 +54,6 @@ def test_batches_are_a_function_of_the_seed_and_resume(name, data_dir):
     jax.tree.map(np.testing.assert_array_equal, next(first), next(again))
 
 
-def test_every_model_has_a_task_that_there_is():
-    assert {model.task for model in MODELS.values()} <= set(TASKS)
-
-
 def test_a_misspelt_task_is_told_with_what_it_may_be():
     told = "MODEL.task: is 'captoning', but must be one of language_modelling, classification, captioning"
     with pytest.raises(ConfigError, match=told):
@@ -81,18 +76,11 @@ def test_presets_parse_and_make_a_round_trip(config, preset):
             "config.sample: is there, but classification (of the model vit) shows",
         ),
         ("vit", {"data": {"sequence_length": 3}}, "config.data.sequence_length: no such setting"),
-        ("dense", {"data": {"crop": "none"}}, "config.data.crop: no such setting"),
         ("dense", {"data": 3}, "config.data: is 3, but is a group of settings"),
-        ("captioner", {"sample": {"tokens": 3}}, "config.sample.tokens: no such setting"),
         (
             "captioner",
             {"model": {"name": "captioner", "vocab_size": 99}},
             "config.model.vocab_size: is 99, but bytes",
-        ),
-        (
-            "vit",
-            {"data": {"crop": "some"}},
-            "config.data.crop: is 'some', but must be one of padded, resized, none",
         ),
     ],
 )

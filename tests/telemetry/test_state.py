@@ -54,14 +54,6 @@ def test_several_records_of_one_death_leave_one_mark_and_so_does_the_return(stat
     assert state.away == set() and len(state.failures) == 1
 
 
-def test_goodput_falls_while_learners_are_gone_and_not_yet_replaced(state):
-    enter(state, 0, State.STEPPING)
-    state.apply(Noted("learner_silent", {"learner": 0}, 5.0))
-    assert state.timelines.alive(1) == (0, 1)
-    state.apply(Noted("learner_returned", {"learner": 0}, 9.0))
-    assert state.timelines.alive(1) == (1, 1)
-
-
 def test_first_arrivals_and_the_departure_of_those_that_finished_leave_no_mark(state):
     note(state, "learner_ready", learner=0)
     enter(state, 0, State.STEPPING, State.FINISHED)
@@ -133,14 +125,6 @@ def test_a_round_that_cannot_be_read_is_not_half_counted(state):
 def test_records_of_names_to_come_change_nothing(state):
     note(state, "something_new", learner=0)
     assert (state.marks, state.drops.total(), state.rounds.count) == ([], 0, 0)
-
-
-def test_a_learner_that_lost_chips_is_charged_for_them(state):
-    chips = state.info.chips_by_learner[0]
-    assert chips > 1
-    state.apply(StateChanged(0, State.STEPPING, 0.0))
-    state.apply(StateChanged(0, State.STEPPING, 5.0, chips - 1))
-    assert state.timelines.goodput(10.0) == 1 - 0.5 / chips
 
 
 def merge(state, fragment, *given):

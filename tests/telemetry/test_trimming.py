@@ -66,57 +66,45 @@ def test_each_learner_keeps_the_steps_before_its_own_cut_and_those_it_had_starte
     assert [line["step"] for line in read(run / "learners/1/steps.jsonl")] == [1, 2, 3, 4]
 
 
-def steps_left(run, steps, cut):
-    """What stays of learner 0's steps, (time, step)."""
+@pytest.mark.parametrize(
+    ("steps", "cut", "left"),
+    [
+        ([(11.0, 1), (12.0, 2), (3.0, 3), (4.0, 4)], (2, 2.5), 2),
+        ([(1.0, 1), (2.0, 2), (3.0, 9), (4.0, 10)], (5, 2.5), 2),
+        ([(1.0, 5), (2.0, 6), (3.0, 5), (4.0, 6), (5.0, 7), (6.0, 5), (7.0, 6)], (6, 4.1), 4),
+    ],
+    ids=["a time that was set back", "a clock that jumped over the state's", "steps that were taken twice"],
+)
+def test_steps_are_cut_by_the_learners_clock(steps, cut, left, run):
     write(run / "learners/0/steps.jsonl", [{"time": t, "step": step, "tokens": 10} for t, step in steps])
     trim(run, Cut(time=8.0, versions=(1, 1), step=8, states={0: cut}))
-    return [(line["time"], line["step"]) for line in read(run / "learners/0/steps.jsonl")]
-
-
-def test_steps_are_cut_by_the_learners_clock_and_not_by_a_time_that_was_set_back(run):
-    steps = [(11.0, 1), (12.0, 2), (3.0, 3), (4.0, 4)]
-    assert steps_left(run, steps, (2, 2.5)) == steps[:2]
-
-
-def test_steps_are_cut_where_the_clock_jumped_over_that_of_the_state(run):
-    steps = [(1.0, 1), (2.0, 2), (3.0, 9), (4.0, 10)]
-    assert steps_left(run, steps, (5, 2.5)) == steps[:2]
-
-
-def test_of_steps_that_a_learner_took_twice_those_before_the_state_stay(run):
-    steps = [(1.0, 5), (2.0, 6), (3.0, 5), (4.0, 6), (5.0, 7), (6.0, 5), (7.0, 6)]
-    assert steps_left(run, steps, (6, 4.1)) == steps[:4]
+    assert [(line["time"], line["step"]) for line in read(run / "learners/0/steps.jsonl")] == steps[:left]
 
 
 def test_files_of_weeks_are_cut_without_being_held(run):
-    lines = [{"time": float(t), "step": t, "tokens": 10} for t in range(1, 20_001)]
+    lines = [{"time": float(t), "step": t, "tokens": 10} for t in range(1, 12_001)]
     write(run / "learners/0/steps.jsonl", lines)
     tracemalloc.start()
     try:
-        trim(run, Cut(time=8.0, versions=(1, 1), step=8, states={0: (15_000, 15_000.5)}))
+        trim(run, Cut(time=8.0, versions=(1, 1), step=8, states={0: (9_000, 9_000.5)}))
         with contextlib.closing(GrowingFile(run / "learners/0/steps.jsonl")) as file:
-            file.append(b'{"step": 15001}\n')
+            file.append(b'{"step": 9001}\n')
         held = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     kept, gone = (run / folder / "learners/0/steps.jsonl" for folder in (".", "previous/1"))
-    assert [*read(kept), *read(gone)] == [*lines[:15_000], {"step": 15_001}, *lines[15_000:]]
+    assert [*read(kept), *read(gone)] == [*lines[:9_000], {"step": 9_001}, *lines[9_000:]]
     assert held < kept.stat().st_size / 4
 
 
-def test_merges_stay_up_to_the_versions_of_the_snapshot(run):
-    trim(run, CUT)
-    assert [(line["fragment"], line["version"]) for line in read(run / "rounds.jsonl")] == [(0, 1), (1, 1)]
-
-
-def test_learners_are_down_from_their_cuts_on(run):
-    trim(run, CUT)
-    told = [(line["time"], line["learner"], line["state"]) for line in read(run / "states.jsonl")]
-    assert told[2:] == [(8.5, 0, "failed"), (8.5, 1, "failed")]
-
-
-def test_what_is_cut_off_and_what_is_made_anew_is_kept_aside(run):
+def test_all_other_files_are_cut_too_and_what_is_cut_off_and_made_anew_is_kept_aside(run):
     target = trim(run, CUT)
+    assert [(line["fragment"], line["version"]) for line in read(run / "rounds.jsonl")] == [(0, 1), (1, 1)]
+    told = [(line["time"], line["learner"], line["state"]) for line in read(run / "states.jsonl")]
+    assert told[2:] == [(8.5, 0, "failed"), (8.5, 1, "failed")], "learners are down from their cuts on"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["bytes_sent"], summary["alarms"]) == (7, [])
+    assert [score["step"] for score in summary["eval_history"]] == [0, 8]
     assert target == run / "previous" / "1"
     assert {path.name for path in target.iterdir()} == {
         "learners", "rounds.jsonl", "states.jsonl", "summary.json", "config.json", "loss.png", "checkpoints",
@@ -126,13 +114,6 @@ def test_what_is_cut_off_and_what_is_made_anew_is_kept_aside(run):
         assert not (run / "learners" / later).exists()
     assert len(read(target / "learners/1/steps.jsonl")) == 6
     assert (run / "snapshots").is_dir()
-
-
-def test_the_summary_keeps_its_counts_and_the_scores_up_to_the_cut_and_no_alarm(run):
-    trim(run, CUT)
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["bytes_sent"], summary["alarms"]) == (7, [])
-    assert [score["step"] for score in summary["eval_history"]] == [0, 8]
 
 
 def test_a_kill_on_the_way_loses_no_counts(run, monkeypatch):

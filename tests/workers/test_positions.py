@@ -86,7 +86,7 @@ def test_what_cannot_be_dealt_again_is_told(data_dir, said):
     state = dealt_or_told(merged(said), three, told.append)
     [alarm] = told
     assert "different streams" in alarm.sentence
-    assert alarm.sentence.endswith("learners that come again begin their data again")
+    assert alarm.sentence.endswith("rejoining learners start their data over")
     assert [state.furthest(m).position for m in range(3)] == [""] * 3
 
 

@@ -116,7 +116,7 @@ def test_one_that_no_learner_has_written_for_is_given_up_with_an_alarm(desk):
     [(name, values)] = desk.noted
     assert name == "snapshot_given_up"
     assert values["reason"] == "no learner wrote a checkpoint: learner 0: it is silent"
-    assert desk.alarms[0].endswith("it is silent: a snapshot is given up; training goes on")
+    assert desk.alarms[0].endswith("it is silent: a snapshot is given up; training continues")
     assert desk.taker.begin(Core(), now=100.0)[0] == 2
 
 
@@ -134,7 +134,7 @@ def test_a_disk_that_refuses_costs_the_snapshot_alone(data_dir, tmp_path):
     desk.taker.take(CheckpointWritten(0, 1, (3, 4, 5)))
     assert desk.end()[0] == "snapshot_given_up"
     assert desk.alarms == [
-        f"{desk.taker.folder}: No space left on device: a snapshot is given up; training goes on"
+        f"{desk.taker.folder}: No space left on device: a snapshot is given up; training continues"
     ]
     desk.taker.folder.rmdir()
     desk.taker.folder.write_text("a file where a folder must be")
@@ -149,7 +149,7 @@ def test_of_a_disk_that_hangs_an_alarm_tells_once(data_dir, tmp_path):
     desk.taker.take(CheckpointWritten(0, 1, (3, 4, 5)))
     for now in (200.0, 300.0):
         desk.taker.timeout(now)
-    assert desk.alarms[0].endswith("is not completed, and none is taken meanwhile; training goes on")
+    assert desk.alarms[0].endswith("is not complete, and none is taken meanwhile; training continues")
     assert len(desk.alarms) == 1 and desk.taker.under_way and desk.taker.next_deadline() is None
     desk.taker.close()
     assert desk.noted[-1] == ("snapshot_given_up", {"number": 1, "step": 8, "reason": "the run is over"})

@@ -43,7 +43,7 @@ class ShardBook:
     """
 
     def __init__(self, address: str, shards: int = 1) -> None:
-        """`address`: HOST:PORT of the first shard; it and the others say where the rest are."""
+        """`address`: HOST:PORT of the first shard, from which the others' addresses come."""
         self.shards = shards
         self._addresses = [address, *[""] * (shards - 1)]
         self._run = ""
@@ -61,7 +61,7 @@ class ShardBook:
             return self._run
 
     def at(self, addresses: Sequence[str]) -> None:
-        """A shard says where all are; an empty one is not there yet. The first is where it was said to be."""
+        """Sets the addresses of all shards; empty: not known yet. The first keeps its given address."""
         for shard, address in enumerate(addresses[: self.shards]):
             if shard and address:
                 self._addresses[shard] = address
@@ -73,16 +73,16 @@ class ShardBook:
         return self._addresses[shard]
 
     def name(self, shard: int) -> str:
-        """What lines for people call it."""
+        """The shard's name in messages."""
         which = f"shard {shard} of the syncer" if self.shards > 1 else "the syncer"
         return f"{which} at {self._addresses[shard]}" if self._addresses[shard] else which
 
 
 class SyncerClient:
-    """Connects to one shard, again whenever the connection breaks, until `finish` or a refusal.
+    """Connects to one shard, again after each disconnect, until `finish` or a refusal.
 
-    Without a connection steps go on, and messages to the shard wait in the outbox. A message from the shard
-    that cannot be read ends the connection, and is counted in `malformed`.
+    Without a connection steps continue, and messages to the shard wait in the outbox. An invalid message of
+    the shard ends the connection, and is counted in `malformed`.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class SyncerClient:
         followers: Followers | None = None,
         host: Host | None = None,
     ) -> None:
-        """`book`: of all shards, and where each is; `shard`: which of them.
+        """`book`: addresses of all shards; `shard`: which of them.
 
-        `process`: unix microseconds of the process's start. `note` takes a line on a lost connection.
-        `donor_port`: where peers may ask for the inner state; 0: nowhere. `accepted` is called each time.
-        `decode`: of updates that come as differences; None: none do. `followers`: the other hosts of the
-        learner, of which this is `host`; both None: it is a single one.
+        `process`: unix microseconds of the process's start. `note` is called with a line on a lost
+        connection. `donor_port`: where peers may request the inner state; 0: nowhere. `accepted` is called
+        for each connection. `decode`: of updates sent as differences; None: none are. `followers`: the other
+        hosts of the learner, of which this is `host`; both None: a single one.
         """
         self.outbox = Outbox(learner)
         self.shard, self.book = shard, book
@@ -126,7 +126,7 @@ class SyncerClient:
         self._session = ""  # name of the last connection
         self._connection: _Connection | None = None
         self._inbox: Inbox | None = None
-        self.over = False  # the shard has said that the run is over
+        self.over = False  # the shard has sent that the run is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._control: grpc.Call | None = None
@@ -163,7 +163,7 @@ class SyncerClient:
             connection.send(round_id, contribution, offer)
 
     def tell_of_checkpoint(self, written: CheckpointWritten) -> None:
-        """Says what became of a snapshot's checkpoint, after the records of its steps; never waits."""
+        """Sends the outcome of a snapshot's checkpoint, after the records of its steps; never waits."""
         problem = written.problem[:LONGEST_REASON]
         message = pb.CheckpointWritten(snapshot=written.number, versions=written.versions, problem=problem)
         self.outbox.say_after_records(pb.FromLearner(checkpoint_written=message))
@@ -174,7 +174,7 @@ class SyncerClient:
         return connection.peers(timeout) if connection is not None else pb.Peers()
 
     def finish(self, timeout: float) -> bool:
-        """Sends what is left and a goodbye, if there is a connection; returns whether all was sent.
+        """Sends the rest and a goodbye, if there is a connection; returns whether all was sent.
 
         Waits up to `timeout` seconds for records to be sent and read; not at all after a refusal.
         """
@@ -182,7 +182,7 @@ class SyncerClient:
         sent = self.outbox.finish(deadline - time.monotonic())
         self.outbox.say(pb.FromLearner(goodbye=True))
         self._closing.set()
-        # The syncer ends the call once it has heard the goodbye.
+        # The syncer ends the call after the goodbye.
         if self._thread.ident is not None:
             self._thread.join(max(1.0, deadline - time.monotonic()))
         with self._lock:
@@ -234,7 +234,7 @@ class SyncerClient:
             self._followers.own(told)
 
     def put(self, delivery: Delivery) -> None:
-        """Hands something to the worker, once there is one."""
+        """Passes a delivery to the worker, once there is one."""
         replaced = None if self._inbox is None else self._inbox.put(delivery)
         if replaced is not None and self._followers is not None:
             self._followers.forget(replaced)
@@ -255,7 +255,7 @@ class SyncerClient:
 
         Raises:
           grpc.RpcError: it could not be made, or broke.
-          LookupError: nobody has said where the shard is.
+          LookupError: the shard's address is unknown.
           WireError: a message from the shard cannot be read.
         """
         with contextlib.ExitStack() as stack:
@@ -391,7 +391,7 @@ class _Connection:
 
 
 class SyncerClients:
-    """A learner's connections to all shards of its syncer; what is not of one shard goes to the first.
+    """A learner's connections to all shards of its syncer; requests without a shard go to the first.
 
     Attributes:
       all: the client of each shard.
@@ -408,7 +408,7 @@ class SyncerClients:
 
     @property
     def answered(self) -> bool:
-        """Whether every shard has let the learner in, or one has refused it or said that the run is over."""
+        """Whether every shard has accepted the learner, or one has refused it or ended the run."""
         return all(client.accepted.is_set() for client in self.all) or self.over or self.refusal is not None
 
     @property
@@ -418,12 +418,12 @@ class SyncerClients:
 
     @property
     def over(self) -> bool:
-        """Whether a shard has said that the run is over."""
+        """Whether a shard has sent that the run is over."""
         return any(client.over for client in self.all)
 
     @property
     def newest_incarnation(self) -> int:
-        """Of this learner, as far as any shard knew."""
+        """The largest incarnation of this learner known to any shard."""
         return max(client.newest_incarnation for client in self.all)
 
     @property
@@ -456,10 +456,10 @@ class SyncerClients:
         self.all[round_id.fragment % len(self.all)].send(round_id, contribution, offer)
 
     def put(self, delivery: Delivery) -> None:
-        """Hands something to the worker, once there is one."""
+        """Passes a delivery to the worker, once there is one."""
         self.first.put(delivery)
 
     def finish(self, timeout: float) -> bool:
-        """Sends what is left, records for up to `timeout` seconds, and a goodbye; whether all was sent."""
+        """Sends the rest, records for up to `timeout` seconds, and a goodbye; whether all was sent."""
         sent = self.first.finish(timeout)
         return all([sent, *(client.finish(0.0) for client in self.all[1:])])

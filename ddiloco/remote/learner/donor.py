@@ -79,7 +79,7 @@ class Donor:
         self._security = security
 
     def detach(self) -> None:
-        """Has every request refused until `attach` is called again."""
+        """Refuses all requests until `attach` is called again."""
         with self._lock:
             self._inbox = self._format = None
 
@@ -147,7 +147,7 @@ class Donor:
     def _rest(
         self, copy: int, cuts: Sequence[Cut], inner: InnerFormat, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Gives what another call has found."""
+        """The result of another call."""
         arrays = self._copies.get(copy)
         if arrays is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no such copy of the inner state")

@@ -1,4 +1,4 @@
-"""A host of a learner that follows host 0: does what it orders, and exchanges its own blocks of fragments."""
+"""A follower: a further host of a learner, which obeys host 0, and exchanges its own blocks of fragments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ddiloco.workers.exchange import EventDelivery, Pieces
 
 
 class TellingBatches(Iterator[HostBatch]):
-    """Draws a host's part of each batch one ahead, and says what it has drawn: host 0 counts the tokens."""
+    """Prefetches a host's part of each batch, and sends host 0 the number of tokens."""
 
     def __init__(self, own: HostBatches, say: queue.SimpleQueue[pb.FromHost]) -> None:
         self._own, self._say = own, say
@@ -216,7 +216,7 @@ class Follower:
                 try:
                     self._go_on(order.go_on)
                     self._done(order.go_on)
-                except (OSError, ValueError, TimeoutError) as error:  # host 0 says how it begins then
+                except (OSError, ValueError, TimeoutError) as error:  # host 0 then orders another start
                     self._done(order.go_on, f"{error}")
                 self._donor.attach(None, self._inner, self._patience())
             case "fetch":
@@ -248,7 +248,7 @@ class Follower:
         return numbered("inner", self._kept.load(number)[1])
 
     def _go_on(self, number: int) -> None:
-        """Loads this host's blocks of the state with which the learner goes on."""
+        """Loads this host's blocks of the state that the learner resumes."""
         arrays = bounded(lambda: self._kept.load(number)[1], self._kept.folder)
         self._kept.forget()
         self._arrays.restore(arrays, {"position": None, "steps": 0})
@@ -308,7 +308,7 @@ class Follower:
             streams.send(round_id, contribution, made)
 
     def _welcomed(self, order: pb.Order.Adopt) -> Sequence[Pieces]:
-        """What all shards' welcomes have brought; raises WireError if host 0 was brought other versions."""
+        """The fragments of all shards' welcomes; raises WireError if host 0 received other versions."""
         welcomes = order.welcomes
         with self._change:
             here = {(w, p, version): key for key in self._here for w, p, version, _ in [key]}
@@ -324,14 +324,14 @@ class Follower:
             return min((key for key in self._here if key[1:] == version_of), default=(0, *version_of))
 
     def _taken_here(self, key: Key) -> Pieces:
-        """A fragment that this host has: host 0 knows. What is older is forgotten."""
+        """Notifies host 0 of a fragment that this host has, and drops older ones."""
         with self._change:
             pieces = self._here.pop(key)
             forget_older(self._here, key)
         return pieces
 
     def _connect(self, order: pb.Order.Streams) -> None:
-        """Takes part in the learner's new connection to a shard of the syncer."""
+        """Joins the learner's new connection to a shard of the syncer."""
         if not order.shard:
             self._token = order.peers_token
             self._donor.admit(self._security.among_peers(self._token))

@@ -1,4 +1,4 @@
-"""The leading end of a learner's hosts: what host 0 orders, and what the others tell it."""
+"""Host 0's side of a learner of several hosts: its orders, and the other hosts' messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def key_of(told: EventDelivery) -> Key:
 
 
 def here_message(key: Key) -> pb.Here:
-    """The key as hosts tell it each other."""
+    """The key as a message between hosts."""
     return pb.Here(**dict(zip(("welcome", "fragment", "version", "lineage"), key, strict=True)))
 
 
@@ -71,16 +71,16 @@ class Followers:
         lost: Callable[[str], None],
         leaving: Callable[[], None],
     ) -> None:
-        """Listens to nobody yet.
+        """Not listening yet.
 
         Args:
           count: of followers.
           learner: the learner's number.
           terms: which they must share.
           security: what they must show.
-          patience: seconds without a sign of one, after which it is lost.
-          lost: hears in a line that one is gone, in whatever way.
-          leaving: hears that one was asked to end.
+          patience: seconds without a message of a follower, after which it is lost.
+          lost: called with a line when one is gone, for any reason.
+          leaving: called when one was asked to end.
         """
         self.count = count
         self.told: Callable[[pb.FromHost], None] = lambda message: None  # of what is not handled here
@@ -90,12 +90,12 @@ class Followers:
         self._orders: dict[int, queue.SimpleQueue[pb.Order | None]] = {}  # by host
         self._copies: dict[int, set[int]] = {}  # by host: numbers of the copies on its disk
         self._donors: dict[int, str] = {}  # by host: HOST:PORT, of those that give
-        self._done: dict[int, list[pb.FromHost.Done]] = {}  # by copy, what hosts have said of it
+        self._done: dict[int, list[pb.FromHost.Done]] = {}  # results by copy
         self._here: dict[Key, set[int]] = {}  # hosts that have a delivery
         self._own: dict[Key, EventDelivery] = {}  # deliveries that this host has, and not all others
         self._drawn: dict[int, list[pb.Drawn]] = {}  # by number of the batch
         self._numbers = itertools.count(1)
-        self._streams: dict[int, tuple[int, Broke]] = {}  # by shard: their number, who hears
+        self._streams: dict[int, tuple[int, Broke]] = {}  # by shard: their number, and the callback
         self._over = False
         self._security, self._patience = security, patience
         gate = Gate(security.admits, "the learner's host 0 asks for another token")
@@ -109,8 +109,8 @@ class Followers:
     def gather(self, stop: threading.Event, note: Callable[[str], None]) -> bool:
         """Waits until all have connected; False if `stop` is set first.
 
-        However long that takes: who still compiles, or prepares data, would begin again for ever. `note`
-        takes a line on whom it waits for.
+        There is no timeout: a host that compiles, or prepares data, would start over forever. `note` is
+        called with a line on the missing hosts.
         """
         noted_at = time.monotonic() + NOTED_EVERY
         with self._change:
@@ -133,16 +133,15 @@ class Followers:
         self._server.stop(grace=5.0).wait(6.0)
 
     def order(self, order: pb.Order) -> None:
-        """Tells all of them to do something, after what they were told before."""
+        """Sends an order to all hosts, in sequence."""
         with self._change:
             for orders in self._orders.values():
                 orders.put(order)
 
     def connect(self, streams: pb.Order.Streams, broke: Broke) -> None:
-        """Has the others exchange their blocks with a shard of the syncer, in a session.
+        """Orders the other hosts to exchange their blocks with a shard of the syncer, in a session.
 
-        `streams` gets its number. `broke` hears if such a stream has ended, unless others have taken its
-        place.
+        `streams` gets its number. `broke` is called if such a stream ends, unless others have replaced it.
         """
         with self._change:
             streams.number = next(self._numbers)
@@ -150,7 +149,7 @@ class Followers:
             self.order(pb.Order(streams=streams))
 
     def send(self, round_id: RoundId, contribution: Contribution) -> None:
-        """Has the others send their blocks of an offer."""
+        """Orders the other hosts to send their blocks of an offer."""
         fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
         self.order(pb.Order(send=pb.Order.Send(round=fields[0], contribution=fields[1])))
 
@@ -161,11 +160,11 @@ class Followers:
         self._deliver_complete(key_of(told))
 
     def forget(self, told: EventDelivery) -> None:
-        """Has the others let go of their blocks of an update that will not be applied."""
+        """Orders the other hosts to drop their blocks of an update that will not be applied."""
         self.order(pb.Order(forget=here_message(key_of(told))))
 
     def drawn(self, number: int) -> list[pb.Drawn]:
-        """What the others have drawn of the batch with this number; waits for it."""
+        """The other hosts' parts of the batch with this number; waits for them."""
         with self._change:
             while len(self._drawn.get(number, ())) < self.count and not self._over:
                 self._change.wait()
@@ -178,7 +177,7 @@ class Followers:
 
     @contextlib.contextmanager
     def doing(self, copy: int, order: pb.Order) -> Iterator[None]:
-        """Has the others do something with a copy, for which `done` waits within the `with` block."""
+        """Orders an operation on a copy from the other hosts; `done` waits for it within the `with` block."""
         with self._change:
             self._done[copy] = []
         try:
@@ -189,7 +188,7 @@ class Followers:
                 del self._done[copy]
 
     def done(self, copy: int, until: float) -> list[pb.FromHost.Done]:
-        """What all others say once that is done, `until` by time.monotonic; raises WireError if it is not."""
+        """All other hosts' results, `until` by time.monotonic; raises WireError if one is missing."""
         with self._change:
             said = self._done[copy]
             self._change.wait_for(
@@ -283,7 +282,7 @@ class Followers:
                 self.told(message)
 
     def _deliver_complete(self, key: Key) -> None:
-        """Delivers what all hosts have, and forgets what is older than that."""
+        """Delivers updates that all hosts have, and drops older ones."""
         with self._change:
             if key not in self._own or len(self._here.get(key, ())) < self.count:
                 return

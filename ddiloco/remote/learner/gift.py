@@ -1,4 +1,4 @@
-"""The receiving end of inner optimizer states: what a peer has to give, and its blocks for this host."""
+"""Receives inner optimizer states: a peer's header, and its blocks for this host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddiloco.workers.exchange import InnerState
 
 
 class Asking(NamedTuple):
-    """How this host asks other learners for an inner state."""
+    """This host's requests to other learners for an inner state."""
 
     inner: InnerFormat  # what it needs
     security: Security  # what it shows
@@ -30,7 +30,7 @@ class Asking(NamedTuple):
 
 
 class Gift:
-    """What a peer has to give: first what it is, and its arrays only if it is taken."""
+    """A peer's inner state: first its header, and its arrays only if accepted."""
 
     def __init__(self, asking: Asking, address: str, versions: tuple[int, ...], timeout: float) -> None:
         """Asks the learner at HOST:PORT for its inner state once it has applied these versions.
@@ -43,7 +43,7 @@ class Gift:
         self._header: pb.DonationHeader | None = None
 
     def open(self) -> Gift:
-        """Waits for the peer to say what it gives; returns this.
+        """Waits for the peer's header; returns self.
 
         Raises:
           grpc.RpcError: it cannot be reached, or does not give.
@@ -109,7 +109,7 @@ class _Call:
 
 
 class _Taken:
-    """What has come of a state."""
+    """The received part of a state."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking, self._inner = asking, asking.inner
@@ -117,7 +117,7 @@ class _Taken:
         self._gathered = [Gathered(cut, form.dtype) for cut, form in formats]
 
     def add(self, header: pb.DonationHeader, messages: Iterator[bytes]) -> None:
-        """Takes what one host gives; raises WireError."""
+        """Adds one host's part; raises WireError."""
         formats = self._inner.arrays
         cuts = cuts_of(header.arrays, formats)
         if any(cut.shape != form.shape for cut, form in zip(cuts, formats, strict=True)):

@@ -42,7 +42,7 @@ def inner_of(equipment: Equipment) -> InnerFormat:
 
 
 def needs_of(equipment: Equipment) -> Needs:
-    """Which blocks of a learner's arrays this host needs, by the names that `TrainingArrays.state` gives."""
+    """The blocks of a learner's arrays that this host needs, by the names of `TrainingArrays.state`."""
     program: TrainProgram = equipment.program
     inner = program.inner_needs()
 
@@ -69,11 +69,11 @@ class HostArrays(TrainingArrays):
         self._on_cpu = device.platform == "cpu"
 
     def _settled(self, arrays: Any) -> Any:
-        # CPU devices take up programs in any order, and two that exchange would wait for each other for ever.
+        # CPU devices start programs in any order, and two collectives could deadlock.
         return jax.block_until_ready(arrays) if self._on_cpu else arrays
 
     def draw_from(self, position: dict[str, Any] | None) -> None:
-        pass  # where batches begin all hosts have been told
+        pass  # all hosts have the batches' start already
 
     def _drawn(self) -> tuple[Any, int]:
         batch: HostBatch = next(self._equipment.batches)
@@ -88,9 +88,9 @@ class HostArrays(TrainingArrays):
 
 
 class LeadingArrays(HostArrays):
-    """Those of host 0, which tells the others of each call before it makes its own.
+    """The arrays of host 0, which orders each call from the others before it makes its own.
 
-    What is restored the others have restored before: it may be that one of them cannot.
+    The others restore first, since one of them may fail to.
     """
 
     def __init__(self, equipment: Equipment, erred: Erred, core: LearnerCore, followers: Followers) -> None:

@@ -1,4 +1,4 @@
-"""How a learner of several hosts keeps its inner optimizer state, and gets it back when it is restarted."""
+"""Recovery of the inner optimizer state of a learner of several hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HostRecovery(ProcessRecovery):
     def __init__(self, followers: Followers, *parts: Any) -> None:
         super().__init__(*parts)
         self._followers = followers
-        self._like = 0  # the own copy, if it says what others must be like
+        self._like = 0  # the own copy, if others must be like it
 
     def keep(self, state: LearnerState, snapshot: int = 0) -> None:
         """As a ProcessRecovery's; the other hosts keep theirs. One for a snapshot is there once all have."""
@@ -40,7 +40,7 @@ class HostRecovery(ProcessRecovery):
             self._followers.done(copy, time.monotonic() + bounded_reads.LONGEST)
 
     def _taken(self, gift: Gift) -> InnerState:
-        """All hosts fetch their blocks; raises WireError, too, where another one does not come to its own."""
+        """Lets all hosts fetch their blocks; raises WireError if any of them fails."""
         copy, addresses = gift.rest
         if not copy:
             raise WireError("donation to one host")

@@ -1,8 +1,8 @@
 """A learner of several hosts: processes of one JAX job, with one mesh over the devices of all of them.
 
-Host 0 leads. It talks with the syncer, decides, and tells the others before each step boundary what happens
-there, so that all hand the same programs to their devices in the same order. Each exchanges its own blocks of
-the fragments with the syncer. They live and die as one: a job cannot go on without one of its processes.
+Host 0 leads: it talks to the syncer, decides, and sends the others an order for each step boundary, so that
+all dispatch the same programs in the same order. Each exchanges its own blocks of the fragments with the
+syncer. They start and end together: a job cannot continue without one of its processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_PROXY = "no_grpc_proxy"  # variable with the hosts that JAX, by gRPC, reache
 
 
 class HostPlace(NamedTuple):
-    """Which of its learner's hosts this process is."""
+    """This process's place among its learner's hosts."""
 
     number: int  # from 0
     count: int  # of them
@@ -42,10 +42,10 @@ class HostPlace(NamedTuple):
 
     @contextlib.contextmanager
     def ending(self, left: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Ends this process at once if the block raises: the others go with it.
+        """Ends this process at once if the block raises, and the other hosts with it.
 
-        As it ends in any other way JAX has it wait for them, who wait for it. `left`: whether they have been
-        told to leave, so that what this one is refused with may be raised.
+        Otherwise JAX would let it wait for the others, which wait for it. `left`: whether they have the order
+        to leave, so that an exception may be raised.
         """
         try:
             yield
@@ -60,7 +60,7 @@ class HostPlace(NamedTuple):
     def join(self) -> None:
         """Joins the job of all hosts, before anything asks JAX for its devices.
 
-        If not all of them come, this process ends, to be started again with the missing host.
+        If a host is missing, this process ends, to be restarted with it.
         """
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
         without, host = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy", ""), self.coordinator

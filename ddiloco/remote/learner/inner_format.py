@@ -1,4 +1,4 @@
-"""What an inner optimizer's state is made of, as learners compare it before they give or take one."""
+"""The format of an inner optimizer's state, compared before a transfer."""
 
 from __future__ import annotations
 

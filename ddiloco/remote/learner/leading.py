@@ -1,4 +1,4 @@
-"""Host 0 of a learner of several: what it has beside what a learner's only process has."""
+"""Host 0 of a learner of several: its parts beyond those of a single process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lead:
     ) -> None:
         """`stop` is set where another host was asked to end; raises ConfigError if its port is taken."""
         self.preempted = False  # whether that was so
-        self.left = threading.Event()  # set once the others are told to leave
+        self.left = threading.Event()  # set once the others have the order to leave
         self._learner, self._terms, self._stop = learner, terms, stop
         self.followers = Followers(
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
@@ -76,7 +76,7 @@ class Lead:
         return self._health.watching(record)
 
     def make_arrays(self, core: LearnerCore) -> Callable[[Equipment, Erred], TrainingArrays]:
-        """What makes this host's arrays, whose calls the others follow."""
+        """Makes this host's arrays, whose calls the other hosts repeat."""
         return functools.partial(LeadingArrays, core=core, followers=self.followers)
 
     def go_on(self, number: int) -> None:
@@ -89,7 +89,7 @@ class Lead:
             self.followers.done(number, time.monotonic() + bounded_reads.LONGEST)
 
     def recovery(self, *parts: Any) -> ProcessRecovery:
-        """What has the learner recover, of whose copies on disk each host has its part."""
+        """The learner's recovery, of whose copies on disk each host has its blocks."""
         return HostRecovery(self.followers, *parts)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a peer's inner state is plausible: a peer may lie about what it gives."""
+"""Plausibility of a peer's inner state, since a peer may lie."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from ddiloco.arrays.blocks import Blocks
 from ddiloco.workers.exchange import InnerState
 
-TELLING = 100  # steps that a state has taken in before it says what others must be like
+TELLING = 100  # steps in a state before others are compared with it
 _FACTOR = 30.0  # between the root mean squares of one leaf in two honest states
 _COUNT_FACTOR = 1000.0  # the same of whole numbers, which count steps
 _FEW = 8  # elements of a mean that may well all be above 0 in one state and not in another
 
 
 class Profile(NamedTuple):
-    """What is compared of one leaf: its root mean square, whether it may be below 0, and its factor."""
+    """The compared properties of a leaf: root mean square, whether it may be negative, and its factor."""
 
     size: float
     negative: bool
@@ -42,7 +42,7 @@ def profile(leaves: Sequence[np.ndarray | jax.Array | Blocks]) -> list[Profile]:
 def alike(ours: Sequence[Profile], theirs: Sequence[Profile]) -> bool:
     """Whether no leaf of theirs is far longer or shorter than ours, or below 0 where ours is not."""
     for own, other in zip(ours, theirs, strict=True):
-        if not own.size:  # it says nothing of others, as a sum of gradients that has just been used
+        if not own.size:  # nothing to compare, as in a gradient sum that was just used
             continue
         if other.negative and not own.negative:
             return False

@@ -111,7 +111,7 @@ class Outbox:
             return not self._records
 
     def messages(self, connection: int) -> Iterator[bytes]:
-        """What this connection sends; ends with it."""
+        """The messages of this connection; ends with it."""
         while (message := self._next(connection)) is not None:
             yield message.SerializeToString()
 

@@ -1,4 +1,4 @@
-"""A learner as a process: a LearnerWorker whose syncer is at the other end of the wire."""
+"""A learner as a process: a LearnerWorker connected to a remote syncer."""
 
 from __future__ import annotations
 
@@ -269,9 +269,9 @@ class LearnerProcess:
         inner: InnerFormat,
         about: Mapping[str, Any],
     ) -> ResumedLearner | None:
-        """The learner's own newest state, if this process goes on with it.
+        """The learner's own newest state, if this process resumes it.
 
-        Without one, or with one that cannot be used whole, it joins as a new learner, with the inner state.
+        Without a state that can be used whole, it joins as a new learner, with the inner state.
         """
         begun, client = time.monotonic(), clients.first
         state = recovery.newest()
@@ -280,7 +280,7 @@ class LearnerProcess:
         try:
             resumed = from_checkpoint(state, about, clients.furthest, clients.versions)
             if resumed is not None and resumed.values["position"] is not None:
-                equipment.batches.set_state(resumed.values["position"])  # the tape says where they begin
+                equipment.batches.set_state(resumed.values["position"])  # the tape records their start
             if resumed is not None and self._lead is not None:
                 self._lead.go_on(state.arrays.number)
             if resumed is not None:

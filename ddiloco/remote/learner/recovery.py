@@ -1,8 +1,7 @@
-"""How a restarted learner continues: its inner optimizer state.
+"""Recovery of a restarted learner's inner optimizer state.
 
-The inner state is, in this order: a peer's that has taken in no fewer steps than the learner's own last copy
-on disk, that copy unless its steps were undone, a fresh one. Before the first merge no peer is asked: all
-begin alike, whoever comes first.
+In this order: a peer's state with no fewer steps than the learner's own last copy on disk; that copy, unless
+its steps were undone; a fresh one. Before the first merge no peer is asked: all start alike.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class ProcessRecovery:
-    """Where a learner's process finds the state that the syncer does not have, and keeps it for the next."""
+    """Finds and keeps the state of a learner's process that the syncer does not have."""
 
     def __init__(
         self,
@@ -46,8 +45,11 @@ class ProcessRecovery:
         states: LearnerStates,
         stepping: Callable[[bool], None] = lambda steps: None,
     ) -> None:
-        """`states`: the learner's own. `stepping`: told at the first step after a join that the learner
-        steps, and where it asks for an inner state that it does not."""
+        """`states`: the learner's own.
+
+        `stepping`: called with whether the learner steps, at its first step after a join, and when it
+        requests an inner state.
+        """
         self._client, self._inner = client, inner
         self._stepping, self._steps = stepping, False
         self._without = 0  # peers that had nothing to give
@@ -99,10 +101,10 @@ class ProcessRecovery:
     def _from_peers(
         self, versions: tuple[int, ...], own: InnerState | None, patience: float
     ) -> InnerState | None:
-        """The peer's state that most steps went into, of those at hand; not one of fewer than the own copy.
+        """The available peer's state with most steps; not one with fewer than the own copy.
 
-        It must be like the own copy, or another peer's; without a copy that of the only peer is taken.
-        `patience`: seconds for its bytes, beside the steps after which peers can give it.
+        It must be close to the own copy, or to another peer's; without a copy that of the only peer is used.
+        `patience`: seconds for its bytes, beside the steps until peers can give it.
         """
         known = self._client.peers(_ASK_SECONDS)
         waiting, deadline = list(known.addresses), time.monotonic() + patience + known.boundary_seconds

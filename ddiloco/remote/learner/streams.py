@@ -50,7 +50,7 @@ class Host(NamedTuple):
 
 
 class _Offer(NamedTuple):
-    """What a learner sends for a round."""
+    """A learner's offer for a round."""
 
     round: RoundId
     contribution: Contribution
@@ -109,7 +109,7 @@ class HeldVersions:
         self._closed = False
 
     def hold(self, fragment: int, version: int, pieces: Pieces) -> None:
-        """Takes a version that came whole, unless a newer one is here."""
+        """Stores a whole version, unless a newer one has arrived."""
         with self._change:
             if version >= self._versions.get(fragment, (0, ()))[0]:
                 self._versions[fragment] = version, pieces
@@ -151,7 +151,7 @@ class Collector:
         self._lock = threading.Lock()
         self._welcome = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
-        self._data = NOTHING_MERGED  # the furthest of which the welcome says
+        self._data = NOTHING_MERGED  # the furthest work in the welcome
         self._later: dict[int, EventDelivery] = {}  # by collected fragment, its newest update
         self._deliver = deliver
 
@@ -227,8 +227,8 @@ class Streams:
     ) -> None:
         """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
-        `broke` hears why no update will come any more, `pace` how fast welcomes come. `decode`: of updates
-        that come as differences; None: none do. `host`: None where the learner is a single one.
+        `broke`: called with the reason for the end of updates; `pace`: the speed of welcomes. `decode`:
+        of updates sent as differences; None: none are. `host`: None where the learner is a single one.
         """
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
@@ -282,7 +282,7 @@ class Streams:
                 if pieces is not None:
                     self._collector.take(header, update, pieces)
                 del pieces  # while nothing comes, no old version is held
-        except Exception as error:  # of memory too: who steps without updates looks alive to everyone
+        except Exception as error:  # of memory too: a learner that steps without updates would look alive
             self._broke(error)
 
     def _wanted(self) -> bytes:
@@ -302,7 +302,7 @@ class Streams:
                 self._held.hold(p, update.version, pieces)
             return pieces
         if self._held is None or not count <= min(update.version, MOST_DIFFERENCES):
-            raise WireError("differences that nobody asked for", f"{count} to version {update.version}")
+            raise WireError("differences that were not requested", f"{count} to version {update.version}")
         form = self._terms.difference[p]
         arrays = receive([*form] * count, header.size, stream)
         differences = [arrays[i : i + len(form)] for i in range(0, len(arrays), len(form))]
@@ -347,7 +347,7 @@ class Streams:
 
 
 def _in_blocks(decode: FragmentDecoder, terms: Terms) -> Callable[[int, Pieces, Pieces], Pieces]:
-    """Makes the next version of blocks: the difference is decoded as a whole, for codecs know no blocks."""
+    """Makes the next version of blocks: codecs decode a whole difference, not blocks."""
 
     def after(fragment: int, difference: Pieces, blocks: Sequence[Blocks]) -> Pieces:
         zeros = [np.zeros(form.shape, form.dtype) for form in terms.down[fragment]]

@@ -1,4 +1,4 @@
-"""Who may speak for which learner: decided before a connection gets anything of the syncer's."""
+"""Admission of connections: which process may act as which learner."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MOST_REPLACED = 64  # replaced processes of one learner that are remembered
 
 
 class Refusal(NamedTuple):
-    """Why a hello is refused: how the call ends, the line for the learner, and what is counted.
+    """A refused hello: the status of the call, the line for the learner, and the counter.
 
-    `alarm`: the line for whoever runs the syncer; None where nothing worse than a mistake is behind it.
+    `alarm`: the line for the operator; None for a mere mistake.
     """
 
     code: grpc.StatusCode
@@ -40,16 +40,16 @@ class Admission:
     def __init__(self, terms: Terms, run: str, shard: int = 0) -> None:
         """`run`: the syncer's; `shard`: which of its processes this is."""
         self._terms, self._run, self._shard = terms, run, shard
-        self._places: dict[int, list[int]] = {}  # by learner: who has had its place, the last has it
+        self._places: dict[int, list[int]] = {}  # by learner: processes that held its number, in order
 
     def refusal(
         self, hello: pb.Hello, caller: Caller, present: Session | None, newest: int, now: float
     ) -> Refusal | None:
-        """Why the process is not let in; None: it is.
+        """The refusal of a process; None: it is accepted.
 
         Args:
-          hello: what it says.
-          caller: whose credentials it has shown.
+          hello: its message.
+          caller: by its credentials.
           present: the learner's open session, if there is one.
           newest: the learner's newest incarnation, 0 if none is known.
           now: monotonic seconds.
@@ -67,7 +67,7 @@ class Admission:
                 f"a process of {caller.host} with {whose} asked for the place of learner {hello.learner}",
             )
         if hello.process > max(FURTHEST, newest + LEAP):
-            beyond = "a process's number beyond belief"
+            beyond = "process number out of range"
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, beyond, beyond, f"{caller.host}: {beyond}")
         return None if present is None else self._of_a_second(hello, caller, present, now)
 

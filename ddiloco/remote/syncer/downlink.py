@@ -1,4 +1,4 @@
-"""What waits to be sent to a learner: fragment numbers only, so that a slow learner costs no memory."""
+"""The queue of fragments to a learner: numbers only, so that a slow learner costs no memory."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class NewestFragments:
 
 
 class _Item(NamedTuple):
-    """What is sent next to each of a learner's hosts."""
+    """The next message to each of a learner's hosts."""
 
-    header: pb.DownHeader  # without what is said of the payload
+    header: pb.DownHeader  # without the fields of the payload
     whole: Pieces
     differences: Sequence[Pieces]  # that lead to the whole, which can be sent in their place
 
@@ -104,10 +104,10 @@ class _Item(NamedTuple):
 
 
 class Downlink:
-    """The fragments that one learner still has to get, taken by all of its streams.
+    """The fragments queued for one learner, sent by all of its streams.
 
-    A fragment that is updated or sent again while it waits here is sent once, in its newest version. All
-    hosts of a learner get the same versions in the same order, so that each comes to the same parameters.
+    A fragment that is updated or resent while queued is sent once, in its newest version. All hosts of a
+    learner get the same versions in the same order, so that their parameters agree.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Downlink:
         self._taken = [0] * hosts
         self._change = threading.Condition()
         self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
-        self._data = NOTHING_MERGED  # as the welcome says
+        self._data = NOTHING_MERGED  # as in the welcome
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
         self._updates: dict[int, None] = {}  # in the order in which they became due
         self._sent: dict[int, int] = {}  # version by fragment
@@ -150,9 +150,9 @@ class Downlink:
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
-        """Sends all fragments, in place of what was to be sent.
+        """Sends all fragments, in place of the queue.
 
-        A learner that asks again while its welcome is under way gets that one: it is never lost.
+        A learner that joins again during its welcome gets that one: it is never lost.
         """
         with self._change:
             if event.incarnation == self._welcome:
@@ -170,7 +170,7 @@ class Downlink:
             self._change.notify_all()
 
     def messages(self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None) -> Iterator[bytes]:
-        """What one stream of a host sends: a header, its payload's chunks, the next header; ends when closed.
+        """The messages of one stream of a host: header, chunks of its payload, next header; ends when closed.
 
         `needs`: by fragment, the blocks of each piece that the host needs; None: all.
         """
@@ -206,7 +206,7 @@ class Downlink:
         return item
 
     def _decided(self) -> _Item | None:
-        """What is due next; None: nothing."""
+        """The next message; None: nothing."""
         if self._welcoming:
             return self._item(self._welcoming.pop(0), self._welcome)
         while self._updates:

@@ -1,4 +1,4 @@
-"""The calls in which fragments travel between a learner and who merges them."""
+"""The calls that carry fragments between learners and syncer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FragmentCalls:
         self._send, self._take_offer = send, take_offer
         self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
         self.handlers = {
-            # Their one request says nothing and is not waited for: a call that sends none costs nothing.
+            # Their one request is empty and is not waited for: a call without it costs nothing.
             "Updates": grpc.stream_stream_rpc_method_handler(self._updates),
             "Offers": grpc.stream_unary_rpc_method_handler(self._offers),
         }
@@ -123,7 +123,7 @@ class FragmentCalls:
         try:
             header = parse(pb.UpHeader, next(requests, b""))
             announced = offer_of(header, session.learner, self._terms.num_fragments)
-            if not session.expects(announced.round, host):  # nobody asked, or it is sent a second time
+            if not session.expects(announced.round, host):  # not requested, or sent a second time
                 self._record(drop(session.learner, "wire: unawaited fragment"))
                 context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this fragment")
             offer = announced

@@ -1,4 +1,4 @@
-"""The syncer's port: taken before anything is written, answered once there is somebody to answer."""
+"""The syncer's port: bound before anything is written, served once the syncer is ready."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _TO_SPARE = 32  # calls that are about to be refused
 
 
 class Handshakes:
-    """Calls that have yet to say who they are: bounded in time and number, so that others find a place."""
+    """Calls before their first message: bounded in time and number, so that others are served."""
 
     def __init__(self, seconds: float, most: int) -> None:
-        """`most`: with one more the oldest is ended of the machine that has most of them."""
+        """`most`: beyond it the oldest call of the machine with most calls is aborted."""
         self._seconds, self._most = seconds, most
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, grpc.ServicerContext]] = []
 
     def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """The first request of a call, which is ended if that takes too long; empty if there is none."""
+        """The first request of a call, which is aborted if that takes too long; empty if there is none."""
         own = host_of(context.peer()), context
         with self._lock:
             self._waiting.append(own)
@@ -54,7 +54,7 @@ class Handshakes:
 
 
 class Listening:
-    """A gRPC server that has its port to itself before it answers."""
+    """A gRPC server that binds its port before it serves."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Listening:
         self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
 
     def claim(self) -> None:
-        """Takes the port.
+        """Binds the port.
 
         Raises:
           ConfigError: it is not available.
@@ -84,24 +84,24 @@ class Listening:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, once the port is taken."""
+        """HOST:PORT, once the port is bound."""
         host = self._address.rpartition(":")[0]
         return f"{socket.gethostname() if host in ('', '0.0.0.0', '[::]') else host}:{self.port}"
 
     def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
-        """Answers from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
+        """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()
         wire.serve(self._server, wire.CONTROL, handlers)
         self._answering()
         return self.port
 
     def stop(self, grace: float | None) -> None:
-        """Lets go of the port, and ends all calls; those under way after `grace` seconds, None: at once."""
+        """Releases the port, and ends all calls; running ones after `grace` seconds, None: at once."""
         self._server.stop(grace).wait(5.0)
 
 
 def take_descriptors() -> None:
-    """Has this process open as many files and connections as the system lets it."""
+    """Raises this process's limit of open files and connections to the system's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -110,9 +110,9 @@ def take_descriptors() -> None:
 
 
 def _options(config: RemoteConfig, num_learners: int) -> list[tuple[str, int]]:
-    """Bounds on connections, also those that say nothing: half of the descriptors are for the disk.
+    """Bounds on connections, silent ones too: half of the descriptors are for the disk.
 
-    Only where learners need more than that do they get it, but for a few.
+    If learners need more than that, they get almost all.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:

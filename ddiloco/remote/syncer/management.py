@@ -24,10 +24,10 @@ _EVICTED = 1000  # orders to drop a learner that are remembered
 
 
 class Management:
-    """Answers commands, each in a thread of gRPC's, and obeys what other shards of the syncer were asked.
+    """Answers commands, each in a thread of gRPC's, and obeys orders given to other shards of the syncer.
 
-    A learner that is drained is told that the run is over, and told again whenever it comes back: its process
-    ends with exit code 0. A run that is stopped stays so for engines, which start the syncer again.
+    A drained learner is sent the end of the run, at each connection: its process ends with exit code 0. A
+    stopped run stays stopped for engines, which restart the syncer.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class Management:
         shard: int = 0,
         shards: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`tell` takes a line on each command; learners are numbered below `most_learners`.
+        """`tell` is called with a line on each command; learner numbers are below `most_learners`.
 
-        `step`: the global one. `take_snapshot`: has one taken soon; False if none are taken at all. `folder`:
-        the syncer's, with what was asked of earlier ones. `shard`: which this is; where the first goes on
-        with a stopped run it undoes that. `shards`: HOST:PORT of all of them.
+        `step`: the global one. `take_snapshot`: requests one; False if none are taken at all. `folder`: the
+        syncer's, with earlier orders. `shard`: number of this one; the first revokes a stop when it resumes
+        the run. `shards`: HOST:PORT of all of them.
 
         Raises:
-          RunMarkError: what was asked before cannot be read.
+          RunMarkError: the earlier orders cannot be read.
         """
         self._security, self._most_learners = security, most_learners
         self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
         self._lock = threading.Lock()  # of the orders
-        self._keeping = threading.Lock()  # while it is written; who is drained must not wait for a disk
+        self._keeping = threading.Lock()  # while it is written; draining must not wait for a disk
         self._folder = folder
         self._shards = shards
         self._sessions: Callable[[], Sequence[Session]] = tuple
@@ -63,7 +63,7 @@ class Management:
         if shard and self._orders.stopped:
             stop()
         elif not shard and (kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None))):
-            tell(f"the run goes on that was stopped{kept}")
+            tell(f"the stopped run continues{kept}")
 
     def attach(self, sessions: Callable[[], Sequence[Session]], end: Callable[[Session, str], None]) -> None:
         """`sessions`: those of the learners that are connected; `end` closes one, for a reason."""
@@ -75,7 +75,7 @@ class Management:
             return learner in self._orders.drained
 
     def answer(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """What the call gives."""
+        """The answer to a call."""
         caller = self._security.caller(context)
         if caller.learner not in (None, OPERATOR):
             whose = "a learner's credentials are for its own work; take the operator's"
@@ -87,7 +87,7 @@ class Management:
         yield bytes(self.do(command, caller.host))
 
     def do(self, command: Command, host: str) -> Answer:
-        """Does what somebody at `host` asks, and says what was done."""
+        """Carries out a command of an operator at `host`; returns the answer."""
         answer = self._done(command)
         if command.verb != "status":
             self._tell(f"{host} asked to {command.verb}: {answer.line}")
@@ -119,7 +119,7 @@ class Management:
         return f", {address}" if address else ""
 
     def look(self) -> None:
-        """Obeys what is ordered by now, of whichever shard; what cannot be read is looked at again."""
+        """Obeys the present orders, of any shard; reads an invalid file again later."""
         if self._folder is not None and self._keeping.acquire(blocking=False):
             try:
                 with contextlib.suppress(RunMarkError):
@@ -128,7 +128,7 @@ class Management:
                 self._keeping.release()
 
     def _keep(self, change: Callable[[StandingOrders], StandingOrders]) -> str:
-        """Changes the orders for good, and obeys them; what an answer says where the disk refuses."""
+        """Makes new orders durable, and obeys them; returns the error of a disk that refuses."""
         with self._keeping:
             kept = ""
             try:
@@ -153,14 +153,12 @@ class Management:
                 self._end(session, "evicted")
 
     def _evict(self, learner: int) -> Answer:
-        """Drops the connection of a learner that may not react; whatever process comes next is another."""
+        """Drops the connection of a learner that may hang; its next process is a new one."""
         present = [session for session in self._sessions() if session.learner == learner]
         if present:
             self._keep(lambda orders: orders._replace(evicted=(*orders.evicted[-_EVICTED:], learner)))
         told = (
-            f"learner {learner} is dropped; it may come back"
-            if present
-            else f"learner {learner} is not there"
+            f"learner {learner} is dropped; it may rejoin" if present else f"learner {learner} is not there"
         )
         return Answer(bool(present), told, {"learner": learner})
 

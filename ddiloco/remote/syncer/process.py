@@ -1,4 +1,4 @@
-"""The syncer, or one of its shards, as a process: a SyncerWorker whose learners come over the wire."""
+"""The syncer, or one of its shards, as a process: a SyncerWorker with remote learners."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OTHERS_SECONDS = 20.0  # for other shards to end after this one has
 
 
 class SyncerRun:
-    """One run of the decoupled family, seen from a shard of its syncer; learners come and go at any time."""
+    """One run of the decoupled family at one shard of its syncer; learners join and leave at any time."""
 
     def __init__(
         self,
@@ -136,13 +136,13 @@ class SyncerRun:
     def run(self) -> Outcome:
         """Merges to the last step, or until `stop` is set; waits while there are no learners.
 
-        If an earlier syncer has merged the last step, and no learner comes back to this one, all have left.
-        Of several shards each goes on serving until all have finished, and the first one gives the result.
+        If an earlier syncer has merged the last step, and no learner connects, all have left. Each of several
+        shards serves until all have finished; the first returns the result.
         """
-        if self._shards.finished:  # before: whoever has not heard of it may still come
+        if self._shards.finished:  # before: learners that do not know may still connect
             self._server.away |= set(range(self._assembly.experiment.most_learners))
         alone = self._alone or self._serve()
-        # Learners that were told that the run is over would not be there for the next syncer.
+        # Learners that knew the run to be over would not wait for the next syncer.
         over = self._is_over()
         if over:
             patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
@@ -168,25 +168,25 @@ class SyncerRun:
 
     @property
     def superseded(self) -> bool:
-        """Whether the run was started again, so that this process cannot go on with it."""
+        """Whether the run was restarted elsewhere, so that this process must end."""
         return self._shards.superseded
 
     def end(self) -> None:
-        """Says to the other shards that this one ends with the run, if so, after its records are sent."""
+        """Notifies the other shards that this one ends with the run, if so, after its records are sent."""
         if self._is_over():
             core = self._syncer.core
             with contextlib.suppress(OSError):  # they wait for some seconds
                 self._shards.end([core.versions[p] for p in self._own])
 
     def _is_over(self) -> bool:
-        """Whether the run ends, as far as this shard knows, and not only its process."""
+        """Whether, to this shard's knowledge, the run ends and not only its process."""
         if self._shard:
             return self._shards.ended.is_set() and not self._shards.superseded
         finished = self._shards.finished or (self._shards.count == 1 and self._syncer.core.finished)
         return finished or not (self._syncer.failure or self._comes_back())
 
     def _finish(self) -> None:
-        """Makes durable that this shard has finished; it goes on serving until all have."""
+        """Makes durable that this shard has finished; it serves until all have."""
         try:
             self._shards.finish()
         except OSError as error:
@@ -218,7 +218,7 @@ class SyncerRun:
         self._server.tell_where(self._shards.addresses)
 
     def _await_others(self) -> None:
-        """Lets other shards end, whose last merges and records belong to the result."""
+        """Waits for other shards to end, whose last merges and records belong to the result."""
         if self._shards.count > 1:
             self.end()
             seconds = _LEAVE_SECONDS if self._shards.finished else _OTHERS_SECONDS
@@ -226,7 +226,7 @@ class SyncerRun:
                 self._shards.wait_for_others(seconds)
 
     def _is_trained(self) -> bool:
-        """Whether a learner has come to the last step; all may also have left because they were drained."""
+        """Whether a learner has reached the last step; without any, whether all were drained."""
         if self._shard:
             return False
         records.write_out(self._record, _SUMMARY_SECONDS, summary=True)
@@ -234,7 +234,7 @@ class SyncerRun:
         return max(step, self._syncer.core.step) >= self._assembly.experiment.train.steps
 
     def _durable_state(self, resumed: bool) -> tuple[GlobalModel, SyncerState | None]:
-        """Makes durable what the run begins with; the model of this shard, and what is known."""
+        """Makes the initial state durable; returns the model of this shard, and the state."""
         durable, every = self._durable, range(self._assembly.layout.num_fragments)
         durable.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as own, contextlib.ExitStack() as others:
@@ -254,14 +254,14 @@ class SyncerRun:
         return self._durable.pace.patience(e.snapshot.timeout, size)
 
     def _pin(self, folder: pathlib.Path, versions: Sequence[int]) -> int:
-        """As the durable state, of all shards: what they send to learners is durable in one folder before."""
+        """Pins the durable state of all shards: every version that they send is in one folder before."""
         every = range(self._assembly.layout.num_fragments)
         if versions:
             self._durable.await_shown([p for p in every if p not in self._own], versions)
         return self._durable.pin(every, folder, versions)
 
     def _take_snapshot(self) -> bool:
-        """Has a snapshot taken soon; False: another shard takes them."""
+        """Requests a snapshot; False: another shard takes them."""
         if self._takes_snapshots:
             self._syncer.send(SnapshotAsked())
         return self._takes_snapshots
@@ -328,11 +328,11 @@ def run_syncer(
     alone: bool = False,
     comes_back: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Makes and runs a SyncerRun, whose durable state is in `folder`: a run that has begun there goes on.
+    """Makes and runs a SyncerRun with durable state in `folder`; a run in there is continued.
 
-    Of several shards it is the first, which begins the run and gives its result.
-    `alone`: all learners have left after their last step, and only the result is to be saved.
-    `comes_back`: whether the run goes on with another syncer though `stop` is set.
+    Of several shards it is the first, which starts the run and returns its result. `alone`: all learners have
+    left after their last step, and only the result is to be saved. `comes_back`: whether another syncer will
+    continue the run if `stop` is set.
     """
     earlier = run_mark.begun(folder)
     resumed = earlier is not None
@@ -340,7 +340,7 @@ def run_syncer(
     keep = assembly.experiment.recovery.keep_versions
     durable = DurableState(folder, assembly.layout, record, stop, run, keep)
     if earlier is not None and not earlier.start:
-        with contextlib.suppress(OSError):  # it is gone, and goes on to be told by the fragments
+        with contextlib.suppress(OSError):  # removed; the fragments still identify the run
             durable.complete()
     made = SyncerRun(assembly, record, stop, listening, security, durable, resumed, alone, comes_back)
     with made.locks:
@@ -356,13 +356,13 @@ def run_shard(
     security: Security,
     folder: pathlib.Path,
 ) -> str | None:
-    """Runs a shard beside the first, once that has begun the run in `folder`; why it failed, if it did.
+    """Runs a further shard, once the first has started the run in `folder`; returns the error, if any.
 
-    It ends with the run, and before where `stop` is set: then another process goes on.
+    It ends with the run, or when `stop` is set: then another process continues.
 
     Raises:
       ConfigError: the port or the fragments are another process's.
-      DurableStateError, RunMarkError: what is in the folder cannot be used.
+      DurableStateError, RunMarkError: the folder's content cannot be used.
     """
     e = assembly.experiment
     listening.claim()
@@ -394,13 +394,13 @@ def run_shard(
 def tell_of_the_end(
     assembly: Assembly, *, listening: Listening, security: Security, folder: pathlib.Path
 ) -> None:
-    """Tells learners that come that the run in `folder` is over: some were away when the others heard of it.
+    """Sends the end of the run in `folder` to learners that were disconnected at that time.
 
-    Returns once all have left, or each has had the time to try. May raise RunMarkError, or ConfigError: the
-    port is taken.
+    Returns once all have left, or each has had the time to connect. May raise RunMarkError, or ConfigError:
+    the port is in use.
     """
     e, mark = assembly.experiment, run_mark.begun(folder)
-    if mark is None:  # it was removed since: learners could not be told from those of another run
+    if mark is None:  # removed since: learners of another run could not be recognised
         return
 
     terms, ignore = terms_of(e, assembly.layout), lambda *told: None

@@ -1,4 +1,4 @@
-"""Takes the records that learners send, counts those that were lost, and tells how each process ended."""
+"""Receives learners' records, counts lost ones, and records how each process ended."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class _Learner:
 
 
 class RecordIntake:
-    """Knows how far each learner's process has come with its records, and how it ended.
+    """Tracks each learner process's records, and its end.
 
-    A process whose connection is lost may step on, and sends its records when it connects again. Only when
-    another process has replaced it, or the run is over, does it count as dead since the loss.
+    A disconnected process may step on, and sends its records when it reconnects. It counts as dead since the
+    disconnect only when another process has replaced it, or the run is over.
 
-    Of two processes the newer is the one that connects later, whatever their clocks show. A restarted syncer
-    may hear of the newer one first: that one gets its place back once the other is gone.
+    Of two processes the newer is the one that connects later, whatever their clocks show. After a restart of
+    the syncer the newer one may connect first: it gets its place back once the other is gone.
     """
 
     def __init__(self, record: Callable[[object], None]) -> None:

@@ -25,7 +25,7 @@ _ABSENT = 5.0  # that an evaluator may be away, since it is restarted, before th
 
 
 class LastScore(NamedTuple):
-    """What is known of the global model at the end of a run."""
+    """The score of the global model at the end of a run."""
 
     loss: float | None
     sample: str | None
@@ -55,7 +55,7 @@ class Scoring:
         self._ask: str | None = None  # for the last score
 
     def take(self) -> list[Scored]:
-        """Records the scores of the run that have come; gives them."""
+        """Records and returns the new scores of the run."""
         found = [scored for scored in self._scores.new() if scored.run == self._run]
         for scored in found:
             if scored.loss is not None and (scored.step > self._step or scored.answers == self._ask):
@@ -65,7 +65,7 @@ class Scoring:
         return found
 
     def last(self, step: int, versions: tuple[int, ...], params: Mapping[str, np.ndarray]) -> LastScore:
-        """Score and sample of what the syncer leaves; made by this process where no evaluator is there."""
+        """Score and sample of the final fragments; made by this process if there is no evaluator."""
         recipe, off = self._assembly.recipe, self._assembly.experiment.eval.every is None
         if off and not recipe.samples:
             return LastScore(None, None, None)

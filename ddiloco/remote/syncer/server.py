@@ -30,7 +30,7 @@ from ddiloco.workers.exchange import CheckpointWritten, Leave
 from ddiloco.workers.links import LearnerLink
 
 MESSAGES = 2000  # of a learner at once, that 500 a second bring back; eight records count as one
-JOINING = 2.0  # seconds from a learner's connection to where it says that it has joined before
+JOINING = 2.0  # seconds from a learner's connection to its join, if it has joined before
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
@@ -57,7 +57,7 @@ class SyncerServer:
         versions: Callable[[], Sequence[int]] = tuple,
         shard: int = 0,
     ) -> None:
-        """`connect`, `send` and `take_offer` are those of a SyncerWorker, or do the same.
+        """`connect`, `send` and `take_offer`: as those of a SyncerWorker.
 
         `run`: its id. `management`: answers an operator. `boundary_seconds`: that a learner takes for the
         steps that its devices have at a time; 0.0: not known. `crowded`: whether so much of what learners
@@ -80,7 +80,7 @@ class SyncerServer:
         self._over = False
         self._open = threading.Event()  # until then learners' messages stay in their outboxes
         self._sessions: dict[str, Session] = {}
-        self.away: set[int] = set()  # learners that are not connected, and have said no goodbye
+        self.away: set[int] = set()  # disconnected learners without a goodbye
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
@@ -107,7 +107,7 @@ class SyncerServer:
         self._open.set()
 
     def tell_where(self, addresses: Sequence[str]) -> None:
-        """Tells learners, also those that come, where all shards answer."""
+        """Sends all learners, present and future, the addresses of all shards."""
         with self._lock:
             self._addresses = addresses
             sessions = list(self._sessions.values())
@@ -116,7 +116,7 @@ class SyncerServer:
 
     @property
     def connected(self) -> int:
-        """How many learners are connected."""
+        """Number of connected learners."""
         with self._lock:
             return len(self._sessions)
 
@@ -141,12 +141,11 @@ class SyncerServer:
                 self._changed.wait(0.2)
 
     def stop(self, timeout: float, patience: float = 0.0, last: Callable[[], object] = lambda: None) -> bool:
-        """Ends the run for all learners and waits for their goodbyes; returns whether all came.
+        """Ends the run for all learners and waits for their goodbyes; returns whether all arrived.
 
-        Then `last` is called, before nobody is answered any more.
-
-        Those that are `away` have `patience` seconds to come and hear of it. Who has not joined has nothing
-        to say: it may compile for minutes, while an engine counts the seconds until it kills this process.
+        Then `last` is called, before the server stops. Learners that are `away` have `patience` seconds to
+        connect. Unjoined learners need no goodbye: one may compile for minutes, while an engine counts the
+        seconds until it kills this process.
         """
         begun = time.monotonic()
         with self._lock:
@@ -168,7 +167,7 @@ class SyncerServer:
         return not late
 
     def close(self) -> None:
-        """Answers no more; learners that were not told that the run is over look for another syncer."""
+        """Stops serving; learners without the end of the run look for another syncer."""
         self._open.set()
         self._listening.stop(grace=1.0)
 
@@ -205,7 +204,7 @@ class SyncerServer:
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
-        # Of the fastest, so that one that claims to be slow has nobody wait for it where there are others.
+        # Of the fastest, so that a learner that claims to be slow delays no other.
         seconds = min(filter(None, (self._boundary_seconds(s.learner) for s in others)), default=0.0)
         return pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds)
 
@@ -271,7 +270,7 @@ class SyncerServer:
             addresses = self._addresses
         if addresses:
             session.say(pb.ToLearner(shards_at=pb.ShardsAt(addresses=addresses)), replaces=True)
-        if self._over or self._management.drained(hello.learner):  # it was away when it was told
+        if self._over or self._management.drained(hello.learner):  # it was disconnected at the end
             session.deliver(Leave())
         return session
 
@@ -296,7 +295,7 @@ class SyncerServer:
             self._end(session, reason)
 
     def _wait_for_turn(self, session: Session, cost: int) -> None:
-        """Reads on no sooner than others are served too; the transport holds back who says more."""
+        """Delays reading until others are served too; the transport slows faster senders."""
         while not session.over and not self._over and not self._has_turn(session, cost):
             time.sleep(0.05)
 
@@ -327,12 +326,12 @@ class SyncerServer:
         # At another shard the number may have become as large as that of any process.
         most = max(session.newest_incarnation + LEAP, FURTHEST if self._terms.shards > 1 else 0)
         if report.incarnation > most:
-            raise WireError("incarnation beyond belief", str(report.incarnation))
+            raise WireError("incarnation out of range", str(report.incarnation))
         if report.incarnation != session.incarnation:
             if not self._rejoins.take(session.learner, time.monotonic()):
                 raise WireError("too many incarnations", f"more than {REJOINS} at once")
             with self._coming_and_going:
-                if not session.over:  # else nobody would hear that this incarnation is lost
+                if not session.over:  # else the loss of this incarnation would go unnoticed
                     self._begins(session, report.incarnation)
                     self._send(event)
             return
@@ -351,7 +350,7 @@ class SyncerServer:
         self._changed.notify_all()
 
     def _end(self, session: Session, reason: str) -> None:
-        """Closes a session; the core hears that its learner is lost, whatever the reason."""
+        """Closes a session; the core is notified that its learner is lost."""
         with self._coming_and_going:
             # The learner sees the end, and may be here again, before all of this is done.
             if session.close(reason):

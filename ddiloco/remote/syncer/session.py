@@ -1,4 +1,4 @@
-"""One learner's connection on the syncer's side: its messages, its hosts' offers, what it was asked for."""
+"""The syncer's side of one learner's connection: its messages, its hosts' offers, its open requests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Session:
                 self.say(pb.ToLearner(leave=True))
 
     def begun(self, incarnation: int) -> None:
-        """Hears that the syncer counts this incarnation."""
+        """The incarnation is live at the syncer."""
         self.counted = incarnation
 
     @property
@@ -137,7 +137,7 @@ class Session:
                 self._contexts.remove(context)
 
     def messages(self) -> Iterator[bytes]:
-        """What the control stream sends; ends when the session is closed, after all earlier messages."""
+        """The messages of the control stream; ends when the session is closed, after all earlier messages."""
         while True:
             with self._change:
                 while not self._waiting:
@@ -158,7 +158,7 @@ class Session:
         self.down.close()
         for context in calls:
             context.cancel()
-        if self.control is not None:  # of who reads nothing it would not end by itself
+        if self.control is not None:  # without a reader it would not end
             last = threading.Timer(LAST_SECONDS, self.control.cancel)
             last.daemon = True
             last.start()
@@ -182,7 +182,7 @@ class _Growing:
 
 
 class HostOffers:
-    """Of one learner, at most one a fragment; a newer one takes the place of what never became whole."""
+    """Incomplete offers of a learner, at most one a fragment; a newer one replaces an incomplete one."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -196,22 +196,22 @@ class HostOffers:
         formats: Sequence[ArrayFormat],
         blocks: Sequence[Blocks],
     ) -> tuple[np.ndarray, ...] | None:
-        """Takes one host's blocks; gives the arrays once all hosts' are there.
+        """Adds one host's blocks; returns the arrays once all hosts' have arrived.
 
         Raises:
-          WireError: the hosts do not say the same of the offer, or their blocks are not the arrays.
+          WireError: the hosts differ on the offer, or their blocks do not make up the arrays.
         """
         fragment = offer.round.fragment
         with self._lock:
             growing, step = self._growing.get(fragment), offer.contribution.step
             same = growing is not None and growing.offer.round == offer.round
             if same and step < growing.offer.contribution.step:
-                raise WireError("another offer", "a newer one has come already")
+                raise WireError("another offer", "a newer one has arrived already")
             if not same or step > growing.offer.contribution.step or host in growing.hosts:
                 growing = _Growing(offer, formats, blocks)  # what came before will never be whole
             self._growing.pop(fragment, None)
             if growing.offer != offer:
-                raise WireError("another offer", "a learner's hosts differ in what they say of it")
+                raise WireError("another offer", "a learner's hosts differ on it")
             try:
                 for gathered, part in zip(growing.gathered, blocks, strict=True):
                     gathered.add(part)

@@ -1,4 +1,4 @@
-"""Records of the syncer's other shards on their way to the first, whose process writes all of the run's."""
+"""Records of the syncer's other shards in transit to the first, which writes all of the run's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONNECT_SECONDS = 2.0
 
 
 class ShardRecords:
-    """Takes them, in threads of gRPC's, and counts those that were lost."""
+    """Receives other shards' records, in gRPC's threads, and counts lost ones."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ShardRecords:
         self._received: dict[tuple[int, int], Received] = {}  # by shard and process
 
     def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """Takes a shard's records until its call ends; ends the call if they cannot be read."""
+        """Receives a shard's records until its call ends; aborts the call if they cannot be read."""
         hello = self._hello(self._handshakes.first(requests, context), context)
         try:
             for data in requests:
@@ -122,7 +122,7 @@ class RecordsLink:
             self._change.notify_all()
 
     def finish(self, timeout: float) -> None:
-        """Sends what is left, if there is a connection."""
+        """Sends the rest, if there is a connection."""
         with self._change:
             self._closing = True
             self._change.notify_all()

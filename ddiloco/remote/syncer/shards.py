@@ -1,4 +1,4 @@
-"""What the shards of a syncer know of each other by files in its folder: where each is, and when all end."""
+"""Files by which the shards of a syncer know each other: addresses, and the end of each."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Shards:
 
     @property
     def addresses(self) -> list[str]:
-        """HOST:PORT of each; empty: it has not been there."""
+        """HOST:PORT of each shard; empty: not announced yet."""
         found = [self._own if s == self._shard else self._known.get(s) for s in range(self.count)]
         return ["" if state is None else state.address for state in found]
 
     def announce(self, address: str) -> None:
-        """Says where this shard answers learners; raises OSError."""
+        """Writes this shard's address for learners; raises OSError."""
         self._write(self._own._replace(address=address))
 
     def finish(self) -> None:
@@ -63,7 +63,7 @@ class Shards:
         self._write(self._own._replace(finished=self._steps))
 
     def end(self, versions: Sequence[int]) -> None:
-        """Says that this process ends with the run, with these versions of its fragments; raises OSError."""
+        """Writes that this process ends with the run, with its fragments' versions; raises OSError."""
         self._write(self._own._replace(over=True, versions=tuple(versions)))
 
     def watch(self, look: Callable[[], object]) -> None:
@@ -84,7 +84,7 @@ class Shards:
             self._thread.join(2.0)
 
     def look(self) -> None:
-        """Reads what the others say."""
+        """Reads the other shards' files."""
         for shard in range(self.count):
             if shard != self._shard and (state := self._of(shard)) is not None:
                 self._known[shard] = state
@@ -98,7 +98,7 @@ class Shards:
             self.ended.set()
 
     def wait_for_others(self, seconds: float) -> dict[int, ShardState]:
-        """Those that have ended, once all others have or after so many seconds."""
+        """The shards that have ended, once all others have or after so many seconds."""
         until = time.monotonic() + seconds
         while True:
             self.look()

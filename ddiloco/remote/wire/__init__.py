@@ -1,1 +1,1 @@
-"""What both ends of the wire share: messages, bytes of fragments, credentials and terms."""
+"""Shared by both sides of the wire: messages, bytes of fragments, credentials and terms."""

@@ -1,4 +1,4 @@
-"""What learners and syncer must have in common before they exchange a fragment."""
+"""Terms that learners and syncer must share before they exchange fragments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_SHOWN = 100  # characters of a setting's value in a refusal
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What both ends must have in common, or their arrays or decisions would not fit."""
+    """The settings and layout that both sides must share."""
 
     fingerprint: str  # of the fragment layout
     rules: str  # the settings that both sides must share, JSON by path

@@ -77,7 +77,7 @@ def up_header(round_id: RoundId, contribution: Contribution, size: int) -> pb.Up
 
 
 def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.FragmentArrived:
-    """What a header announces: the learner's contribution to a round.
+    """The contribution in a header.
 
     Raises:
       WireError: it is of another fragment than the round, or has impossible numbers.

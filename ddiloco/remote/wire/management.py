@@ -1,4 +1,4 @@
-"""What an operator asks of a running syncer, and its answer: a call of its own, in JSON."""
+"""Commands of an operator to a running syncer, and its answers: a call of its own, in JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What was done, or why it was not, in a line; `facts` are for programs."""
+    """The result of a command, or the reason of a refusal, in a line; `facts` are for programs."""
 
     done: bool
     line: str
@@ -57,10 +57,10 @@ class Answer:
 
 
 def ask(address: str, security: Security, command: Command, timeout: float) -> Answer:
-    """Has the syncer at HOST:PORT do it; `timeout` is in seconds.
+    """Sends a command to the syncer at HOST:PORT; `timeout` is in seconds.
 
     Raises:
-      grpc.RpcError: it cannot be reached, or refuses who asks.
+      grpc.RpcError: it cannot be reached, or refuses the caller.
       WireError: its answer cannot be read.
     """
     with security.channel(address, wire.options(timeout)) as channel:

@@ -1,4 +1,4 @@
-"""Fragments as bytes: the arrays one after the other, cut into chunks, put together again in host memory."""
+"""Fragments as bytes: the arrays in order, cut into chunks, and assembled again in host memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def receive(formats: Sequence[ArrayFormat], size: int, messages: Iterator[bytes]
 
     Raises:
       WireError: the arrays have another number of bytes (no memory has been taken); a chunk is empty, or
-        longer than what is still to come; or the stream ends early.
+        longer than the missing rest; or the stream ends early.
     """
     expected = sum(part.nbytes for part in formats)
     if size != expected:
@@ -62,7 +62,7 @@ def receive(formats: Sequence[ArrayFormat], size: int, messages: Iterator[bytes]
 
 
 def _fill(room: list[np.ndarray], chunk: bytes) -> None:
-    """Copies the chunk to where room is first, and leaves the rest of it."""
+    """Copies the chunk to the first free room, and returns the rest of it."""
     source = np.frombuffer(chunk, np.uint8)
     while source.size:
         count = min(source.size, room[0].size)

@@ -38,7 +38,7 @@ class RecordQueue:
         self._waiting.append(record)
 
     def batch(self) -> pb.Records:
-        """Takes the next ones out: one at least, and no more than BATCH, or than BATCH_BYTES, of them."""
+        """Removes the next ones: at least one, and at most BATCH or BATCH_BYTES of them."""
         batch, size = pb.Records(first=self.first), 0
         while self._waiting and len(batch.records) < BATCH:
             size += self._waiting[0].ByteSize()
@@ -57,13 +57,13 @@ class Received:
         self._following = following
 
     def lost(self, batch: pb.Records) -> int:
-        """How many were lost before this batch. Raises WireError: its numbers cannot be."""
+        """Number of records lost before this batch. Raises WireError: its numbers are impossible."""
         if batch.first > LARGEST:
             raise WireError("malformed record", f"number {batch.first}")
         return 0 if self._following is None else max(0, batch.first - self._following)
 
     def new(self, batch: pb.Records) -> Iterator[pb.Record]:
-        """The records of the batch that come after all that came before; each counts as received at once."""
+        """The records of the batch after all earlier ones; each counts as received at once."""
         for number, record in enumerate(batch.records, batch.first):
             if number >= (self._following or 0):
                 self._following = number + 1

@@ -1,4 +1,4 @@
-"""Who may join: by a token or mutual TLS, shared by all or one's own; beyond loopback one is needed."""
+"""Credentials: a token or mutual TLS, shared or one for each learner; required beyond the loopback."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PEER_NAME = "ddiloco-learner"  # in every learner's certificate, whatever its ho
 
 
 NOBODY = -1  # in a learner's place: the token is of one and the certificate of another
-OPERATOR = -2  # likewise: who may manage the run, but is no learner
+OPERATOR = -2  # likewise: the operator, who is no learner
 SHARD = -3  # likewise: a shard of the syncer
 
 
 class Caller(NamedTuple):
-    """Who calls: the learner whose own credentials were shown, None if they are shared; and its host."""
+    """The caller of an rpc: the learner of its own credentials, None if they are shared; and its host."""
 
     learner: int | None
     host: str
@@ -40,7 +40,7 @@ UNKNOWN = Caller(None, "an unknown host")
 
 @dataclasses.dataclass(frozen=True)
 class Security:
-    """What one end presents and requires."""
+    """Credentials that one side presents and requires."""
 
     # Sent with every call, in the clear unless there is TLS; None: none is asked for
     token: str | None = dataclasses.field(default=None, repr=False)
@@ -48,11 +48,11 @@ class Security:
     tls: tuple[bytes, bytes, bytes] | None = dataclasses.field(default=None, repr=False)
     # By learner, the token of its own, which the syncer asks for in place of `token`
     tokens: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
-    # The token of who manages the run, where learners have tokens of their own; None: nobody may
+    # The operator's token, if learners have tokens of their own; None: no operator
     operator: str | None = dataclasses.field(default=None, repr=False)
 
     def of(self, learner: int) -> Security:
-        """What this learner presents.
+        """The credentials of this learner.
 
         Raises:
           ConfigError: there are tokens, but none is this learner's.
@@ -64,7 +64,7 @@ class Security:
         return Security(self.tokens[learner], self.tls)
 
     def of_shards(self) -> Security:
-        """What a shard of the syncer presents to the first one: it knows all tokens, as no learner does."""
+        """The credentials of a shard at the first one: all tokens, which no learner knows."""
         return Security(self._shard_token, self.tls)
 
     @property
@@ -74,12 +74,12 @@ class Security:
         return digest.hexdigest() if known else None
 
     def among_peers(self, token: str) -> Security:
-        """What learners present to each other, with the token that the syncer gave them for that."""
+        """The credentials between learners, with the token that the syncer gave them."""
         return Security(token, self.tls)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a learner sends with each call."""
+        """A learner's credentials as metadata of each call."""
         return () if self.token is None else ((TOKEN_KEY, f"Bearer {self.token}"),)
 
     def admits(self, metadata: tuple | None) -> bool:
@@ -96,7 +96,7 @@ class Security:
         return self.admits(((TOKEN_KEY, f"Bearer {token}"),))
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
-        """Who makes an admitted call: the learner that the token is of, or else the certificate."""
+        """The caller of an admitted call: the token's learner, or else the certificate's."""
         shown = self._shows(context.invocation_metadata()) if self.asks else None
         if shown in (OPERATOR, SHARD):
             return Caller(shown, host_of(context.peer()))
@@ -198,7 +198,7 @@ class Gate(grpc.ServerInterceptor):
 
     def __init__(self, admits: Callable[[tuple], bool], refusal: str) -> None:
         """`admits`: judges a call's metadata. `refusal`: a line for the other end."""
-        self.refused: Callable[[str], None] = lambda host: None  # hears of each, with the host it came from
+        self.refused: Callable[[str], None] = lambda host: None  # called for each, with its host
         self._admits, self._refusal = admits, refusal
         self._ends = grpc.stream_stream_rpc_method_handler(self._end)
 

@@ -1,4 +1,4 @@
-"""What both ends of the wire agree on: version, bounds on sizes, gRPC's options, checks of messages."""
+"""Limits and checks of both sides of the wire: version, sizes, gRPC's options, messages."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def server(
 
 
 def serve(server: grpc.Server, path: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-    """Has the server answer the calls of the service that `path` begins with."""
+    """Adds a service with the calls under `path` to the server."""
     handler = grpc.method_handlers_generic_handler(path.split("/")[1], handlers)
     server.add_generic_rpc_handlers((handler,))
     server.start()

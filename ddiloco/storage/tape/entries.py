@@ -15,7 +15,7 @@ _LONGEST = 1 << 28  # bytes of a record; a few that are damaged must not become 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class InnerOrigin:
-    """Where an inner optimizer state comes from: a learner's process, which numbers those it gave from 1."""
+    """The source of an inner optimizer state: a learner's process, and the number of its transfer, from 1."""
 
     learner: int
     process: int

@@ -1,4 +1,4 @@
-"""The first record of a tape: whose it is, what it began from, and the machine that it was recorded on."""
+"""The first record of a tape: its process, its initial state, and the machine."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ddiloco.storage.tape.entries import InnerOrigin
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What numerical results depend on besides the settings."""
+    """Properties of the machine that affect numerical results."""
 
     platform: str  # "cpu", "gpu" or "tpu"
     devices: tuple[str, ...]  # the kind of each device of the mesh
     mesh: Mapping[str, int]  # devices along each axis
     visible: int  # devices that the process sees
-    xla_flags: str  # from $XLA_FLAGS, without what a replay in one process cannot have alike
+    xla_flags: str  # from $XLA_FLAGS, without flags that a replay in one process must change
     packages: Mapping[str, str]  # versions by name
     threads: int = 0  # with which XLA computes on CPU devices: by them it splits sums; 0 on others
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumedWith:
-    """What a learner has when it goes on with a state of before, as `LearnerCore.resume` takes it.
+    """The state with which a learner resumes, as in `LearnerCore.resume`.
 
     The state is that which another tape of the learner names, or is kept with the tapes.
     """
@@ -52,29 +52,29 @@ class Header:
     driver: str  # the run's
     config: str  # fingerprint of the settings that numbers and decisions depend on, hex
     layout: str  # fingerprint of the fragments, hex
-    machine: Machine  # what else the numbers depend on
+    machine: Machine  # for further effects on numbers
     now: float  # seconds on the clock of the entries
     wall: float  # unix seconds at `now`; in virtual time the same as `now`
     # Learner only: where its batches begin, as `Batches.get_state` gives it; None: at the start
     position: Mapping[str, Any] | None = None
-    state: SyncerState | None = None  # syncer only: what it began from
-    sha256: tuple[str, ...] = ()  # syncer only: of each of its fragments that it began from, hex
-    resumed: ResumedWith | None = None  # learner only: what it resumed with, if it did
-    run: str = ""  # its random id, hex; empty in virtual time, where everything follows from the seed
+    state: SyncerState | None = None  # syncer only: its initial state
+    sha256: tuple[str, ...] = ()  # syncer only: of each of its initial fragments, hex
+    resumed: ResumedWith | None = None  # learner only: the resumed state, if any
+    run: str = ""  # its random id, hex; empty in virtual time, where the seed determines all
     lineage: int = 0  # syncer only: of the versions that it makes
     shard: int = 0  # of the syncer: which of its processes
     shards: int = 1  # S
 
     @property
     def actor(self) -> str:
-        """Whose tape it is: "learner 2", "the syncer", "shard 1 of the syncer"."""
+        """The process of the tape: "learner 2", "the syncer", "shard 1 of the syncer"."""
         if self.learner is not None:
             return f"learner {self.learner}"
         return f"shard {self.shard} of the syncer" if self.shards > 1 else "the syncer"
 
     @property
     def fragments(self) -> tuple[int, ...]:
-        """Those that the process merges."""
+        """The fragments that the process merges."""
         return () if self.state is None else fragments_of(self.shard, self.shards, len(self.state.versions))
 
 

@@ -149,7 +149,7 @@ class LearnerTape(Recorder):
     def heard(self, event: events.LearnerEvent, now: float) -> None:
         """Notes an event that the core has handled; call it before the actions are carried out."""
         self._note(event, now)
-        if not isinstance(event, events.StepStarted):  # nobody else sees a step before it is finished
+        if not isinstance(event, events.StepStarted):  # no other process sees a step before it is finished
             self.flush()
 
     def adopted(self, fresh: bool, origin: InnerOrigin | None) -> None:

@@ -41,7 +41,7 @@ def main(_) -> int:
     count = lambda deed: counts.update([deed])  # noqa: E731
     tokens = experiment.batch_size(learner) * experiment.data.sequence_length
     liar = Liar(_SYNCER.value, terms, learner, security, experiment.train.steps, tokens, count)
-    peers = [liar.live, UnauthorizedClient(_SYNCER.value, count).live]
+    peers = [liar.run, UnauthorizedClient(_SYNCER.value, count).run]
     for peer in peers:
         threading.Thread(target=peer, args=(stop,), daemon=True).start()
     path = pathlib.Path(_WORKDIR.value).parent / DEEDS

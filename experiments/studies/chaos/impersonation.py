@@ -94,7 +94,7 @@ class Impersonator(abc.ABC):
         self._tokens, self._count = tokens, count
         self._rng = random.Random(learner)
         self._incarnation = time.time_ns() // 1000
-        self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._peers_token = ""
@@ -103,7 +103,7 @@ class Impersonator(abc.ABC):
         self._known: dict[int, tuple[int, int, int]] = {}  # by fragment: version, step, lineage
         self.over = False  # the syncer has said so
 
-    def live(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event) -> None:
         """Connects again and again until `stop`, or until the syncer says that the run is over."""
         while not (stop.is_set() or self.over):
             with self._counted("a connection"):
@@ -132,31 +132,31 @@ class Impersonator(abc.ABC):
             self._count(f"{deed}: {type(error).__name__}")
 
     def _hello(self, **fields: Any) -> bytes:
-        said = {"version": wire.VERSION, "fingerprint": self._terms.fingerprint, "rules": self._terms.rules}
-        said |= {"learner": self._learner, "process": self._incarnation}
-        return pb.FromLearner(hello=pb.Hello(**{**said, **fields})).SerializeToString()
+        known = {"version": wire.VERSION, "fingerprint": self._terms.fingerprint, "rules": self._terms.rules}
+        known |= {"learner": self._learner, "process": self._incarnation}
+        return pb.FromLearner(hello=pb.Hello(**{**known, **fields})).SerializeToString()
 
-    def _tell(self, event: Any) -> None:
-        self._said.put(from_learner(event).SerializeToString())
+    def _send_event(self, event: Any) -> None:
+        self._outgoing.put(from_learner(event).SerializeToString())
 
-    def _say(self, **kind: Any) -> None:
-        self._said.put(pb.FromLearner(**kind).SerializeToString())
+    def _send_message(self, **kind: Any) -> None:
+        self._outgoing.put(pb.FromLearner(**kind).SerializeToString())
 
     def _connect(self) -> None:
-        said = self._said = queue.SimpleQueue()
+        sent = self._outgoing = queue.SimpleQueue()
         with self._security.channel(self._address, wire.options(5.0)) as channel:
             control = channel.stream_stream(wire.CONTROL)(
-                iter(said.get, None), metadata=self._security.metadata
+                iter(sent.get, None), metadata=self._security.metadata
             )
             try:
-                said.put(self._hello())
+                sent.put(self._hello())
                 accepted = pb.ToLearner.FromString(next(control)).accepted
                 self._peers_token = accepted.peers_token
                 self._metadata = (*self._security.metadata, (wire.SESSION_KEY, accepted.session))
                 self._channel = channel
                 threading.Thread(target=self._take_updates, args=(channel,), daemon=True).start()
                 self._incarnation = max(self._incarnation, accepted.newest_incarnation) + 1
-                self._tell(events.LearnerJoined(self._learner, self._incarnation))
+                self._send_event(events.LearnerJoined(self._learner, self._incarnation))
                 for data in control:
                     message = pb.ToLearner.FromString(data)
                     if message.WhichOneof("kind") == "leave":
@@ -167,7 +167,7 @@ class Impersonator(abc.ABC):
                         self._report()
             finally:
                 self._channel = None
-                said.put(None)
+                sent.put(None)
                 control.cancel()
 
     def _take_updates(self, channel: grpc.Channel) -> None:
@@ -191,7 +191,7 @@ class Impersonator(abc.ABC):
         rows = [self._known[p] for p in range(self._terms.num_fragments)]
         counters = tuple(FragmentCounters(version, steps, steps * self._tokens) for version, *_ in rows)
         step = claims.get("step", max(step for _, step, _ in rows) + _AHEAD)
-        self._tell(events.StepReported(Report(self._learner, self._incarnation, step, counters, True)))
+        self._send_event(events.StepReported(Report(self._learner, self._incarnation, step, counters, True)))
 
     def _offer(
         self,

@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -16,9 +18,9 @@ from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header
+from ddiloco.remote.wire.payload import CHUNK_BYTES
 from ddiloco.remote.wire.security import Security
 from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, POISONS, Count, Impersonator, silence
-from experiments.studies.chaos.lying_donor import LyingDonor
 
 IDLE = 20  # calls of a kind that say nothing, at a time
 _ESCAPES = "\x1b[2J\x1b[31m\r\n" * 9
@@ -44,10 +46,10 @@ class Liar(Impersonator):
         self._deeds += [self._idle, self._others, self._donors, self._unasked, self._garbage]
         self._donor = LyingDonor(count)
 
-    def live(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event) -> None:
         """Lies until `stop`, or until the syncer says that the run is over."""
         threading.Thread(target=self._do_deeds, args=(stop,), daemon=True).start()
-        super().live(stop)
+        super().run(stop)
 
     def _hello(self, **fields: Any) -> bytes:
         return super()._hello(**{"donor_port": self._donor.port, **fields})
@@ -71,7 +73,7 @@ class Liar(Impersonator):
     def _rejoin(self) -> None:
         for _ in range(self._rng.choice((1, 5, 200))):
             self._incarnation += self._rng.choice((1, 1000))
-            self._tell(events.LearnerJoined(self._learner, self._incarnation))
+            self._send_event(events.LearnerJoined(self._learner, self._incarnation))
 
     def _claim(self) -> None:
         claims = ({"step": self._last_step}, {"step": 1 << 52}, {"steps": 1 << 50}, {"step": 0, "steps": 0})
@@ -79,22 +81,26 @@ class Liar(Impersonator):
 
     def _snapshots(self) -> None:
         number = self._rng.choice((0, 1, 1 << 52))
-        self._say(checkpoint_written={"snapshot": number, "problem": self._rng.choice(("", _ESCAPES))})
+        self._send_message(
+            checkpoint_written={"snapshot": number, "problem": self._rng.choice(("", _ESCAPES))}
+        )
 
     def _records(self) -> None:
-        told = [
+        false = [
             pb.Record(alarm={"sentence": f"{self._rng.random()}{_ESCAPES}" * 9, "time": 1e300}),
             pb.Record(step_done={"step": 1 << 52, "time": -1e300, "metrics": {"loss": float("nan")}}),
             pb.Record(noted={"name": f"{self._rng.random()}{_ESCAPES}", "json": "[" * 2000, "time": 0.0}),
             pb.Record(learner_died={"time": time.time(), "traceback": "x" * 40_000}),
         ]
-        records = {"first": self._rng.getrandbits(20), "records": self._rng.sample(told, 2)}
-        self._say(records=pb.Records(**records))
+        records = {"first": self._rng.getrandbits(20), "records": self._rng.sample(false, 2)}
+        self._send_message(records=pb.Records(**records))
 
     def _events(self) -> None:
-        self._tell(events.OfferFailed(RoundId(1, 0), 0, self._incarnation, _ESCAPES))
-        self._tell(events.LearnerReady(0, self._incarnation, 1 << 50, (1 << 50,) * self._terms.num_fragments))
-        self._tell(events.LearnerLost(0, self._incarnation, _ESCAPES))
+        self._send_event(events.OfferFailed(RoundId(1, 0), 0, self._incarnation, _ESCAPES))
+        self._send_event(
+            events.LearnerReady(0, self._incarnation, 1 << 50, (1 << 50,) * self._terms.num_fragments)
+        )
+        self._send_event(events.LearnerLost(0, self._incarnation, _ESCAPES))
 
     def _idle(self) -> None:
         """Calls of every kind that never say anything, for a while."""
@@ -116,11 +122,11 @@ class Liar(Impersonator):
         hellos += [{"version": 1}, {"rules": "{" * 99}, {"run": "00"}, {"fingerprint": _ESCAPES}]
         hellos += [{"process": time.time_ns() // 1000, "session": "x"}]
         never = threading.Event()
-        said = itertools.chain([self._hello(**self._rng.choice(hellos))], silence(never))
+        sent = itertools.chain([self._hello(**self._rng.choice(hellos))], silence(never))
         with self._security.channel(self._address, wire.options(5.0)) as channel:
             call = channel.stream_stream(wire.CONTROL)
             try:
-                next(call(said, metadata=self._security.metadata, timeout=3.0))
+                next(call(sent, metadata=self._security.metadata, timeout=3.0))
             finally:
                 never.set()
 
@@ -157,5 +163,38 @@ class Liar(Impersonator):
         self._push("an offer that nobody asked for", [header, b"x"])
 
     def _garbage(self) -> None:
-        said = (b"\xff\xff\xff", b"", bytes(2 * wire.MAX_MESSAGE_BYTES))
-        self._said.put(self._rng.choice((self._rng.randbytes(99), *said)))
+        sent = (b"\xff\xff\xff", b"", bytes(2 * wire.MAX_MESSAGE_BYTES))
+        self._outgoing.put(self._rng.choice((self._rng.randbytes(99), *sent)))
+
+
+class LyingDonor:
+    """Gives what a peer gave, the sign of every number turned, as if it had trained longer than all."""
+
+    def __init__(self, count: Count) -> None:
+        """`count` hears of each donation."""
+        self._count = count
+        self._header: pb.DonationHeader | None = None
+        self._payload = b""
+        self._server = wire.server(20.0, 8)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        wire.serve(self._server, wire.DONATE, {"Donate": grpc.stream_stream_rpc_method_handler(self._donate)})
+
+    def learn(self, donation: Iterator[bytes]) -> None:
+        """Takes a sound donation, to give it on."""
+        header = pb.DonationHeader.FromString(next(donation))
+        payload = np.frombuffer(b"".join(donation), np.uint8)
+        words = payload[: len(payload) // 4 * 4].view(np.uint32) ^ np.uint32(1 << 31)
+        self._header, self._payload = header, words.tobytes() + payload[words.nbytes :].tobytes()
+
+    def _donate(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        wanted = pb.DonationRequest.FromString(next(requests, b""))
+        if self._header is None:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
+        header = pb.DonationHeader()
+        header.CopyFrom(self._header)
+        header.versions[:] = wanted.versions
+        header.trained = 1 << 50
+        yield header.SerializeToString()
+        for at in range(0, len(self._payload), CHUNK_BYTES):
+            yield self._payload[at : at + CHUNK_BYTES]
+        self._count("a false inner state: given")

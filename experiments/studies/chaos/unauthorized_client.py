@@ -27,7 +27,7 @@ class UnauthorizedClient:
         self._address, self._count = address, count
         self._rng = random.Random(address)
 
-    def live(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event) -> None:
         """Goes on until `stop`."""
         deeds = (self._idle_connections, self.noise, self._flood, self._calls)
         while not stop.wait(self._rng.uniform(0.1, 0.5)):
@@ -68,13 +68,13 @@ class UnauthorizedClient:
     def _calls(self, stop: threading.Event) -> None:
         """Calls of every kind with no token or a wrong one, that say nothing, a hello, or noise."""
         token = self._rng.choice((None, "", "a token that is none", "x" * 6000))
-        said = self._rng.choice(
+        sent = self._rng.choice(
             ([], [b""], [self._rng.randbytes(99)], [pb.FromLearner().SerializeToString()])
         )
         never = threading.Event()
 
         def messages() -> Iterator[bytes]:
-            yield from said
+            yield from sent
             never.wait(_TIMEOUT)
 
         with Security().channel(self._address, wire.options(5.0)) as channel:

@@ -31,9 +31,8 @@ from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, shard_bytes
 from ddiloco.workers.transfer import FragmentTransfer
 from experiments.cli.dry_run import anchor_bytes
-from experiments.studies.compiling.cost import COLLECTIVES, Cost, cost_of
+from experiments.studies.compiling.cost import COLLECTIVES, Cost, cost_of, kernel_flops
 from experiments.studies.compiling.hlo import parse
-from experiments.studies.compiling.kernels import kernel_flops
 from experiments.studies.compiling.topology import Slice
 
 GIB = 2**30

@@ -1,43 +1,38 @@
-"""The same learners under another policy: recorded steps, joins and losses meet another syncer's core.
+"""The same learners under another policy: recorded steps, joins and losses, in a simulated fleet.
 
-No array is touched. What a learner does of itself stays: when it steps and on how many tokens, when it
-joins and is lost, and where its clock is. What follows from the policy is worked out again: rounds,
-their quorums and grace windows, who is asked and merged, and so what each learner's counters stand for.
-Offers, merges and updates take as long as they took in the run, and whose offer the guard left out of a
-round is left out of the same one here.
+No array is touched. What a learner does of itself stays: how long each of its steps takes and on how many
+tokens, and when its processes join and are lost. What follows from the policy is worked out again by a fleet
+in virtual time: rounds, their quorums and grace windows, who is asked and merged, who waits, and where clocks
+are set to. Offers, merges and updates take as long as they took in the run, and whose offer the guard left
+out of a fragment's merge is left out of the one in its place here.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import random
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from ddiloco.outer.encoding import Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import (
-    NOTHING_MERGED,
-    Contribution,
-    FragmentCounters,
-    Report,
-    RoundId,
-    Watermark,
-)
+from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
-from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.protocol.work import FragmentWork, LearnerWork
-from ddiloco.virtual.calendar import Calendar, Timer
-from ddiloco.workers.exchange import EventDelivery, fragments_with
-from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
-from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor, SyncerDriver
+from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.virtual.availability import Change
+from ddiloco.virtual.fleet import Durations, Fleet
+from ddiloco.virtual.learner_process import VirtualPlace
+from ddiloco.virtual.links import Link, LinkQuality
 from experiments.cli import program
 from experiments.cli.tables import markdown
 from experiments.studies.replay.recorded import RecordedRun
-from experiments.studies.replay.works import Actor, Apply, Handled, Recorded, ReplayPlan
+from experiments.studies.replay.works import Actor, Handled, Recorded, ReplayPlan
+
+_LONGEST = 20.0  # times as long as the run took, after which another policy's ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,243 +63,151 @@ class WhatIfOutcome:
     seconds: float  # from the first event to the last merge
 
 
-class _Learner(LearnerDriver):
-    """A learner's process under the other policy: its actor, which takes the steps that were recorded."""
+class TakenStep(NamedTuple):
+    """A step that a learner took."""
 
-    def __init__(self, run: WhatIf, core: LearnerCore) -> None:
-        self.core = core
-        self.updates: list[events.UpdateArrived] = []  # that have come since the last step boundary
-        self._run = run
-        self._actor = LearnerActor(core, _NoArrays(), self)
-        self._last: Report | None = None  # as recorded
-
-    def handle(self, *taken: events.LearnerEvent) -> None:
-        """Takes events that have come."""
-        for event in taken:
-            self._actor.handle(event, 0.0, [None] * len(fragments_with(event)))
-
-    def report(self, recorded: Report, kept: Kept, state: SyncerState, fragments: Sequence[int]) -> None:
-        """Does what stands in place of the recorded report, and applies the updates that have come.
-
-        `state`: what is merged. `fragments`: of which the report tells.
-        """
-        last, self._last = self._last, recorded
-        if not self.core.recovered:  # it rejoins with work from a snapshot, of which this report tells
-            told = dict(zip(fragments, recorded.counters, strict=True))
-            none = FragmentCounters(0, 0, 0)  # what is told to other shards
-            work = tuple(
-                FragmentWork(c.version, 0, c.steps, c.tokens, watermark=mark)
-                for p, mark in enumerate(watermarks_of(state, self.core.learner))
-                for c in [told.get(p, none)]
-            )
-            reached = state.furthest(self.core.learner)
-            resumed = LearnerWork(recorded.step, reached.life, reached.steps, work)
-            self._actor.perform(self._actor.resume(resumed))
-            return
-        steps, tokens = work_between(last, recorded, kept, fragments)
-        self.core.clock = recorded.step - steps
-        if not steps:
-            self.handle(events.Heartbeat())
-        for left in range(steps, 0, -1):  # more than one where reports in between were lost
-            self.handle(events.StepStarted(tokens // left), events.StepFinished())
-            tokens -= tokens // left
-        self.handle(*self.updates)
-        self.updates, self.core.clock = [], recorded.step
-
-    # As the driver of its actor.
-
-    def send(self, event: events.FromLearner, shard: int) -> None:
-        if not isinstance(event, events.LearnerReady):  # it is ready when it was
-            self._run.take(event)
-
-    def send_offer(self, offer: events.FragmentArrived, arrays: None) -> None:
-        self._run.offered(offer)
+    seconds: float  # since the step before was done, where it was begun by then
+    tokens: int
+    skipped: bool = False
 
 
-class _NoArrays(LearnerArrays):
-    """A learner without arrays."""
-
-
-def watermarks_of(state: SyncerState, learner: int) -> tuple[Watermark, ...]:
-    """By fragment, how far the learner's work is in its version."""
-    return tuple(known.get(learner, NOTHING_MERGED).bare for known in state.watermarks)
-
-
-Kept = Mapping[tuple[int, int, int], Contribution]
-"""By learner, fragment and version: the learner's offer that is in it, where it kept what it did since."""
-
-
-def work_between(last: Report | None, now: Report, kept: Kept, fragments: Sequence[int]) -> tuple[int, int]:
-    """Steps and tokens between two reports of a process: those of a fragment that no update came to.
-
-    Or of one whose counters, under the update, begin with what was kept, and was counted before.
-    """
-    if last is not None:
-        for p, before, after in zip(fragments, last.counters, now.counters, strict=False):
-            if before.version == after.version:
-                return after.steps - before.steps, after.tokens - before.tokens
-            offer = kept.get((now.learner, p, after.version))
-            if offer is not None and offer.version == before.version:
-                return offer.steps + after.steps - before.steps, offer.tokens + after.tokens - before.tokens
-    most = max(now.counters, key=lambda c: c.steps)
-    return most.steps, most.tokens
-
-
-def _kept(plan: ReplayPlan) -> Kept:
-    found = {}
-    for actor in plan.learners:
-        for work in actor.works:
-            if isinstance(work, Apply) and work.rebase and work.merged in actor.sent:
-                found[work.merged.learner, *work.update] = actor.sent[work.merged]
+def steps_of(actor: Actor) -> list[TakenStep]:
+    """The steps that a process finished."""
+    found, begun, free = [], collections.deque[tuple[float, int]](), float("-inf")
+    for now, content, _ in actor.handled:
+        match content:
+            case events.StepStarted(tokens=tokens):
+                begun.append((now, tokens))
+            case events.StepFinished(skipped=skipped):
+                at, tokens = begun.popleft()
+                found.append(TakenStep(now - max(at, free), tokens, skipped))
+                free = now
     return found
 
 
-def _left_out(entries: Sequence[Handled]) -> dict[RoundId, list[tuple[int, ...]]]:
-    """By round, whose offers each of its merges in the run left out; the last merge first."""
-    found: dict[RoundId, list[tuple[int, ...]]] = {}
-    for _, content, _ in reversed(entries):
-        if isinstance(content, events.MergeFinished):
-            found.setdefault(content.round, []).append(content.left_out)
-    return found
+class _Learner(CountingLearner):
+    """Takes the steps that a learner took; those beyond its record are like the one in their middle."""
+
+    def __init__(self, steps: Sequence[TakenStep]) -> None:
+        super().__init__(lambda: self._now.tokens, lambda: self._now.skipped)
+        seconds = statistics.median(step.seconds for step in steps)
+        self._usual = TakenStep(seconds, round(statistics.fmean(step.tokens for step in steps)))
+        self._left: Iterator[TakenStep] = iter(steps)
+        self._now = self._usual
+
+    def step(self, clock: int) -> tuple[int, Mapping[str, Any]]:
+        self._now = next(self._left, self._usual)
+        return super().step(clock)
+
+    def seconds(self) -> float:
+        """Of the step that was begun last."""
+        return self._now.seconds
 
 
-class WhatIf(SyncerDriver):
-    """One run of the recorded arrivals through an actor of another policy."""
+class _Syncer(CountingSyncer):
+    """Leaves out whose offers the guard left out in the run, merge by merge of each fragment."""
 
-    def __init__(
-        self,
-        policy: SyncPolicy,
-        total_steps: int | None,
-        entries: Sequence[Handled],
-        delays: Delays,
-        kept: Kept,
-        state: SyncerState,
-        fragments: Sequence[int],
-    ) -> None:
-        """`entries`: of the syncer's tapes in the run, which began from `state`.
+    def __init__(self, plan: ReplayPlan) -> None:
+        nothing = (0,) * len(plan.begins)
+        super().__init__(Traffic(nothing, (1,) * len(nothing), nothing))
+        self._left_out: dict[int, collections.deque[tuple[int, ...]]] = collections.defaultdict(
+            collections.deque
+        )
+        for _, content, _ in _entries(plan):
+            if isinstance(content, events.MergeFinished):
+                self._left_out[content.round.fragment].append(content.left_out)
 
-        `fragments`: of which learners tell the syncer, or the first of its shards.
-        """
-        self._fragments = fragments
-        # What is worked out here has one history.
-        self._core = SyncerCore(policy, total_steps, dataclasses.replace(state, lineages=()))
-        versions = {p: FragmentVersion(version, None) for p, version in enumerate(state.versions)}
-        self._actor = SyncerActor(self._core, self, versions)
-        self._policy = dataclasses.replace(policy, max_run_ahead=None)  # learners step as they did
-        self._delays, self._kept = delays, kept
-        self._calendar = Calendar()
-        self._learners: dict[int, _Learner] = {}  # the newest process of each
-        self._left_out = _left_out(entries)
-        self._records: list[Recorded] = []
-        self._alarm = Timer(self._calendar, lambda: self.take(events.Timeout()))
-        self._begun = entries[0].now if entries else 0.0
-        self._calendar.now = self._begun
-        for now, content, _ in entries:
-            if isinstance(
-                content, events.LearnerJoined | events.LearnerReady | events.LearnerLost | events.StepReported
-            ):
-                self._calendar.at(now, self._recorded, content)
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Any]]) -> NextVersion:
+        merges = self._left_out[fragment]
+        suspects = merges.popleft() if merges else ()
+        left_out = tuple(c.learner for c, _ in given if c.learner in suspects)
+        return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
 
-    def run(self) -> WhatIfOutcome:
-        """Lets all arrive."""
-        while not self._core.finished and self._calendar.advance():
-            pass
-        return _outcome(self._records, self._begun)
 
-    def take(self, event: events.SyncerEvent) -> None:
-        """Something has come from a learner, or it is time."""
-        self._actor.handle(event, now=self._calendar.now)
-        self._alarm.set(self._core.next_deadline())
+class _Rounds(Observer):
+    """Keeps the syncer's records."""
 
-    def offered(self, offer: events.FragmentArrived) -> None:
-        """A learner sends an offer."""
-        self._calendar.after(self._delays.offer, self._take_offer, offer)
+    def __init__(self) -> None:
+        self.records: list[Recorded] = []
 
-    def _take_offer(self, offer: events.FragmentArrived) -> None:
-        self._actor.take_offer(offer, None, self._calendar.now)
-        self._alarm.set(self._core.next_deadline())
-
-    def _recorded(self, event: events.SyncerEvent) -> None:
-        match event:
-            case events.LearnerJoined():
-                self._joined(event)
-            case events.LearnerReady():
-                self._welcome(event.learner, event.incarnation, event.step)
-                self.take(dataclasses.replace(event, versions=self._core.versions))
-            case events.StepReported(report=report):
-                known = self._member(report.learner, report.incarnation)
-                if known is not None:
-                    known.report(report, self._kept, self._core.state(), self._fragments)
-            case _:
-                self.take(event)
-
-    def _joined(self, event: events.LearnerJoined) -> None:
-        m, incarnation, known = event.learner, event.incarnation, self._learners.get(event.learner)
-        if event.versions is None:
-            self._welcome(m, incarnation, self._core.step)
-            self.take(event)
-        elif known is None or not known.core.recovered:  # the run goes on from a snapshot
-            self._learners[m] = _Learner(self, LearnerCore(m, incarnation, self._policy))
-        else:
-            core = known.core  # its syncer was killed; this one has been there all the time
-            if core.incarnation < incarnation:
-                self.take(events.LearnerLost(m, core.incarnation, "rejoined"))
-            while core.incarnation < incarnation:
-                core.handle(events.NotMember(core.incarnation), 0.0)
-            self.take(dataclasses.replace(event, versions=core.versions, lineages=core.lineages))
-
-    def _welcome(self, learner: int, incarnation: int, step: int) -> None:
-        state = self._core.state()
-        marks = watermarks_of(state, learner)
-        self._learners[learner] = _Learner(self, LearnerCore(learner, incarnation, self._policy))
-        welcome = events.Welcomed(incarnation, step, state.versions, state.merged_steps, watermarks=marks)
-        self._learners[learner].handle(welcome)
-
-    def _member(self, learner: int, incarnation: int) -> _Learner | None:
-        """The learner's process, if this is its incarnation."""
-        known = self._learners.get(learner)
-        return known if known is not None and known.core.incarnation == incarnation else None
-
-    # As the driver of its actor.
-
-    def refuse(self, event: events.SyncerEvent, error: Exception) -> actions.Drop:
-        raise error
-
-    def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:
-        match delivery.event:
-            case events.OfferAsked():
-                self._calendar.after(0.0, self._deliver, receiver, delivery.event)
-            case events.UpdateArrived():
-                self._calendar.after(self._delays.update, self._deliver, receiver, delivery.event)
-
-    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, None]]) -> None:
-        self._calendar.after(self._delays.merge, self._merged, merge)
-
-    def record(self, name: str, values: Mapping[str, Any]) -> None:
-        self._records.append(Recorded(self._calendar.now, name, values))
-
-    def _merged(self, merge: actions.Merge) -> None:
-        merges = self._left_out.get(merge.round)
-        left_out = merges.pop() if merges else ()
-        finished, made = events.MergeFinished(merge.round, left_out), NextVersion((), {}, left_out)
-        self._actor.perform(self._actor.merged(finished, merge.version, made, {}, self._calendar.now))
-        self._alarm.set(self._core.next_deadline())
-
-    def _deliver(self, receiver: tuple[int, int], event: events.FromSyncer) -> None:
-        known = self._member(*receiver)
-        if known is None:
-            return
-        if isinstance(event, events.UpdateArrived):
-            known.updates.append(event)
-        else:  # who is asked late gives what it had at its last report
-            known.handle(event)
+    def noted(self, name: str, values: Mapping[str, Any], now: float) -> None:
+        self.records.append(Recorded(now, name, values))
 
 
 def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> WhatIfOutcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
-    state = plan.first.header.state
-    of_run = delays(plan), _kept(plan), state, plan.first.header.fragments
-    return WhatIf(policy, total_steps, _entries(plan), *of_run).run()
+    header, took, rounds = plan.first.header, delays(plan), _Rounds()
+    taken: dict[int, list[TakenStep]] = collections.defaultdict(list)
+    for actor in plan.learners:
+        taken[actor.tape.header.learner] += steps_of(actor)
+    learners = {m: _Learner(steps) for m, steps in taken.items() if steps}
+    rng = random.Random(0)  # of which these links ask nothing
+    offers = LinkQuality(bandwidth=1 / took.offer if took.offer else None)
+    places = {
+        m: VirtualPlace(learner.seconds, Link(offers, rng), Link(LinkQuality(latency=took.update), rng))
+        for m, learner in learners.items()
+    }
+    fleet = Fleet(
+        policy,
+        total_steps,
+        places,
+        learners.__getitem__,
+        _Syncer(plan),
+        takes=Durations(lambda: took.merge),
+        observer=rounds,
+        shards=header.shards,
+    )
+    begun = _begun(plan)
+    for syncer in fleet.syncers:
+        syncer.crash()
+        syncer.durable = begun
+        syncer.restart()
+    first, last = _span(plan)
+    fleet.schedule(change for change in _changes(plan, first) if change.learner in learners)
+    ended = any(isinstance(a, actions.Finish) for entry in _entries(plan) for a in entry.decided)
+    until = (last - first) * (_LONGEST if ended else 1.0)
+    fleet.run(stop=lambda: fleet.calendar.now > until)
+    return _outcome(rounds.records, 0.0)
+
+
+def _begun(plan: ReplayPlan) -> SyncerState:
+    """What the run began with, each fragment as the first process had it; no learner has taken part."""
+    states: dict[int, SyncerState] = {}
+    for header in (actor.tape.header for actor in plan.syncers):
+        states = dict.fromkeys(header.fragments, header.state) | states
+    each = [(states[p].versions[p], states[p].merged_steps[p]) for p in sorted(states)]
+    return SyncerState(*map(tuple, zip(*each, strict=True)))
+
+
+def _span(plan: ReplayPlan) -> tuple[float, float]:
+    """Unix seconds of the first entry and of the last one."""
+    walls = [
+        actor.tape.wall(entry.now)
+        for actor in plan.actors
+        for entry in actor.handled
+        if entry.now is not None
+    ]
+    return min(walls, default=0.0), max(walls, default=0.0)
+
+
+def _changes(plan: ReplayPlan, first: float) -> Iterator[Change]:
+    """When processes of learners took their first steps, and when they were lost or left, since `first`."""
+    merged = [
+        actor.tape.wall(entry.now)
+        for actor in plan.syncers
+        for entry in actor.handled
+        if isinstance(entry.content, events.MergeFinished)
+    ]
+    newest = {actor.tape.header.learner: actor for actor in plan.learners}
+    for actor in plan.learners:
+        begun = [e.now for e in actor.handled if isinstance(e.content, events.StepStarted)]
+        if not begun:
+            continue
+        learner, ended = actor.tape.header.learner, max(e.now for e in actor.handled if e.now is not None)
+        yield Change(actor.tape.wall(begun[0]) - first, learner, "join")
+        # One that was there to the last merge may have more to do here.
+        if newest[learner] is not actor or actor.tape.wall(ended) < max(merged, default=0.0):
+            yield Change(actor.tape.wall(ended) - first, learner, "leave" if actor.tape.ended else "fail")
 
 
 def recorded(plan: ReplayPlan) -> WhatIfOutcome:

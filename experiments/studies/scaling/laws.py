@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -24,100 +24,92 @@ _INDEPENDENT = 1e-3  # least eigenvalue of the correlations between the logarith
 _TOLERANCES = {"xtol": 1e-12, "ftol": 1e-12, "gtol": 1e-12}
 
 Array = np.ndarray
-LogValue = Callable[[Array, Array, Array, Array], Array]
-Starts = Callable[[float, float, float], Iterable[Sequence[float]]]
 Interval = tuple[float, float]
+_FALLS = (-0.05, -0.3, -0.8)  # exponents of N and D to begin with
+_SHARES = (0.2, 0.5, 0.8)  # of the loss that does not fall
+_FLOOR = ("1",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A functional form.
+    """A sum of products of powers, times powers of M.
 
     Attributes:
       formula: as a reader writes it.
       parameters: their names, in the order of theta.
       distinct: of "N", "D" and "M" those that it has, with the number of values of each that it takes to
         determine its parameters.
-      log_value: `(theta, n, d, m)` to log L, where n, d, m are the logarithms of N, D, M, arrays alike.
-      starts: from the means of n, d and log L to values of theta that a fit may begin from.
-      levels: names of those parameters of which theta has the logarithm.
+      terms: of the sum, each by what its logarithm is linear in: "1", whose parameter is a level, and n, d, m
+        (the logarithms of N, D, M) or the product nm.
+      factor: the same of what the sum is multiplied by.
     """
 
     formula: str
     parameters: tuple[str, ...]
     distinct: Mapping[str, int]
-    log_value: LogValue
-    starts: Starts
-    levels: tuple[str, ...] = ("A",)
+    terms: tuple[tuple[str, ...], ...]
+    factor: tuple[str, ...] = ()
 
+    @property
+    def levels(self) -> list[str]:
+        """The parameters of which theta has the logarithm."""
+        features = [name for term in self.terms for name in term]
+        return [name for name, feature in zip(self.parameters, features, strict=False) if feature == "1"]
 
-_FALLS = (-0.05, -0.3, -0.8)  # exponents of N and D to begin with
-_SHARES = (0.2, 0.5, 0.8)  # of the loss that does not fall
+    def log_value(self, theta: Sequence[float], n: Array, d: Array, m: Array) -> Array:
+        """log L, where n, d, m are arrays alike."""
+        known, left = {"1": np.ones_like(n), "n": n, "d": d, "m": m, "nm": n * m}, iter(theta)
+        logs = [sum(next(left) * known[name] for name in term) for term in self.terms]
+        return np.logaddexp.reduce(logs) + sum(next(left) * known[name] for name in self.factor)
 
-
-def _with_floor(n: float, d: float, log_loss: float) -> Iterable[Sequence[float]]:
-    for share, alpha in itertools.product(_SHARES, _FALLS):
-        yield math.log1p(-share) + log_loss - alpha * n, alpha, 0.0, math.log(share) + log_loss
-
-
-def _sum(n: float, d: float, log_loss: float) -> Iterable[Sequence[float]]:
-    for share, alpha, gamma in itertools.product(_SHARES, _FALLS, _FALLS):
-        half = math.log((1 - share) / 2) + log_loss
-        yield half - alpha * n, alpha, half - gamma * d, gamma, math.log(share) + log_loss, 0.0
-
-
-def _log_sum(t: Array, n: Array, d: Array, m: Array) -> Array:
-    falling = np.logaddexp(t[0] + t[1] * n, t[2] + t[3] * d)
-    return np.logaddexp(falling, t[4]) + t[5] * m
+    def starts(self, n: float, d: float, log_loss: float) -> Iterator[list[float]]:
+        """Values of theta that a fit may begin from, where n, d and log_loss are means."""
+        falling = [term for term in self.terms if term != _FLOOR]
+        exponents = [name for term in falling for name in term if name in ("n", "d")]
+        floor = len(falling) < len(self.terms)
+        for share in _SHARES if floor else (0.0,):
+            for falls in itertools.product(_FALLS if floor else (-0.1,), repeat=len(exponents)):
+                left, theta = iter(falls), []
+                for term in self.terms:
+                    slopes = [next(left) if name in ("n", "d") else 0.0 for name in term[1:]]
+                    part = share if term == _FLOOR else (1 - share) / len(falling)
+                    fallen = sum(
+                        s * {"n": n, "d": d}.get(x, 0.0) for s, x in zip(slopes, term[1:], strict=True)
+                    )
+                    theta += [math.log(part) + log_loss - fallen, *slopes]
+                yield [*theta, *(0.0 for _ in self.factor)]
 
 
 LAWS: dict[str, Law] = {
-    "power": Law(
-        "A N^alpha M^beta",
-        ("A", "alpha", "beta"),
-        {"N": 2, "M": 2},
-        lambda t, n, d, m: t[0] + t[1] * n + t[2] * m,
-        lambda n, d, log_loss: [(log_loss + 0.1 * n, -0.1, 0.0)],
-    ),
+    "power": Law("A N^alpha M^beta", ("A", "alpha", "beta"), {"N": 2, "M": 2}, (("1", "n", "m"),)),
     "floor": Law(
         "A N^alpha M^beta + E",
         ("A", "alpha", "beta", "E"),
         {"N": 3, "M": 2},
-        lambda t, n, d, m: np.logaddexp(t[0] + t[1] * n + t[2] * m, t[3]),
-        _with_floor,
-        ("A", "E"),
+        (("1", "n", "m"), _FLOOR),
     ),
     "exponent": Law(
         "A N^(alpha + beta log M) + E",
         ("A", "alpha", "beta", "E"),
         {"N": 3, "M": 2},
-        lambda t, n, d, m: np.logaddexp(t[0] + (t[1] + t[2] * m) * n, t[3]),
-        _with_floor,
-        ("A", "E"),
+        (("1", "n", "nm"), _FLOOR),
     ),
     "tokens": Law(
         "A N^alpha D^gamma M^beta",
         ("A", "alpha", "gamma", "beta"),
         {"N": 2, "D": 2, "M": 2},
-        lambda t, n, d, m: t[0] + t[1] * n + t[2] * d + t[3] * m,
-        lambda n, d, log_loss: [(log_loss + 0.1 * n + 0.1 * d, -0.1, -0.1, 0.0)],
+        (("1", "n", "d", "m"),),
     ),
     "sum": Law(
         "(A N^alpha + B D^gamma + E) M^beta",
         ("A", "alpha", "B", "gamma", "E", "beta"),
         {"N": 3, "D": 3, "M": 2},
-        _log_sum,
-        _sum,
-        ("A", "B", "E"),
+        (("1", "n"), ("1", "d"), _FLOOR),
+        ("m",),
     ),
 }
-SINGLE = Law(  # at one M, or of data-parallel training
-    "A N^alpha",
-    ("A", "alpha"),
-    {"N": 2},
-    lambda t, n, d, m: t[0] + t[1] * n,
-    lambda n, d, log_loss: [(log_loss + 0.1 * n, -0.1)],
-)
+SINGLE = Law("A N^alpha", ("A", "alpha"), {"N": 2}, (("1", "n"),))  # at one M, or of data-parallel training
+BY_LEARNERS = Law("A M^beta", ("A", "beta"), {"M": 2}, (("1", "m"),))  # at one N
 
 
 @dataclasses.dataclass(frozen=True)

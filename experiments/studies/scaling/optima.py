@@ -11,16 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from experiments.studies.scaling.laws import LAWS, SINGLE, Fit, Interval, Law, fit, percentiles
+from experiments.studies.scaling.laws import BY_LEARNERS, LAWS, SINGLE, Fit, Interval, fit, percentiles
 from experiments.studies.scaling.measurements import HYPERPARAMETERS, PLACE, ScalingError, means, redrawn
 
-BY_LEARNERS = Law(
-    "A M^beta",
-    ("A", "beta"),
-    {"M": 2},
-    lambda t, n, d, m: t[0] + t[1] * m,
-    lambda n, d, log_value: [(log_value, 0.0)],
-)
 _REACH = 2  # values of the grid on each side of the best that a parabola goes through
 
 

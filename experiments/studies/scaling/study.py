@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.cli.tables import markdown
-from experiments.studies.results import learners_name, or_none, over_baseline, plus_minus, table
+from experiments.studies.results import learners_name, or_none, over_baseline, plus_minus
 from experiments.studies.scaling import laws, measurements, optima
 from experiments.studies.scaling.measurements import HYPERPARAMETERS, SIZE, ScalingError
 
@@ -20,7 +20,7 @@ _PARAMETERS = "parameters, 95% interval over seeds"
 def study(
     losses: Sequence[Mapping[str, Any]], swept: Sequence[Mapping[str, Any]], seed: int, draws: int
 ) -> dict[str, Any]:
-    """Everything that scaling.json says, ready for JSON.
+    """Everything that scaling.json says; what the runs do not determine has a `problem`.
 
     Laws of the loss are fitted to `losses`, rows of a sweep, at its best hyperparameters, those of the best
     hyperparameters to `swept`, or if that is empty to the same; `seed` and `draws` are of the bootstrap.
@@ -30,25 +30,59 @@ def study(
     """
     reported, without_loss = measurements.read_rows(losses)
     choosing, also_without = measurements.read_rows(swept) if swept else (reported, 0)
-    best = measurements.best(reported)
+    best, rng = measurements.best(reported), lambda: np.random.default_rng(seed)
     rows = loss_rows(best)
     return {
         "without_loss": without_loss + also_without,
-        "laws": fit_laws(best, seed, draws),
+        "laws": fit_laws(best, rng, draws),
         "losses": rows,
-        "gap_trend": fit_gap_trend(rows),
-        "hyperparameters": fit_hyperparameters(choosing, seed, draws),
+        "gap_trend": _determined({"name": "gap"}, lambda: gap_trend(rows)),
+        "hyperparameters": fit_hyperparameters(choosing, rng, draws),
     }
 
 
-def fit_laws(losses: pd.DataFrame, seed: int, draws: int) -> list[dict[str, Any]]:
+def _determined(entry: Entry, figures: Callable[[], Entry]) -> dict[str, Any]:
+    """The entry with these figures, or with the `problem` why the runs do not determine them."""
+    try:
+        return {**entry, "problem": None, **figures()}
+    except ScalingError as error:
+        return {**entry, "problem": str(error)}
+
+
+def _or_none(figure: Callable[[], Any]) -> Any:
+    """What a figure is, or None where the runs do not determine it."""
+    try:
+        return figure()
+    except ScalingError:
+        return None
+
+
+def fit_laws(
+    losses: pd.DataFrame, rng: Callable[[], np.random.Generator], draws: int
+) -> list[dict[str, Any]]:
     """Every law of the losses, of the decoupled runs together and of each number of learners alone."""
     decoupled, along = losses[losses.learners > 0], measurements.with_most_tokens(losses)
     most = measurements.with_most_tokens(decoupled)
     cases = [(name, law, decoupled if "D" in law.distinct else most) for name, law in laws.LAWS.items()]
     for learners, alone in along.groupby("learners"):
         cases.append((f"M={learners} alone" if learners else "data-parallel", laws.SINGLE, alone))
-    return [_fit_law(name, law, own, seed, draws) for name, law, own in cases]
+
+    def figures(law: laws.Law, own: pd.DataFrame) -> Entry:
+        fitted = laws.fit(law, own)
+        return {
+            "parameters": fitted.parameters,
+            "theta": list(fitted.theta),
+            "residual": fitted.residual,
+            "intervals": _or_none(lambda: laws.intervals(law, own, rng(), draws)),
+            "held_out": _or_none(lambda: laws.hold_out_largest(law, own)),
+        }
+
+    found = []
+    for name, law, own in cases:
+        learners = sorted(own.learners.unique().tolist())
+        entry = {"name": name, "formula": law.formula, "learners": learners}
+        found.append(_determined(entry, lambda law=law, own=own: figures(law, own)))
+    return found
 
 
 def loss_rows(losses: pd.DataFrame) -> list[dict[str, Any]]:
@@ -61,14 +95,6 @@ def loss_rows(losses: pd.DataFrame) -> list[dict[str, Any]]:
     return [{name: or_none(x) for name, x in row.items()} for row in found.to_dict("records")]
 
 
-def fit_gap_trend(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How the gap in `loss_rows` goes with parameters and tokens, or why the runs do not determine it."""
-    try:
-        return {"name": "gap", "problem": None, **gap_trend(rows)}
-    except ScalingError as error:
-        return {"name": "gap", "problem": str(error)}
-
-
 def gap_trend(losses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The slopes of the gap in `loss_rows` by log N and by log D, each `(slope, standard error)`.
 
@@ -78,133 +104,123 @@ def gap_trend(losses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
       ScalingError: there are no gaps, or with one (N, D) less they do not tell log N from log D.
     """
-    rows = [row for row in losses if row["gap"] is not None and row["learners"] > 1]
-    if not rows:
+    rows = pd.DataFrame(losses, columns=[*SIZE, "gap"]).astype(float).dropna()
+    rows = rows[rows.learners > 1]
+    if rows.empty:
         raise ScalingError("needs runs with several learners, and of data-parallel beside them")
-    slopes = _slopes(rows)
-    places = sorted({(row["params"], row["tokens"]) for row in rows})
-    left = [_slopes([row for row in rows if (row["params"], row["tokens"]) != place]) for place in places]
-    errors = np.sqrt((len(places) - 1) * np.var(left, axis=0))
-    by_params, by_tokens = np.stack([slopes, errors], axis=1).tolist()
-    return {"learners": sorted({row["learners"] for row in rows}), "params": by_params, "tokens": by_tokens}
+    place = rows.groupby(["params", "tokens"]).ngroup()
+    left = [_slopes(rows[place != one]) for one in place.unique()]
+    errors = np.sqrt((len(left) - 1) * np.var(left, axis=0))
+    by_params, by_tokens = np.stack([_slopes(rows), errors], axis=1).tolist()
+    learners = sorted(rows.learners.astype(int).unique().tolist())
+    return {"learners": learners, "params": by_params, "tokens": by_tokens}
 
 
-def fit_hyperparameters(losses: pd.DataFrame, seed: int, draws: int) -> list[dict[str, Any]]:
-    """The best values of each hyperparameter that was swept, and their laws; data-parallel has its own."""
-    found = []
-    for name in HYPERPARAMETERS:
-        best = optima.find(losses, name)
-        for baseline in (False, True):
-            own = best[(best.learners == 0) == baseline]
-            if len(own):
-                entry = {"data_parallel": baseline, "at_edge": int(own.value.isna().sum())}
-                values = own.dropna(subset="value")
-                found.append({**entry, **_fit_best(losses, name, values, seed, draws)})
-    return found
-
-
-def _fit_law(name: str, law: laws.Law, losses: pd.DataFrame, seed: int, draws: int) -> dict[str, Any]:
-    learners = sorted(losses.learners.unique().tolist())
-    entry = {"name": name, "formula": law.formula, "learners": learners}
-    try:
-        fitted = laws.fit(law, losses)
-    except ScalingError as error:
-        return {**entry, "problem": str(error)}
-    return {
-        **entry,
-        "problem": None,
-        "parameters": fitted.parameters,
-        "theta": list(fitted.theta),
-        "residual": fitted.residual,
-        "intervals": _or_none(lambda: laws.intervals(law, losses, np.random.default_rng(seed), draws)),
-        "held_out": _or_none(lambda: laws.hold_out_largest(law, losses)),
-    }
-
-
-def _fit_best(losses: pd.DataFrame, name: str, values: pd.DataFrame, seed: int, draws: int) -> dict[str, Any]:
-    kept = values.sort_values(["params", "learners"])[[*SIZE, "value"]]
-    entry = {"name": name, "title": HYPERPARAMETERS[name], "values": kept.to_dict("records")}
-    try:
-        fitted = optima.fit_optima(values)
-    except ScalingError as error:
-        return {**entry, "problem": str(error)}
-    return {
-        **entry,
-        "problem": None,
-        "formula": fitted.law.formula,
-        "parameters": fitted.parameters,
-        "residual": fitted.residual,
-        "intervals": _or_none(
-            lambda: optima.intervals(losses, name, values, np.random.default_rng(seed), draws)
-        ),
-    }
-
-
-def _or_none(figure: Callable[[], Any]) -> Any:
-    """What a figure is, or None where the runs do not determine it."""
-    try:
-        return figure()
-    except ScalingError:
-        return None
-
-
-def _slopes(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    learners = sorted({row["learners"] for row in rows})
-    constants = [[float(row["learners"] == m) for m in learners] for row in rows]
-    logs = [[np.log(row["params"]), np.log(row["tokens"])] for row in rows]
-    matrix = np.hstack([np.array(logs) - np.mean(logs, axis=0), constants])
+def _slopes(rows: pd.DataFrame) -> np.ndarray:
+    logs, constants = np.log(rows[["params", "tokens"]]), pd.get_dummies(rows.learners, dtype=float)
+    matrix = np.hstack([logs - logs.mean(), constants])
     # Tokens are whole batches: what follows from N does so to a few parts in a thousand.
-    if np.linalg.matrix_rank(matrix, tol=0.1) < 2 + len(learners):
+    if np.linalg.matrix_rank(matrix, tol=0.1) < matrix.shape[1]:
         raise ScalingError("needs more sizes, and tokens that do not follow from them")
-    return np.linalg.lstsq(matrix, np.array([row["gap"] for row in rows]), rcond=None)[0][:2]
+    return np.linalg.lstsq(matrix, rows.gap.to_numpy(), rcond=None)[0][:2]
+
+
+def fit_hyperparameters(
+    losses: pd.DataFrame, rng: Callable[[], np.random.Generator], draws: int
+) -> list[dict[str, Any]]:
+    """The best values of each hyperparameter that was swept, and their laws; data-parallel has its own."""
+
+    def figures(name: str, values: pd.DataFrame) -> Entry:
+        fitted = optima.fit_optima(values)
+        return {
+            "formula": fitted.law.formula,
+            "parameters": fitted.parameters,
+            "residual": fitted.residual,
+            "intervals": _or_none(lambda: optima.intervals(losses, name, values, rng(), draws)),
+        }
+
+    found = []
+    for name, title in HYPERPARAMETERS.items():
+        best = optima.find(losses, name)
+        for baseline, own in best.groupby(best.learners == 0):
+            values = own.dropna(subset="value").sort_values(["params", "learners"])
+            entry = {
+                "name": name,
+                "title": title,
+                "data_parallel": bool(baseline),
+                "at_edge": len(own) - len(values),
+                "values": values[[*SIZE, "value"]].to_dict("records"),
+            }
+            found.append(_determined(entry, lambda name=name, values=values: figures(name, values)))
+    return found
 
 
 def report(found: Mapping[str, Any]) -> str:
     """The tables, as Markdown."""
-    laws, trend, best = found["laws"], found["gap_trend"], found["hyperparameters"]
+    fitted, trend, best = found["laws"], found["gap_trend"], found["hyperparameters"]
+    known = [law for law in fitted if not law["problem"]]
     parts = [
         "## Loss",
-        _laws_table(laws),
-        *_problems(laws),
-        _losses_table(found["losses"]),
-        _gap_trend(trend),
+        _table(
+            ["law", "loss", _PARAMETERS, "mean error", "error at the largest size, not seen"],
+            [
+                [x["name"], x["formula"], _parameters(x), f"{x['residual']:.2%}", _held_out(x["held_out"])]
+                for x in known
+            ],
+        ),
+        *_problems(fitted),
+        _losses_table(pd.DataFrame(found["losses"])),
+        "" if trend["problem"] else _gap_trend(trend),
         *_problems([trend]),
     ]
     if best:
-        parts += ["## Best hyperparameters", _best_table(best), _best_laws_table(best), *_problems(best)]
+        values = [
+            [x["title"], f"{at['params']:,}", learners_name(at["learners"]), f"{at['value']:.4g}"]
+            for x in best
+            for at in x["values"]
+        ]
+        of_laws = [
+            [
+                _name(x),
+                x["formula"],
+                _parameters(x),
+                f"{100 * x['residual']:.0f}%",
+                f"{x['at_edge']} of {x['at_edge'] + len(x['values'])}",
+            ]
+            for x in best
+            if not x["problem"]
+        ]
+        head = ["best", "law", _PARAMETERS, "mean error", "left out at the grid's edge"]
+        parts += ["## Best hyperparameters", _table(["", "parameters", "", "best"], values)]
+        parts += [_table(head, of_laws), *_problems(best)]
     if found["without_loss"]:
         parts.append(f"{found['without_loss']} runs had no loss and are left out.")
     return "\n\n".join(filter(None, parts))
 
 
-def _laws_table(laws: Sequence[Entry]) -> str:
-    rows = []
-    for law in laws:
-        if not law["problem"]:
-            held = law["held_out"]
-            error = f"{held['error']:.2%} at N={held['params']:,}" if held else "-"
-            rows.append([law["name"], law["formula"], _parameters(law), f"{law['residual']:.2%}", error])
-    return table(["law", "loss", _PARAMETERS, "mean error", "error at the largest size, not seen"], rows)
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return markdown(names, rows) if rows else ""
 
 
-def _losses_table(losses: Sequence[Entry]) -> str:
+def _held_out(held: Mapping[str, Any] | None) -> str:
+    return f"{held['error']:.2%} at N={held['params']:,}" if held else "-"
+
+
+def _losses_table(losses: pd.DataFrame) -> str:
     """The mean losses, a column for each number of learners."""
-    texts = {(row["params"], row["tokens"], row["learners"]): _loss(row) for row in losses}
-    columns = sorted({learners for _, _, learners in texts})
-    places = sorted({(n, d) for n, d, _ in texts})
-    cells = [[f"{n:,}", f"{d:,}", *(texts.get((n, d, m), "-") for m in columns)] for n, d in places]
-    return markdown(["parameters", "tokens", *map(learners_name, columns)], cells)
-
-
-def _loss(row: Entry) -> str:
-    text = plus_minus(row["loss"], row["spread"], ".4f")
-    return text if row["gap"] is None else f"{text} ({100 * row['gap']:+.1f}%)"
+    texts = [plus_minus(row.loss, row.spread, ".4f") for row in losses.itertuples()]
+    gaps = losses.gap.astype(float).map(lambda gap: "" if np.isnan(gap) else f" ({100 * gap:+.1f}%)")
+    cells = losses.assign(text=texts + gaps).pivot(
+        index=["params", "tokens"], columns="learners", values="text"
+    )
+    rows = [
+        [f"{n:,}", f"{d:,}", *row] for (n, d), row in zip(cells.index, cells.fillna("-").values, strict=True)
+    ]
+    return markdown(["parameters", "tokens", *map(learners_name, cells)], rows)
 
 
 def _gap_trend(trend: Entry) -> str:
     """How the gap goes with N and D, in points of percent."""
-    if trend["problem"]:
-        return ""
     slopes = (trend["params"], trend["tokens"])
     by_n, by_d = (f"{100 * slope:+.2f} ± {100 * error:.2f}" for slope, error in slopes)
     which = ", ".join(map(str, trend["learners"]))
@@ -212,30 +228,6 @@ def _gap_trend(trend: Entry) -> str:
         f"The gap of M = {which} goes by {by_n} points for each factor e of parameters, at equal tokens, and "
         f"by {by_d} for each of tokens (standard errors of a jackknife over sizes and lengths)."
     )
-
-
-def _best_table(entries: Sequence[Entry]) -> str:
-    rows = [
-        [entry["title"], f"{best['params']:,}", learners_name(best["learners"]), f"{best['value']:.4g}"]
-        for entry in entries
-        for best in entry["values"]
-    ]
-    return table(["", "parameters", "", "best"], rows)
-
-
-def _best_laws_table(entries: Sequence[Entry]) -> str:
-    rows = [
-        [
-            _name(entry),
-            entry["formula"],
-            _parameters(entry),
-            f"{100 * entry['residual']:.0f}%",
-            f"{entry['at_edge']} of {entry['at_edge'] + len(entry['values'])}",
-        ]
-        for entry in entries
-        if not entry["problem"]
-    ]
-    return table(["best", "law", _PARAMETERS, "mean error", "left out at the grid's edge"], rows)
 
 
 def _problems(entries: Sequence[Entry]) -> list[str]:
@@ -249,9 +241,6 @@ def _name(entry: Entry) -> str:
 def _parameters(entry: Entry) -> str:
     texts = []
     for name, value in entry["parameters"].items():
-        text = f"{name} = {value:.4g}"
-        if entry["intervals"]:
-            low, high = entry["intervals"][name]
-            text += f" ({low:.4g} to {high:.4g})"
-        texts.append(text)
+        low, high = (entry["intervals"] or {}).get(name, (None, None))
+        texts.append(f"{name} = {value:.4g}" + (f" ({low:.4g} to {high:.4g})" if low is not None else ""))
     return ", ".join(texts)

@@ -20,7 +20,7 @@ from ddiloco.virtual.array_ports import VirtualCheckpoint
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
-TAKEN = "the number of a learner that still speaks"
+TAKEN = "the number of a live learner"
 
 
 class _Standing(enum.Enum):
@@ -243,9 +243,9 @@ class Invariants:
         joins = (event.learner, event.incarnation) if isinstance(event, events.LearnerJoined) else None
         for member in core.state().incarnations:
             if member != joins:
-                self._hear(*member)
+                self._record_incarnation(*member)
 
-    def _hear(self, learner: int, incarnation: int) -> None:
+    def _record_incarnation(self, learner: int, incarnation: int) -> None:
         self._newest[learner] = max(incarnation, self._newest.get(learner, -1))
         key = self.shard, learner
         self._learners.largest[key] = max(incarnation, self._learners.largest.get(key, -1))
@@ -260,7 +260,7 @@ class Invariants:
                 if incarnation > newest:
                     process.standing[learner, newest] = _Standing.GONE
                     process.standing[learner, incarnation] = _Standing.JOINING
-                    self._hear(learner, incarnation)
+                    self._record_incarnation(learner, incarnation)
             case events.LearnerLost(learner=learner, incarnation=incarnation):
                 process.standing[learner, incarnation] = _Standing.GONE
             case events.StepReported(report=report) if 0 <= report.step <= (self.total_steps or math.inf):
@@ -323,7 +323,7 @@ class Invariants:
                     self._check_message(member, action.to(member[0]))
             case actions.Merge():
                 self._check_merge(action)
-                self._check_patience(action.round, now)
+                self._check_awaited(action.round, now)
                 by = event.report.learner if isinstance(event, events.StepReported) else None
                 for c in action.contributions:
                     if c.learner != by:  # else this very report may say that it has gone so far
@@ -331,7 +331,7 @@ class Invariants:
             case actions.Finish():
                 self._check_finish()
 
-    def _check_patience(self, which: RoundId, now: float) -> None:
+    def _check_awaited(self, which: RoundId, now: float) -> None:
         """By the core's own word: whom it expected, and until when, depends on all that it measured."""
         for r in self._syncer.core.rounds:
             owing = r.owed.keys() - r.arrived.keys()  # of one who gave and is asked again there is an offer
@@ -347,8 +347,8 @@ class Invariants:
                 made = all(self._was_made(*version) for version in known)
                 require(made and step == max(merged_steps), "a welcome tells what is committed", message)
                 marks = message.watermarks or (NOTHING_MERGED,) * len(versions)
-                told = zip(message.fragments or range(len(versions)), versions, marks, strict=True)
-                for p, version, mark in told:
+                fragments = zip(message.fragments or range(len(versions)), versions, marks, strict=True)
+                for p, version, mark in fragments:
                     self._check_watermark(member[0], p, version, mark)
             case events.NotMember(incarnation):
                 self._syncer.dismissed.add((member[0], incarnation))
@@ -366,11 +366,11 @@ class Invariants:
                 self._check_watermark(member[0], p, version, message.watermark)
                 require(self._stands(member, _Standing.PRESENT), "members alone are spoken to", member)
 
-    def _check_watermark(self, learner: int, p: int, version: int, told: Watermark) -> None:
+    def _check_watermark(self, learner: int, p: int, version: int, claimed: Watermark) -> None:
         if version == self.committed.versions[p]:
             truly = self.committed.watermarks[p].get(learner, NOTHING_MERGED)
             claim = "a learner is told how far its work is in a version"
-            require(told == truly, claim, learner, p, version, told, truly)
+            require(claimed == truly, claim, learner, p, version, claimed, truly)
 
     def _check_due(self, which: RoundId) -> None:
         require(which.fragment in self._schedule.due(which.step), "a round is one of the schedule", which)
@@ -388,7 +388,7 @@ class Invariants:
             require(asked.clock == which.step, "where all are needed, all give the round's step", asked)
         self._syncer.asked[which, member] += 1
 
-    def _check_come(self, which: RoundId, given: set[int]) -> None:
+    def _check_quorum(self, which: RoundId, given: set[int]) -> None:
         """Whether learners enough for a quorum have come to the round's step; one that died had given."""
         live = set(self._syncer.core.live)
         reports = {m: self._syncer.reports.get((m, self._newest[m])) for m in live}
@@ -424,7 +424,7 @@ class Invariants:
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )
         if given:  # else who has come since is not asked for anything
-            self._check_come(which, learners)
+            self._check_quorum(which, learners)
         self._syncer.merging[which] = merge
         most = max(1, self.policy.overlap)
         require(len(self._syncer.merging) <= most, f"at most {most} rounds are in flight", merge)

@@ -170,8 +170,8 @@ class ProcessLedger:
             case events.StepStarted():
                 require(rose == 1, "a step is one on the clock", before, core.clock)
             case events.Welcomed():
-                told = not rose or core.clock == event.step or len(core.incarnations) > 1
-                require(told, "a clock is set to the step that is told", event, core.clock)
+                as_welcomed = not rose or core.clock == event.step or len(core.incarnations) > 1
+                require(as_welcomed, "a clock is set to the step that is told", event, core.clock)
             case events.UpdateArrived(step=step) if rose and not self._ends_now(core):
                 far = rose > core.policy.band and core.clock == step
                 require(far, "an update sets a clock only if that is far behind", before, core.clock)

@@ -91,15 +91,15 @@ class RandomSchedule(Observer):
         if self.plan.window is not None and self.checked:
             self._check_shares(self.plan.window)
 
-    def told(self) -> list[str]:
+    def history(self) -> list[str]:
         """The plan and the last events, as lines to read."""
         plan = self.plan
         faults = [f"{at:10.3f}  {name} of {learner}" for at, name, learner in plan.faults]
         about = dataclasses.replace(plan, faults=())
         lines = [str(about), *faults, f"{plan.storm:10.3f}  calm", ""]
         for now, who, event, out in self._last:
-            lines.append(f"{now:10.3f}  {who}: {_say(event)}")
-            lines += [f"{'':14}-> {_say(action)}" for action in out]
+            lines.append(f"{now:10.3f}  {who}: {_described(event)}")
+            lines += [f"{'':14}-> {_described(action)}" for action in out]
         return lines
 
     # As an Observer.
@@ -143,7 +143,7 @@ class RandomSchedule(Observer):
             require(kept, "arrays are kept of offers that may be merged", syncer.offers, needed)
             self.commit_times.append(now)
             self.shares.merged(merge, left_out, now)
-            self._check_pace(now)
+            self._check_time_between_merges(now)
             if self.plan.snapshots:
                 kept = self._images.setdefault(merge.round.fragment, [])
                 kept.append((syncer.durable, self.invariants[shard].image()))
@@ -249,19 +249,19 @@ class RandomSchedule(Observer):
             claim = f"of any {window} steps of a learner {LEAST_SHARE:.0%} are merged"
             require(min(shares, default=1.0) >= LEAST_SHARE, claim, learner, shares)
 
-    def _check_pace(self, now: float) -> None:
+    def _check_time_between_merges(self, now: float) -> None:
         """Timeouts and the schedule bound the time between merges; the slowest learners too where K > 1."""
         policy = self.plan.policy
         if policy.quorum not in (1, None) or self._calm_at is None or len(self.commit_times) < 2:
             return
         since = max(self._calm_at, self.commit_times[-2])
         weather = self.plan.weather
-        aftermath = LONGEST + RETURN  # a fault may begin just before the calm
+        settling = LONGEST + RETURN  # a fault may begin just before the calm
         timeouts = policy.silence_timeout + 2 * (policy.offer_timeout + policy.resend_timeout)
         slowest = max(rules.longest_welcome for rules in self.invariants)
         timeouts += ALLOWANCE * slowest  # by which offers are waited for, too
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
-        bound = aftermath + timeouts + turn
+        bound = settling + timeouts + turn
         require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")
 
 
@@ -296,10 +296,10 @@ def schedule_of(seed: int, fair: bool = False, checked: bool = True) -> RandomSc
     return RandomSchedule((draw_fair if fair else draw_plan)(seed), checked)
 
 
-def _say(of: Any) -> str:
+def _described(of: Any) -> str:
     match of:
         case actions.TellSyncer(event):
-            return f"Tell {_say(event)}"
+            return f"Tell {_described(event)}"
         case events.StepReported(report):
             counters = " ".join(f"v{c.version}+{c.steps}" for c in report.counters)
             return f"StepReported {report.learner}#{report.incarnation} step {report.step}: {counters}"

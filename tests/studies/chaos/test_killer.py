@@ -48,16 +48,6 @@ def desk(tmp_path):
     made.journal.close()
 
 
-def test_an_agenda_has_every_fault_and_its_end_in_the_order_of_time():
-    assert agenda(PLAN) == [
-        KillerAction(1.0, "hang", "learner 0", 0),
-        KillerAction(2.0, "kill", "learner 1", 1),
-        KillerAction(3.0, "partition", "learner 0", 2),
-        KillerAction(3.5, "heal", "learner 0", 2),
-        KillerAction(4.0, "resume", "learner 0", 0),
-    ]
-
-
 def test_a_plan_is_carried_out(desk):
     for deed in agenda(PLAN):
         desk.killer.do(deed)
@@ -98,8 +88,3 @@ def test_a_killer_that_is_stopped_undoes_what_it_did(desk):
     desk.killer.run([PlannedFault(1000.0, "learner 1", "kill")], stop)
     assert desk.sent == [(100, signal.SIGSTOP), (100, signal.SIGCONT)]
     assert desk.cut == [("learner 1", True), ("learner 1", False)]
-
-
-def test_a_killer_ends_with_its_plan(desk):
-    desk.killer.run([PlannedFault(0.0, "learner 1", "kill")], threading.Event())
-    assert desk.sent == [(101, signal.SIGKILL)]

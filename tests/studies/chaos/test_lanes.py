@@ -7,15 +7,13 @@ import pytest
 from experiments.studies.chaos import checks_after
 from experiments.studies.chaos.lanes import (
     StateSpan,
-    clock_rate,
     gaps_of,
     lane,
-    median_step,
     recoveries,
     survivor_gaps,
     timelines,
 )
-from experiments.studies.chaos.run_files import Blow, Life, read_trace
+from experiments.studies.chaos.run_files import Blow, read_trace
 from experiments.studies.figures import draw_lanes
 
 T0 = 1_000_000.0
@@ -77,15 +75,6 @@ def told(spans):
     return [(span.state, span.start - T0, span.end - T0) for span in spans]
 
 
-def test_a_learner_that_nothing_befalls_starts_and_steps(made):
-    trace = made.trace()
-    assert told(lane(trace, "learner 0")) == [("recovering", 0.0, 1.0), ("stepping", 1.0, 60.0)]
-    assert median_step(trace, "learner 0") == 0.5
-    assert clock_rate(trace) == 1.0
-    assert recoveries(trace) == survivor_gaps(trace) == []
-    assert timelines(trace).goodput(T0 + 60) == timelines(trace).uptime(T0 + 60) == 1.0
-
-
 def test_a_killed_learner_is_dead_then_recovers_then_steps(made):
     made.restart("learner 0", 20.0, 22.0)
     made.no_step(0, 20.0, 30.0)
@@ -107,20 +96,6 @@ def test_a_killed_learner_is_dead_then_recovers_then_steps(made):
     assert lines.uptime(T0 + 60) == 1.0
 
 
-def test_uptime_is_lost_while_nobody_steps(made):
-    for m in (0, 1):
-        made.restart(f"learner {m}", 20.0, 21.0)
-        made.no_step(m, 20.0, 25.0)
-    assert timelines(made.trace()).uptime(T0 + 60) == pytest.approx(54 / 59)
-
-
-def test_a_death_is_at_its_kill_not_where_it_was_found(made):
-    made.restart("learner 0", 20.0, 22.0)
-    (first, second) = made.trace().of("learner 0")
-    assert first == Life("learner 0", T0, T0 + 20.0, code=-9)
-    assert second == Life("learner 0", T0 + 22.0)
-
-
 def test_a_long_pause_is_a_stall_and_a_short_one_is_not(made):
     made.no_step(0, 20.0, 23.0)
     made.no_step(0, 40.0, 42.0)
@@ -140,15 +115,6 @@ def test_a_hang_is_a_hang_and_no_stall(made):
     assert max(gap.seconds for gap in gaps_of(trace, "learner 0")) == pytest.approx(0.6)
 
 
-def test_a_hung_process_that_is_killed_hangs_until_its_death(made):
-    made.fault(18.1, "hang", "learner 0", pid=1)
-    made.restart("learner 0", 20.0, 22.0)
-    made.no_step(0, 18.1, 30.0)
-    spans = told(lane(made.trace(), "learner 0"))
-    assert ("hung", pytest.approx(18.1), 20.0) in spans
-    assert ("dead", 20.0, 22.0) in spans
-
-
 def test_the_longest_gap_of_a_survivor_is_that_around_the_fault(made):
     made.restart("learner 0", 20.0, 22.0)
     made.no_step(0, 20.0, 30.0)
@@ -157,16 +123,6 @@ def test_the_longest_gap_of_a_survivor_is_that_around_the_fault(made):
     (after,) = survivor_gaps(made.trace())
     assert (after.learner, after.blow.kind) == ("learner 1", "kill")
     assert (after.gap_seconds, after.gap_steps) == (3.0, 6.0)
-
-
-def test_who_is_down_itself_is_no_survivor(made):
-    for m in (0, 1):
-        made.restart(f"learner {m}", 20.0 + m, 22.0 + m)
-        made.no_step(m, 20.0 + m, 30.0)
-    struck = {(a.blow.target, a.learner) for a in survivor_gaps(made.trace())}
-    assert struck == {("learner 0", "learner 1")}, (
-        "learner 1 stood as learner 0 died, not the other way round"
-    )
 
 
 def test_the_syncer_merges_between_its_first_round_and_its_death(made):
@@ -182,12 +138,6 @@ def test_the_syncer_merges_between_its_first_round_and_its_death(made):
     ]
     assert [(b.target, b.first_step) for b in recoveries(trace)] == [("syncer", 5.0)]
     assert trace.durable == [(T0 + 20.1, [0])]
-
-
-def test_a_stall_across_the_syncers_death_is_still_a_gap(made):
-    made.restart("syncer", 20.0, 21.0)
-    made.no_step(0, 19.5, 27.0)
-    assert max(gap.seconds for gap in gaps_of(made.trace(), "learner 0")) == pytest.approx(7.5)
 
 
 def test_a_step_that_was_told_to_two_syncers_is_one_step(made, tmp_path):

@@ -25,13 +25,9 @@ plans = st.builds(
 
 
 @given(plans, st.integers(1, 8))
-def test_a_plan_is_a_function_of_the_seed(chaos, learners):
-    assert draw_plan(chaos, learners) == draw_plan(chaos, learners)
-
-
-@given(plans, st.integers(1, 8))
 def test_a_plan_keeps_to_its_settings(chaos, learners):
     plan = draw_plan(chaos, learners)
+    assert plan == draw_plan(chaos, learners)
     assert [f.time for f in plan] == sorted(f.time for f in plan)
     for fault in plan:
         assert chaos.steady_seconds <= fault.time <= chaos.steady_seconds + chaos.seconds
@@ -58,10 +54,6 @@ def test_a_learner_is_spared_while_others_have_their_turn(chaos, learners):
         assert len(set(turn)) == len(turn)
 
 
-def test_another_seed_is_another_plan():
-    assert len({draw_plan(ProcessChaos(seed=seed), 4) for seed in range(20)}) == 20
-
-
 def test_all_targets_and_kinds_come_up():
     met = collections.Counter((f.target, f.kind) for f in draw_plan(ProcessChaos(seconds=6000.0), 4))
     assert set(met) == {(learner_name(m), kind) for m in range(4) for kind in KINDS} | {
@@ -84,9 +76,3 @@ def test_a_preset_is_complete_and_its_faults_end_before_its_steps(preset):
     shortest = config.train.steps * chaos_processes.STEP_SECONDS
     assert plan
     assert plan[-1].time + plan[-1].duration < shortest
-
-
-def test_the_default_preset_has_200_kills():
-    chaos = build(ProcessChaos, chaos_processes.get_chaos(), "chaos")
-    kills = [f for f in draw_plan(chaos, 4) if f.kind == "kill"]
-    assert 190 <= len(kills) <= 210

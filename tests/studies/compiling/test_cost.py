@@ -6,9 +6,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.studies.compiling.cost import COLLECTIVES, cost_of
+from experiments.studies.compiling.cost import COLLECTIVES, cost_of, kernel_flops
 from experiments.studies.compiling.hlo import parse
-from experiments.studies.compiling.kernels import kernel_flops
 from tests.training.batches import mesh_of
 
 

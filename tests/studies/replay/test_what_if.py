@@ -4,11 +4,9 @@ import dataclasses
 
 import pytest
 
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.reading import read_run
-from experiments.studies.replay.what_if import delays, recorded, what_if, work_between
-from experiments.studies.replay.works import Step
+from experiments.studies.replay.what_if import delays, recorded, what_if
 from tests.workbook import POLICY, fleet_tapes, lose
 
 STEPS = 60
@@ -60,26 +58,10 @@ def test_work_that_learners_keep_after_an_update_is_counted_once(tmp_path):
 def test_steps_are_counted_once_where_every_fragment_has_an_update_between_two_reports(tmp_path):
     whole = dataclasses.replace(POLICY, num_fragments=1, rebase=True)
     plan = plan_of(tmp_path, whole)
-    # All work until the end in one merge, which is that of the steps taken by then.
+    # All work until the end in one merge, which is that of all steps: nobody's clock is set before.
     never = dataclasses.replace(whole, interval=STEPS, quorum=3)
-    taken = [sum(isinstance(done, Step) for done in actor.works) for actor in plan.learners]
     would = what_if(plan, never, STEPS)
-    assert (would.merged, would.contributions) == (1, 3.0)
-    assert would.tokens == 10 * sum(taken)
-
-
-def test_work_that_was_kept_under_an_update_is_not_counted_again():
-    def report(step, version, steps):
-        return Report(0, 1, step, (FragmentCounters(version, steps, 10 * steps),))
-
-    kept = {(0, 0, 4): Contribution(0, 1, 0, 3, 5, 4, 40)}  # since step 5, after which it had offered 4 steps
-    last = report(7, 3, 6)
-    assert work_between(None, report(7, 3, 2), kept, [0]) == (2, 20)
-    assert work_between(last, report(9, 3, 8), kept, [0]) == (2, 20)
-    assert work_between(last, report(8, 4, 3), kept, [0]) == (1, 10)
-    assert work_between(last, report(7, 4, 2), kept, [0]) == (0, 0)  # a sign of life
-    assert work_between(last, report(20, 4, 3), kept, [0]) == (1, 10)  # the update set the clock forward
-    assert work_between(last, report(8, 5, 1), kept, [0]) == (1, 10)  # another update, with nothing of it
+    assert (would.merged, would.contributions, would.tokens) == (1, 3.0, 10 * 3 * STEPS)
 
 
 def test_offers_that_the_guard_left_out_are_left_out_again(tmp_path):
@@ -126,3 +108,10 @@ def test_a_run_whose_syncer_was_several_processes_is_asked_in_the_same_way(tmp_p
     assert again.contributions == pytest.approx(was.contributions, rel=0.2)
     would = what_if(plan, dataclasses.replace(POLICY, quorum=3), STEPS)
     assert would.contributions > was.contributions and would.quorum_seconds > was.quorum_seconds
+
+
+def test_learners_wait_where_the_policy_has_them_wait(quorum_of_one):
+    waiting = dataclasses.replace(POLICY, quorum=None, max_run_ahead=1)
+    would, recorded_run = what_if(quorum_of_one, waiting, STEPS), recorded(quorum_of_one)
+    assert would.contributions == 3.0
+    assert would.seconds > 1.2 * recorded_run.seconds  # all at the pace of the slowest

@@ -32,11 +32,6 @@ def test_tokens_within_two_percent_are_one_d_and_others_are_not():
     assert read(*rows).tokens.tolist() == [20_100, 20_100, 40_000]
 
 
-def test_a_seed_that_two_sweeps_share_counts_once():
-    losses = read(row(2.0), row(2.0), row(2.2, seed="1"))
-    assert losses[["seed", "loss"]].to_numpy().tolist() == [["0", 2.0], ["1", 2.2]]
-
-
 def test_data_parallel_has_no_learners_and_text_is_read_as_numbers():
     entry = row(2.0, learners="4", **{"inner.learning_rate": "0.01", "train.steps": "20"})
     losses = read(entry, {**entry, "algorithm": "data_parallel"})
@@ -72,12 +67,6 @@ def test_the_best_hyperparameters_are_those_of_the_lowest_mean():
     losses += [{**place, "inner_rate": 3e-3, "seed": seed, "loss": 2.1} for seed in (0, 1)]
     losses.append({"params": 1000, "learners": 4, "inner_rate": 1e-3, "loss": 3.0})
     assert measurements.best(table_of(*losses)).loss.tolist() == [2.1, 2.1, 3.0]
-
-
-def test_of_each_size_the_most_tokens_are_kept():
-    sizes = ((1000, 5_000), (1000, 20_000), (2000, 9_000))
-    losses = table_of(*({"params": n, "tokens": d, "learners": 2} for n, d in sizes))
-    assert measurements.with_most_tokens(losses).tokens.tolist() == [20_000, 9_000]
 
 
 def test_one_set_of_seeds_is_drawn_for_all_places_that_have_them_and_follows_from_the_generator():

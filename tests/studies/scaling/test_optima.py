@@ -34,17 +34,6 @@ def best_of(values):
     return table_of(*rows)
 
 
-def test_the_lowest_point_of_a_parabola_is_found_between_the_grids_values():
-    values = [1.0, 2.0, 4.0, 8.0]
-    losses = [3 + (math.log(x) - math.log(3.0)) ** 2 for x in values]
-    assert optima.lowest(values, losses) == pytest.approx(3.0, rel=1e-9)
-
-
-def test_at_the_grids_edge_there_is_no_best_value():
-    assert optima.lowest([1.0, 2.0, 4.0], [1.0, 2.0, 3.0]) is None
-    assert optima.lowest([1.0, 2.0, 4.0], [3.0, 2.0, 1.0]) is None
-
-
 def test_a_best_value_lies_between_the_neighbours_of_the_lowest_loss_however_the_rest_bends():
     values = [1.0, 2.0, 4.0, 8.0, 16.0]
     found = optima.lowest(values, [0.0, 2.0, -0.1, 2.0, 0.0])
@@ -64,11 +53,6 @@ def test_places_with_their_best_at_the_edge_have_no_value():
     found = optima.find(bowls(rates=RATES[:3]), "inner_rate")
     inside = found.value.dropna()
     assert len(inside) < len(found) == 16 and inside.between(RATES[0], RATES[2], inclusive="neither").all()
-
-
-def test_two_values_of_a_hyperparameter_make_no_parabola():
-    assert optima.find(bowls(rates=RATES[:2]), "inner_rate").empty
-    assert optima.find(bowls(), "outer_rate").empty
 
 
 def test_at_one_size_the_law_is_in_m_alone_and_at_one_m_in_n_alone():

@@ -280,7 +280,6 @@ QUICKLY = (
     crowded_merges,
     lost_history,
     lost_watermarks,
-    counted_again,
     pushed_out,
     hasty_end,
     hasty_merge,
@@ -298,6 +297,7 @@ SLOWLY = (
     never_gives_way,
     empty_version,
     drawn_again,
+    counted_again,
     asked_for_ever,
     never_given_up,
 )

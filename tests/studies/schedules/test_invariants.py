@@ -7,11 +7,11 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 from experiments.studies.schedules.invariants import Invariants, LearnerInvariants
-from experiments.studies.schedules.ledger import Violation
+from experiments.studies.schedules.ledger import ProcessLedger, Violation
 
 POLICY = SyncPolicy(num_learners=2, num_fragments=2, interval=2, overlap=1, quorum=2)
 TOTAL = 8
@@ -138,112 +138,18 @@ def test_a_sound_merge_breaks_no_rule(run):
         (lambda m: dataclasses.replace(m, round=RoundId(2, 1)), "one of the schedule"),
         (lambda m: dataclasses.replace(m, round=RoundId(9, 1)), "past the last step"),
         (lambda m: dataclasses.replace(m, round=RoundId(3, 1)), "arrived while its learner took part"),
+        (
+            lambda m: dataclasses.replace(
+                m, contributions=(m.contributions[0], dataclasses.replace(m.contributions[1], version=1))
+            ),
+            "work is on the version replaced",
+        ),
     ],
 )
 def test_an_unsound_merge_is_noticed(run, change, claim):
     merge = run.gather()
     with broken(claim):
         run.syncer(events.Timeout(), change(merge))
-
-
-def test_a_contribution_on_another_version_is_noticed(run):
-    merge = run.gather()
-    first, second = merge.contributions
-    other = dataclasses.replace(merge, contributions=(first, dataclasses.replace(second, version=1)))
-    with broken("work is on the version replaced"):
-        run.syncer(events.Timeout(), other)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "claim"),
-    [
-        ("steps", 2, "steps are those taken"),
-        ("tokens", 11, "was offered by the learner, with its tokens"),
-        ("step", 7, "was offered by the learner"),
-    ],
-)
-def test_a_contribution_that_says_more_than_was_done_is_noticed(run, field, value, claim):
-    for number in range(2):
-        run.step(number)
-    lie = dataclasses.replace(run.contributions[0, 1], **{field: value})
-    run.contributions[0, 1] = lie
-    merge = run.arrive(RoundId(1, 1))
-    with broken(claim):
-        run.syncer(events.Timeout(), merge)
-
-
-def test_work_that_is_merged_twice_is_noticed(run):
-    """The same steps, offered to the next round as if they were on its version."""
-    merge = run.gather()
-    run.syncer(events.Timeout(), merge)
-    run.invariants.commit(merge)
-    ledger = run.together._ledgers[run.learners[0]]
-    ledger._made[1, 1, 1, 1, 10] = ledger._made[1, 0, 1, 1, 10]
-    for number in range(2):
-        run.step(number)
-        run.step(number)
-        run.contributions[number, 1] = dataclasses.replace(run.contributions[number, 1], version=1)
-    run.contributions[0, 1] = dataclasses.replace(merge.contributions[0], version=1)
-    again = run.arrive(RoundId(3, 1))
-    with broken("no step is merged twice"):
-        run.syncer(events.Timeout(), again)
-
-
-def test_a_batch_that_is_drawn_again_by_another_process_is_noticed(run):
-    """Its steps are others, but what they learnt from is merged already."""
-    merge = run.gather()
-    ledger = run.together._ledgers[run.learners[0]]
-    [_, (step, _)] = ledger.history
-    ledger.history[1] = step, 7
-    run.invariants._merged_batches[0, 7] = step + 1
-    with broken("no batch is drawn twice of those merged"):
-        run.syncer(events.Timeout(), merge)
-
-
-def test_a_learner_that_is_told_another_watermark_is_noticed(run):
-    merge = run.gather()
-    run.syncer(events.Timeout(), merge)
-    run.invariants.commit(merge)
-    update = actions.Tell(((0, 1), (1, 1)), events.UpdateArrived(1, 1, 1))
-    with broken("a learner is told how far its work is in a version"):
-        run.syncer(events.MergeFinished(merge.round), update)
-
-
-def test_a_round_that_is_merged_again_after_a_crash_is_noticed(run):
-    merge = run.gather()
-    run.syncer(events.Timeout(), merge)
-    run.invariants.commit(merge)
-    run.restart()
-    with broken("rounds of a fragment come in order"):
-        run.syncer(events.Timeout(), dataclasses.replace(merge, version=2))
-
-
-def test_what_was_committed_and_forgotten_is_noticed(run):
-    merge = run.gather()
-    run.syncer(events.Timeout(), merge)
-    run.invariants.commit(merge)
-    forgetful = types.SimpleNamespace(**{**vars(run.core), "versions": (0, 0), "merged_steps": (0, 0)})
-    with broken("what is committed is known"):
-        run.invariants.syncer_handled(forgetful, events.Timeout(), [], 0.0)
-
-
-def test_a_commit_that_no_merge_of_this_life_stands_for_is_noticed(run):
-    merge = run.gather()
-    run.syncer(events.Timeout(), merge)
-    run.restart()
-    run.syncer(events.Timeout())
-    with broken("what is committed was being merged"):
-        run.invariants.commit(merge)
-
-
-def test_more_rounds_in_flight_than_the_overlap_are_noticed(run):
-    first = run.gather()
-    run.syncer(events.Timeout(), first)
-    for number in range(2):
-        run.step(number)
-    second = run.arrive(RoundId(2, 0))
-    with broken("at most 1 rounds are in flight"):
-        run.syncer(events.Timeout(), second)
 
 
 @pytest.mark.parametrize(
@@ -260,39 +166,9 @@ def test_an_unsound_question_is_noticed(run, asked, claim):
         run.syncer(events.Timeout(), actions.Tell(((0, 1),), asked))
 
 
-def test_a_merge_before_a_quorum_has_come_to_the_step_is_noticed(run):
-    merge = run.gather()
-    report = Report(1, 1, 0, (FragmentCounters(0, 0, 0),) * 2)
-    run.invariants._syncer.reports[1, 1] = report
-    with broken("a quorum has come to the step"):
-        run.syncer(events.Timeout(), merge)
-
-
-def test_the_quorum_of_all_is_checked_over_all_that_are_live():
-    run = Run(dataclasses.replace(POLICY, quorum=None))
-    for number in range(2):
-        run.enter(number)
-    with broken("where all are needed, all give the round's step"):
-        asked = events.OfferAsked(RoundId(2, 0), 0, 1)
-        run.syncer(events.Timeout(), actions.Tell(((0, 1),), asked))
+def test_a_departed_incarnation_that_takes_part_is_noticed(run):
     run.step(0)
-    run.step(0)
-    run.step(1)
-    c = run.contributions[0, 0]
-    run.syncer(events.FragmentArrived(RoundId(2, 0), c))
-    with broken("the quorum of all is of all that are live"):
-        run.syncer(events.Timeout(), actions.Merge(RoundId(2, 0), 1, (c,)))
-
-
-@pytest.mark.parametrize("end", ["lost", "replaced", "crashed"])
-def test_a_departed_incarnation_that_takes_part_is_noticed(run, end):
-    run.step(0)
-    if end == "lost":
-        run.syncer(events.LearnerLost(0, 1, "its host died"))
-    elif end == "replaced":
-        run.syncer(events.LearnerJoined(0, 2), welcome(0, 2, 0, (0, 0), (0, 0)))
-    else:
-        run.restart()
+    run.syncer(events.LearnerLost(0, 1, "its host died"))
     with broken("members alone are asked"):
         run.syncer(events.Timeout(), actions.Tell(((0, 1),), events.OfferAsked(RoundId(1, 1), 0, 1)))
     with broken("members alone are spoken to"):
@@ -322,30 +198,51 @@ def test_an_unsound_word_of_the_syncer_is_noticed(run, action, claim):
         run.syncer(events.Timeout(), action)
 
 
-def test_a_merged_round_that_is_given_up_later_is_noticed(run):
-    merge = run.gather()
-    run.syncer(events.Timeout(), merge)
-    run.invariants.commit(merge)
-    with broken("what is merged is not given up"):
-        run.syncer(events.Timeout(), actions.Record("round_skipped", {"step": 1, "fragment": 1}))
+# What a learner says, held against its ledger.
+
+UPTO = Watermark(1, 1)
 
 
-def test_a_welcome_with_old_versions_is_noticed(run):
-    merge = run.gather()
-    run.syncer(events.Timeout(), merge)
-    run.invariants.commit(merge)
-    with broken("a welcome tells what is committed"):
-        run.syncer(events.LearnerJoined(0, 2), welcome(0, 2, 0, (0, 0), (0, 0)))
+@pytest.fixture
+def booked():
+    core, ledger = LearnerCore(0, 1, POLICY, TOTAL), ProcessLedger()
+    for event in (events.Welcomed(1, 0, (0, 0), (0, 0)), events.StepStarted(10), events.StepFinished()):
+        ledger.handled(core, event, core.handle(event, 0.0))
+    return core, ledger
 
 
-def test_a_deadline_that_has_passed_is_noticed(run):
-    run.core.next_deadline = lambda: 0.0
-    with broken("acted on at once"):
-        run.syncer(events.Timeout())
+@pytest.mark.parametrize(
+    ("counters", "claim"),
+    [
+        ((FragmentCounters(0, 2, 20), FragmentCounters(0, 1, 10)), "a report counts the steps since"),
+        ((FragmentCounters(0, 1, 10), FragmentCounters(0, 0, 0)), "a report counts the steps since"),
+        (
+            (FragmentCounters(0, 1, 11), FragmentCounters(0, 1, 10)),
+            "tokens are those of the steps counted, 10",
+        ),
+        (
+            (FragmentCounters(1, 1, 10), FragmentCounters(0, 1, 10)),
+            "a report names versions that were applied",
+        ),
+    ],
+)
+def test_a_false_report_is_noticed(booked, counters, claim):
+    core, ledger = booked
+    with broken(claim):
+        ledger.handled(core, events.Heartbeat(), [says(Report(0, 1, 1, counters))])
 
 
-def test_two_processes_of_one_incarnation_are_noticed(run):
-    double = LearnerCore(0, 1, POLICY, TOTAL)
-    event = events.Welcomed(1, 0, (0, 0), (0, 0))
-    with broken("two processes never go by one incarnation"):
-        run.together.handled(double, double, event, double.handle(event, 0.0))
+@pytest.mark.parametrize(
+    ("offer", "claim"),
+    [
+        (Contribution(0, 1, 0, 0, 1, 2, 20, upto=UPTO), "an offer's steps are those since its version"),
+        (Contribution(0, 1, 0, 1, 1, 1, 10), "an offer is anchored on the version held"),
+        (Contribution(0, 1, 0, 0, 5, 1, 10), "an offer bears the learner's clock"),
+        (Contribution(0, 1, 0, 0, 1, 1, 10, upto=Watermark(1, 2)), "an offer is of a step boundary"),
+        (Contribution(0, 1, 0, 0, 1, 1, 12, upto=UPTO), "tokens are those of the steps counted, 10"),
+    ],
+)
+def test_a_false_offer_is_noticed(booked, offer, claim):
+    core, ledger = booked
+    with broken(claim):
+        ledger.handled(core, events.Heartbeat(), [actions.MakeOffer(offer)])

@@ -10,7 +10,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import Schedule
 from experiments.studies.schedules.conditions import Weather, WeatheredFleet
-from experiments.studies.schedules.faults import crash, false_alarm, hang, syncer_crash
+from experiments.studies.schedules.faults import crash, false_alarm, hang
 from tests.long import times
 from tests.studies.schedules.witness import Witness, join_all
 
@@ -22,8 +22,7 @@ def fleet_of(policy, total_steps, seed, weather, **more):
     ), witness
 
 
-@pytest.mark.parametrize("chunk", range(times(2, 5)))
-def test_with_any_learner_alive_rounds_keep_completing(chunk):
+def test_with_any_learner_alive_rounds_keep_completing():
     """K=1: while learner 0 steps, timeouts bound the time between merges, whatever befalls the others."""
     policy = SyncPolicy(
         num_learners=5,
@@ -35,7 +34,7 @@ def test_with_any_learner_alive_rounds_keep_completing(chunk):
         silence_timeout=10.0,
         resend_timeout=5.0,
     )
-    for seed in range(8 * chunk, 8 * (chunk + 1)):
+    for seed in range(times(6, 40)):
         fleet, witness = fleet_of(policy, 120, seed, Weather(delay=0.3))
         rng = random.Random(seed)
         join_all(fleet, [0.0, *(rng.choice([0.0, rng.uniform(0, 100)]) for _ in range(4))])
@@ -43,15 +42,13 @@ def test_with_any_learner_alive_rounds_keep_completing(chunk):
             fault, learner = rng.choice([crash, hang, false_alarm]), rng.randint(1, 4)
             fleet.calendar.at(rng.uniform(0, 120), fault, fleet, learner, rng)
         fleet.run(max_events=100_000)
-        times = witness.merge_times
-        gaps = [b - a for a, b in itertools.pairwise(times)]
+        merged_at = witness.merge_times
+        gaps = [b - a for a, b in itertools.pairwise(merged_at)]
         assert max(gaps) < policy.offer_timeout + policy.resend_timeout + 2 * policy.interval, seed
-        assert len(times) >= 0.8 * 120, (seed, len(times))
+        assert len(merged_at) >= 0.8 * 120, (seed, len(merged_at))
 
 
-@pytest.mark.parametrize(
-    ("quorum", "bounded"), [(1, False), (3, False), (4, False), (None, False), (None, True)]
-)
+@pytest.mark.parametrize(("quorum", "bounded"), [(1, False), (3, False), (None, True)])
 def test_without_faults_every_fragment_is_merged_as_often_as_it_is_due(quorum, bounded):
     policy = SyncPolicy(num_fragments=6, interval=12, quorum=quorum, max_run_ahead=2 if bounded else None)
     fleet, witness = fleet_of(policy, 96, 3, Weather(delay=0.05, speed_spread=0.1))
@@ -72,7 +69,7 @@ def test_without_faults_every_fragment_is_merged_as_often_as_it_is_due(quorum, b
 def test_learners_of_like_speed_nearly_all_take_part_although_one_would_do():
     """K=1, grace of up to a step: to lag a bit more than that must not shut a learner out for good."""
     policy = SyncPolicy(num_learners=4, num_fragments=12, interval=24, overlap=2, quorum=1)
-    for seed in range(5):
+    for seed in range(times(2, 5)):
         weather = Weather(delay=0.03, speed_spread=0.05, jitter=0.2, merge_time=0.3)
         fleet, witness = fleet_of(policy, 240, seed, weather)
         join_all(fleet, [0.0, 0.7, 1.4, 2.1])
@@ -81,7 +78,7 @@ def test_learners_of_like_speed_nearly_all_take_part_although_one_would_do():
         assert sum(given) / len(given) > 3.5, seed
 
 
-@pytest.mark.parametrize(("quorum", "bound"), [(1, None), (3, None), (None, 2)])
+@pytest.mark.parametrize(("quorum", "bound"), [(1, None), (None, 2)])
 def test_a_syncer_that_is_away_costs_no_committed_merge_and_unbounded_learners_no_step(quorum, bound):
     policy = SyncPolicy(
         num_learners=3,
@@ -111,22 +108,6 @@ def test_a_syncer_that_is_away_costs_no_committed_merge_and_unbounded_learners_n
     assert stepped_through if bound is None else waited
 
 
-def test_the_same_seed_gives_the_same_run():
-    def run(seed):
-        rng = random.Random(seed)
-        witness = Witness()
-        policy = SyncPolicy(num_fragments=5, interval=5, quorum=2)
-        fleet = WeatheredFleet(policy, 60, rng, Weather(loss=0.1), observer=witness)
-        join_all(fleet, [0.0] * 4)
-        for fault in (crash, hang, syncer_crash):
-            fleet.calendar.at(rng.uniform(0, 40), fault, fleet, 1, rng)
-        fleet.run(max_events=100_000)
-        return witness.merges, witness.merge_times
-
-    assert run(7) == run(7)
-    assert run(7) != run(8)
-
-
 def test_fast_learners_whose_offers_age_keep_no_round_from_having_them_all():
     """K=None, H=1: while a slow one's offer is on its way, the others' are not given back again and again."""
     merges = 0
@@ -144,7 +125,7 @@ def test_fast_learners_whose_offers_age_keep_no_round_from_having_them_all():
 def test_where_all_are_waited_for_who_is_first_back_does_not_merge_alone(crashes, shards, bound):
     """After all connections broke at once, or the syncer crashed; the others' work would be overwritten."""
     policy = SyncPolicy(num_fragments=2, interval=6, quorum=None, max_run_ahead=bound)
-    for seed in range(4):
+    for seed in range(2):
         rng = random.Random(seed)
         fleet, witness = fleet_of(policy, 60, seed, Weather(delay=0.05), shards=shards)
         join_all(fleet, [0.0] * 4)

@@ -7,7 +7,8 @@ FLEET   words with dashes between; the last is what a link carries, in what a le
         this interval ("need"): 1.0, M32-0.5, latencies-0.8. Those before it:
   M32         so many learners; without it eight
   half, thin  the links of half of the learners, or of one, are of that; the others' are of 20 times the need
-  latencies   0 to 3 s from learner to syncer, evenly spread; far: one is 10 s away
+  latencies   0 to 3 s from learner to syncer, evenly spread; far: one is 10 s away; farther: 24 s, a
+              round trip of two intervals
   jitter      messages come later by 2 s on average
   uneven      the time of a step varies by 30%, else by 10%; slow: one learner takes three seconds a step
   merges      a merge takes 1.5 s
@@ -29,11 +30,11 @@ from ddiloco.config import ConfigError
 FLEETS = (
     *("20", "1.5", "1.2", "1.0", "0.9", "0.7", "0.5", "0.3"),
     *("thin-0.5", "thin-0.25", "half-1.0", "half-0.5"),
-    *("latencies-1.0", "latencies-0.8", "jitter-20", "far-20"),
+    *("latencies-1.0", "latencies-0.8", "jitter-20", "far-20", "farther-20"),
     *("M2-1.0", "M32-1.0", "M32-0.5", "M64-1.0", "M64-0.5"),
     *("uneven-20", "slow-20", "slow-1.0", "merges-20", "merges-1.0", "failures-1.0"),
 )
-TRAINED = ("20", "1.0", "0.5", "thin-0.25")
+TRAINED = ("20", "1.0", "0.5", "thin-0.25", "farther-20")
 RULES = ("paper", "expected")  # of sync.grace
 WIDE = 20.0  # times the need: a fragment travels in a tenth of a step
 COLUMNS = (  # of the table
@@ -97,6 +98,7 @@ def _settings(name: str, sent: float) -> dict[str, Any]:
         "thin": {},
         "latencies": {"virtual.latency": tuple(3.0 * m / max(1, others) for m in range(learners))},
         "far": {"virtual.latency": (*(0.0,) * others, 10.0)},
+        "farther": {"virtual.latency": (*(0.0,) * others, 24.0)},
         "jitter": {"virtual.jitter": (2.0,)},
         "uneven": {"virtual.step_variation": 0.3},
         "slow": {"virtual.step_seconds": (*(1.0,) * others, 3.0)},

@@ -50,7 +50,7 @@ class Codec:
       group: consecutive elements that share L; the last group of an array may be shorter. 1: no sharing.
       relative_error: the share of L in the bound.
       absolute_error: the bound where L is close to zero.
-      of_parameters: whether the parameters themselves are written instead of their outer gradient.
+      exact: whether y is x.
 
     Example:
       >>> import jax.numpy as jnp
@@ -70,7 +70,7 @@ class Codec:
     group: int = 1
     relative_error: float = 0.0
     absolute_error: float = 0.0
-    of_parameters: bool = False
+    exact: bool = False
 
     def formats(self, shape: Shape) -> tuple[ArrayFormat, ...]:
         """Shapes and dtypes of what `encode` makes of an array of this shape."""
@@ -184,7 +184,7 @@ def _integers(bits: int, powers: bool = False) -> Codec:
 
 
 CODECS: dict[str, Codec] = {
-    "f32": Codec(lambda x: (x,), lambda arrays, shape: arrays[0], of_parameters=True),
+    "f32": Codec(lambda x: (x,), lambda arrays, shape: arrays[0], exact=True),
     "bf16": Codec(_bf16_encode, _bf16_decode, relative_error=2.0**-8, absolute_error=2.0**-126),
     "int8": _integers(8),
     "int4": _integers(4),

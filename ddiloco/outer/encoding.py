@@ -1,8 +1,8 @@
 """Fragments as they travel: learners' offers, encoded where their shards lie, and the syncer's new versions.
 
-With the codec f32 a learner sends its parameters theta_{m,p}; with any other, its outer gradient
-Theta_p(version) - theta_{m,p}, piece by piece. The syncer decodes against its current version of the fragment
-alone: what a learner computed from an older one decodes to nonsense, and the syncer's core drops it.
+A learner sends its outer gradient Theta_p(version) - theta_{m,p}, piece by piece, which can be added to any
+version; only with the codec f32, and without rebase, its parameters theta_{m,p}. The syncer takes these
+against its current version of the fragment, and its core drops what was computed from an older one.
 
 A new version is sent whole in f32, or as its difference from the last one. Then the version is what can be
 made of the difference, so that every learner has the same one to the bit; what the codec left out is added to
@@ -79,7 +79,7 @@ def encode(
     """Encodes the outer gradient of a fragment; pure, for use under jit.
 
     Args:
-      codec: one of outer gradients, not `of_parameters`.
+      codec: of the outer gradients.
       pieces: theta_{m,p}, float32.
       anchor: Theta_p(version) that the learner last adopted, of the same shapes.
       residual: what the last encoding left out, of the same shapes, to be sent along; (): no error feedback.
@@ -130,19 +130,20 @@ class FragmentDecoder:
 
     def compile(self, fragments: Sequence[int] | None = None) -> None:
         """Compiles for these fragments, None: for all, so that no round waits for it."""
-        if not self._codec.of_parameters:
+        if not self._codec.exact:
             for p in range(self._layout.num_fragments) if fragments is None else fragments:
-                self._reading(self._layout.piece_shapes(p))
+                self._reading(self._layout.piece_shapes(p), False)
 
-    def __call__(self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray]) -> Sequence[Any]:
-        """The pieces theta_{m,p}, float32, whose values are still to be validated.
+    def __call__(
+        self, p: int, arrays: Sequence[np.ndarray], anchor: Sequence[np.ndarray] = ()
+    ) -> Sequence[Any]:
+        """The pieces, float32, whose values are still to be validated; with f32 they are the arrays.
 
-        They have the codec's error and float32's own, at most 2^-24 of the parameter. With f32 they are the
-        arrays.
+        They have the codec's error, and with an anchor float32's own, at most 2^-24 of the parameter.
 
         Args:
           arrays: what came, which may be anything.
-          anchor: Theta_p(version), float32.
+          anchor: what the difference is taken from, float32; (): the difference itself is wanted.
 
         Raises:
           InvalidContribution: the arrays are not those of `wire_format`; raised before decoding takes memory.
@@ -158,15 +159,15 @@ class FragmentDecoder:
                     f"array {i} of fragment {p} in {self._name} is {array.dtype}{list(array.shape)}, "
                     f"but must be {dtype}{list(shape)}"
                 )
-        if self._codec.of_parameters:
+        if self._codec.exact:
             return arrays
         given = [tuple(aligned(np.asarray(x)) for x in group) for group in (arrays, anchor)]
-        pieces = self._reading(self._layout.piece_shapes(p))(*given)
+        pieces = self._reading(self._layout.piece_shapes(p), bool(anchor))(*given)
         return tuple(np.asarray(piece) for piece in pieces)
 
-    def _compiled(self, shapes: tuple[Shape, ...]) -> jax.stages.Compiled:
+    def _compiled(self, shapes: tuple[Shape, ...], anchored: bool) -> jax.stages.Compiled:
         pieces, arrays = described(self._codec, shapes, self._device)
-        return _read.lower(self._codec, arrays, pieces).compile()
+        return _read.lower(self._codec, shapes, arrays, pieces if anchored else ()).compile()
 
 
 def described(
@@ -183,10 +184,10 @@ def described(
 
 
 # Jitted here and not in each FragmentDecoder, so that JAX compiles it once for all of a process.
-@functools.partial(jax.jit, static_argnums=0)
-def _read(codec: Codec, arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:
-    steps = differences(codec, arrays, [origin.shape for origin in anchor])
-    return tuple(origin - step for origin, step in zip(anchor, steps, strict=True))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _read(codec: Codec, shapes: tuple[Shape, ...], arrays: Arrays, anchor: Arrays) -> tuple[jax.Array, ...]:
+    steps = differences(codec, arrays, shapes)
+    return tuple(origin - step for origin, step in zip(anchor, steps, strict=True)) if anchor else steps
 
 
 class Difference(NamedTuple):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from ddiloco.arrays.host_memory import aligned, owned
+from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import FragmentDecoder, InvalidContribution
 from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.guards import Guard, Notice, Verdict, offered, sampled_cosines
@@ -56,7 +57,6 @@ class GlobalModel:
     Attributes:
       layout: the fragments.
       fragments: those that it holds.
-      decode: a `FragmentDecoder`.
       guard: judges offers; None: nobody does.
 
     Example:
@@ -86,15 +86,17 @@ class GlobalModel:
 
         `num_learners`: M, the most contributions that a merge can have. `step_tokens`: the most tokens that
         a step of any learner can have; None: not known. `fragments`: those that it holds; None: all.
-        `interval`: as of `contribution_weight`.
+        `interval`: H where learners rebase: offers are outer gradients then, whatever the codec, and steps
+        beyond H add no weight (`contribution_weight`); None: they do not.
         """
         if wrong := sorted(parameters.keys() ^ dict(layout.shapes).keys()):
             raise ValueError(_DIFFER + wrong[0])
         self.layout = layout
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
-        self.decode = FragmentDecoder(layout, config.codec)
-        self._step = OuterStep(layout, config, num_learners)
-        self._interval = interval
+        self._decoder = FragmentDecoder(layout, config.codec)
+        of_parameters = CODECS[config.codec].exact and interval is None
+        self._step = OuterStep(layout, config, num_learners, of_parameters)
+        self._of_parameters, self._interval = of_parameters, interval
         self._guarding, self._step_tokens = config.guard, step_tokens
         self.guard = self.new_guard()
         self._device = jax.local_devices(backend="cpu")[0]
@@ -105,13 +107,21 @@ class GlobalModel:
 
     def compile(self) -> None:
         """Compiles decoders and merges of its fragments, so that no round waits for it."""
-        self.decode.compile(self.fragments)
+        self._decoder.compile(self.fragments)
         for p in self.fragments:
             self._step.compile(p)
 
     def fragment(self, p: int) -> tuple[int, tuple[np.ndarray, ...]]:
         """Version and pieces of fragment p, read-only; later merges do not change them."""
         return self._versions[p], tuple(np.asarray(piece) for piece in self._pieces[p])
+
+    def decode(self, p: int, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """What a learner sent of fragment p, as `merge` takes it; values are still to be validated.
+
+        Raises:
+          InvalidContribution: the arrays are not those of the codec.
+        """
+        return self._decoder(p, arrays)
 
     def merge(
         self,
@@ -127,7 +137,8 @@ class GlobalModel:
         optimizer also starts afresh. Of no contributions at all, the next version is the last one once more.
 
         Args:
-          contributions: theta_{m,p} of each learner in the merge, checked by `validate`.
+          contributions: of each learner in the merge, checked by `validate`: theta_{m,p} with the codec f32
+            where learners do not rebase, else its outer gradient.
           counts: (c_steps, c_tokens) of each.
           learners: their numbers, by which the guard knows them; (): the guard is not asked.
         """
@@ -167,7 +178,8 @@ class GlobalModel:
         norms: np.ndarray,
     ) -> Verdict:
         anchor, count = self.fragment(p)[1], len(learners)
-        cosines = sampled_cosines(anchor, contributions, norms[:, :count])
+        origin = anchor if self._of_parameters else None
+        cosines = sampled_cosines(contributions, norms[:, :count], origin)
         sizes = [piece.size for piece in anchor]
         offers = offered(learners, counts, norms[:, :count], sizes, cosines)
         return guard.judge(p, offers, lambda: math.sqrt(sum(float(np.vdot(x, x)) for x in anchor)))

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -361,7 +361,9 @@ _LINE = 128  # neighbours that are read together, since each line that is touche
 
 
 def sampled_cosines(
-    anchor: Sequence[np.ndarray], contributions: Collection[Sequence[np.ndarray]], norms: np.ndarray
+    contributions: Sequence[Sequence[np.ndarray]],
+    norms: np.ndarray,
+    anchor: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Cosines between outer gradients on a sample of their elements.
 
@@ -369,19 +371,20 @@ def sampled_cosines(
     it in time to behave well there alone, since it does not know the others' norms.
 
     Args:
-      anchor: Theta_p before the round, piece by piece.
-      contributions: theta_{m,p} of M learners.
-      norms: (pieces, M) of the outer gradients, float32.
+      contributions: the outer gradients of M learners, piece by piece.
+      norms: (pieces, M) of these, float32.
+      anchor: Theta_p before the round, where contributions are theta_{m,p} instead.
 
     Returns:
       (M, M) cosines, NaN where an outer gradient is zero on the sample.
     """
-    total = sum(piece.size for piece in anchor)
+    total = sum(piece.size for piece in contributions[0])
     seed = hashlib.sha256(np.asarray(norms, np.float32).tobytes()).digest()
     rng = np.random.default_rng(int.from_bytes(seed[:8], "little"))
-    lines = [_lines(piece.size, total, rng) for piece in anchor]
-    origin = _sampled(anchor, lines)
-    deltas = origin - np.stack([_sampled(contribution, lines) for contribution in contributions])
+    lines = [_lines(piece.size, total, rng) for piece in contributions[0]]
+    deltas = np.stack([_sampled(contribution, lines) for contribution in contributions])
+    if anchor is not None:
+        deltas = _sampled(anchor, lines) - deltas
     gram = deltas @ deltas.T
     lengths = np.sqrt(np.diag(gram))
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -91,8 +91,8 @@ class OuterConfig:
             raise ValueError(
                 f"rate_rounds: is {self.rate_rounds}, but {self.optimizer} has no outer rate to move"
             )
-        if self.error_feedback and CODECS[self.codec].of_parameters:
-            lossy = [name for name, codec in CODECS.items() if not codec.of_parameters]
+        if self.error_feedback and CODECS[self.codec].exact:
+            lossy = [name for name, codec in CODECS.items() if not codec.exact]
             raise ValueError(
                 f"error_feedback: is True, but codec {self.codec} leaves nothing out; "
                 f"it needs a codec of {', '.join(lossy)}"

@@ -42,11 +42,17 @@ class OuterStep:
     `num_learners` contributions, absent ones with weight 0, so that a changing quorum compiles nothing.
     """
 
-    def __init__(self, layout: FragmentLayout, config: OuterConfig, num_learners: int) -> None:
-        """Compiles nothing yet. `num_learners`: M, the most contributions that a round can have."""
+    def __init__(
+        self, layout: FragmentLayout, config: OuterConfig, num_learners: int, of_parameters: bool = True
+    ) -> None:
+        """Compiles nothing yet.
+
+        `num_learners`: M, the most contributions that a round can have. `of_parameters`: whether these are
+        theta_{m,p}, or outer gradients.
+        """
         self._layout = layout
         self._config = config
-        self._num_learners = num_learners
+        self._num_learners, self._of_parameters = num_learners, of_parameters
         self._device = jax.local_devices(backend="cpu")[0]  # whatever the default backend
         lossy = config.update_codec != "f32"
         self._encode = DifferenceEncoder(layout, config.update_codec) if lossy else None
@@ -87,7 +93,7 @@ class OuterStep:
         Args:
           pieces: Theta_p, float32, numpy or on the CPU device; never written.
           opt_state: the optimizer's state, whose memory the new one takes: do not use it again.
-          contributions: theta_{m,p} of up to M learners, each like `pieces`; never written.
+          contributions: of up to M learners, each like `pieces`; never written.
           weights: one for each contribution, not negative; only their ratios count.
           spare: jax arrays like `pieces` that nobody needs any more, whose memory the result takes. Where
             a numpy view of one is still alive, the result takes new memory instead.
@@ -141,7 +147,8 @@ class OuterStep:
         of_embeddings = self._config.embeddings if merge == "rda" else merge
         for piece, tensor in zip(self._layout.fragments[p], self._described(p), strict=True):
             rule = of_embeddings if is_embedding(piece.name) else merge
-            yield _measuring(tensor, self._num_learners), _merging(rule, tensor, self._num_learners)
+            kind = tensor, self._num_learners, self._of_parameters
+            yield _measuring(*kind), _merging(rule, *kind)
 
     def _update(self, p: int) -> jax.stages.Compiled:
         return _updating(self._config, self._described(p), self._num_learners)
@@ -173,25 +180,29 @@ def _begin(config: OuterConfig, pieces: tuple[jax.Array, ...]) -> Any:
 
 
 @functools.cache
-def _measuring(tensor: jax.ShapeDtypeStruct, count: int) -> jax.stages.Compiled:
-    return jax.jit(_norms_of).lower(tensor, (tensor,) * count).compile()
+def _measuring(tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) -> jax.stages.Compiled:
+    def measure(anchor: jax.Array, vectors: tuple[jax.Array, ...]) -> jax.Array:
+        return norms_of(vectors, anchor if of_parameters else None)
 
-
-def _norms_of(anchor: jax.Array, vectors: tuple[jax.Array, ...]) -> jax.Array:
-    return norms_of(vectors, anchor)
+    return jax.jit(measure, keep_unused=True).lower(tensor, (tensor,) * count).compile()
 
 
 @functools.cache
-def _merging(rule: str, tensor: jax.ShapeDtypeStruct, count: int) -> jax.stages.Compiled:
+def _merging(rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) -> jax.stages.Compiled:
     numbers = _float32((count,), tensor.sharding)
-    merge = jax.jit(functools.partial(_merge, rule))
+    merge = jax.jit(functools.partial(_merge, rule, of_parameters), keep_unused=True)
     return merge.lower(tensor, (tensor,) * count, numbers, numbers).compile()
 
 
 def _merge(
-    rule: str, anchor: jax.Array, vectors: tuple[jax.Array, ...], weights: jax.Array, norms: jax.Array
+    rule: str,
+    of_parameters: bool,
+    anchor: jax.Array,
+    vectors: tuple[jax.Array, ...],
+    weights: jax.Array,
+    norms: jax.Array,
 ) -> MergedTensor:
-    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor, norms))
+    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
     return merged._replace(scale=jnp.float32(merged.scale))
 
 
@@ -201,7 +212,7 @@ def _updating(
 ) -> jax.stages.Compiled:
     state = jax.eval_shape(functools.partial(_begin, config), pieces)
     numbers = _float32((count,), pieces[0].sharding)
-    merging = functools.partial(_merge, "direct")  # of any rule there are the same arrays
+    merging = functools.partial(_merge, "direct", True)  # of any rule there are the same arrays
     merged = tuple(jax.eval_shape(merging, piece, (piece,) * count, numbers, numbers) for piece in pieces)
     # Without `keep_unused`, `spare` would be dropped.
     step = jax.jit(functools.partial(_step, config), donate_argnums=(0, 1), keep_unused=True)

@@ -60,7 +60,7 @@ class Drop:
 class Release:
     """Free the arrays of this offer; an offer without a Release is kept until its Merge."""
 
-    offer: events.FragmentArrived
+    offer: Contribution
 
 
 @dataclasses.dataclass(frozen=True)

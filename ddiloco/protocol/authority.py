@@ -125,6 +125,8 @@ class Authority:
         m.shards = event.shards
         m.dismissed = self.members.was_dismissed(learner, incarnation)  # by a report that overtook this
         if possible:
+            # One that went on from an earlier state counts its work anew, on the clock that it had then.
+            m.counted_from = {p: at for p, at in m.counted_from.items() if at <= (event.step or 0)}
             return [*ended, *self._begin(m, event.step or 0, event.versions or (), now)]
         m.counted_from = dict.fromkeys(self.members.fragments, self._validator.merged.step)
         if event.versions is not None:

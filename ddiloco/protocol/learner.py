@@ -11,7 +11,7 @@ from typing import TypeVar
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, FragmentCounters, Report, Watermark
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total, goes_on_after
 
@@ -23,7 +23,8 @@ BEYOND_REJOINING = 1 << 20
 """More incarnations than a process ever takes by rejoining; jumps of it avoid collisions."""
 
 KEPT_OFFERS = 4
-"""Maximum copies of a fragment's offers since its last update; each takes its memory on the devices."""
+"""Maximum copies of a fragment's offers since an update last had some of its work; each takes the fragment's
+memory on the devices."""
 
 KEPT_LIVES = 16
 """Maximum number of earlier lives that a learner remembers."""
@@ -279,7 +280,7 @@ class LearnerCore:
         for p, version, step, lineage, mark in zip(
             fragments, event.versions, event.merged_steps, lineages, marks, strict=True
         ):
-            session.welcome[p] = HeldFragment(version, step, self._done, lineage, mark)
+            session.welcome[p] = HeldFragment(version, step, self._done, lineage, mark, begun_on=version)
         session.welcome_step = max(session.welcome_step, event.step)
         session.welcome_data = max(session.welcome_data, event.data)
         if len(session.welcome) < len(session.fragments):
@@ -517,23 +518,32 @@ class LearnerCore:
         if not 0 <= event.fragment < len(self._fragments):
             return [actions.Drop(self.learner, "update of an unknown fragment")]
         self._session_of(event.fragment).member = True
-        old = self._fragments[event.fragment]
+        p, old = event.fragment, self._fragments[event.fragment]
         if event.version <= old.version:
             return [actions.Drop(self.learner, "stale update")]
-        merged, base = self._merged_offer(old, event.watermark), self._done
-        if self.policy.rebase and merged is not None:
-            base = old.offered[merged]
-        elif self.policy.rebase and event.watermark == old.watermark:  # nothing more of its work is merged
-            base = old.base
-        self._fragments[event.fragment] = HeldFragment(
-            event.version, event.step, base, event.lineage, event.watermark
+        new = HeldFragment(
+            event.version, event.step, self._done, event.lineage, event.watermark, begun_on=event.version
         )
-        self._started = collections.deque(_without(event.fragment, step) for step in self._started)
+        merged, out = self._merged_offer(old, event.watermark), []
+        goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
+        if goes_on and event.version - old.begun_on > MAX_AGE and old.base.steps < self._done.steps:
+            out.append(actions.Drop(self.learner, f"unmerged work older than {MAX_AGE} versions"))
+            goes_on = False
+        if goes_on:
+            new.base, new.offered, new.begun_on = old.base, old.offered, old.begun_on
+            if p in self._asked:  # the request holds, since an offer can be added to any version
+                newest = max(event.version, self._asked[p].version)
+                self._asked[p] = dataclasses.replace(self._asked[p], version=newest)
+        else:
+            self._started = collections.deque(_without(p, step) for step in self._started)
+        if self.policy.rebase and merged is not None:
+            new.base = old.offered[merged]
+        self._fragments[p] = new
         if event.step - self.clock > self.policy.band:
             self.clock = event.step
-        rebase = base is not self._done
-        apply = actions.ApplyUpdate(event.fragment, event.version, self.policy.mixing, merged, rebase)
-        return [apply, *self._say_last(), *self._end_with_others()]
+        rebase = new.base is not self._done
+        apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
+        return [*out, apply, *self._say_last(), *self._end_with_others()]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the kept offer that is in an update; None if it has none."""
@@ -586,11 +596,13 @@ class LearnerCore:
     def _offers(self) -> tuple[list[actions.MakeOffer], tuple[_Offer, ...]]:
         """The requested offers that are due now, with their copies; drops void requests."""
         copies, offers = [], []
-        for p, asked in sorted(self._asked.items(), key=lambda one: one[1].round.step):
+        for p, asked in sorted(self._asked.items(), key=self._urgency):
             f = self._fragments[p]
+            # Without an offer in flight a newer version cannot contain this work.
+            fits = f.version == asked.version or (self.policy.rebase and not f.offered)
             if f.version > asked.version:
                 del self._asked[p]
-            elif f.version == asked.version and self._has_work(f) and self.clock >= asked.clock:
+            elif fits and self._has_work(f) and self.clock >= asked.clock:
                 if self._room <= 0:
                     break
                 del self._asked[p]
@@ -603,6 +615,12 @@ class LearnerCore:
                     copies.append(actions.MakeOffer(contribution))
                 offers.append(_Offer(asked, contribution, f.base, self._done))
         return copies, tuple(offers)
+
+    def _urgency(self, asked: tuple[int, events.OfferAsked]) -> tuple[bool, int, int]:
+        """Order of offers where the link limits them: the oldest work without an offer in flight."""
+        fragment = self._fragments[asked[0]]
+        first = (bool(fragment.offered), fragment.base.steps) if self.policy.rebase else (False, 0)
+        return *first, asked[1].round.step
 
     def _make_room(self, waiting: int) -> None:
         """Delays offers until the link has room, so that they do not grow old in its queue.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import Delay, MovingAverage, OfferDelay
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.policy import SyncPolicy
 
 SHORTEST_LEAD = 2.0
 """Steps of the front before a due step, by which every learner has been asked."""
@@ -106,17 +107,19 @@ class Member:
         """The fragment's version in the learner's last report."""
         return self.counters[fragment].version
 
-    def can_have(self, c: Contribution, ahead: int) -> bool:
+    def can_have(self, c: Contribution, policy: SyncPolicy) -> bool:
         """Whether the learner's reports allow for the work that a contribution claims.
 
-        The offer may overtake the reports of at most `ahead` steps, and that of a newer version, to which
+        The offer may overtake the reports of an interval's steps, and that of a newer version, to which
         earlier work was rebased.
         """
         if not self.counters:
             return False
         known = self.counters[c.fragment]
-        steps, tokens = (known.steps, known.tokens) if known.version <= c.version else (0, 0)
-        unreported = min(ahead, max(0, c.step - self.step))  # an update may have set its clock forward
+        goes_on = known.version <= c.version or policy.rebase
+        steps, tokens = (known.steps, known.tokens) if goes_on else (0, 0)
+        # An update may have set its clock forward.
+        unreported = min(policy.interval, max(0, c.step - self.step))
         return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.most_tokens
 
     def knows_better(self, report: Report) -> bool:
@@ -179,10 +182,10 @@ class Membership:
             return None
         return member
 
-    def is_early(self, c: Contribution, ahead: int) -> bool:
+    def is_early(self, c: Contribution, policy: SyncPolicy) -> bool:
         """Whether an offer has overtaken the reports of its work (`Member.can_have`)."""
         m = self.current(c.learner, c.incarnation)
-        return m is not None and m.state is State.LIVE and m.step < c.step and not m.can_have(c, ahead)
+        return m is not None and m.state is State.LIVE and m.step < c.step and not m.can_have(c, policy)
 
     def dismiss(self, learner: int, incarnation: int, shard: int) -> actions.Tell:
         """Sends NotMember to an incarnation; its process takes the next one."""

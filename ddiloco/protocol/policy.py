@@ -8,6 +8,11 @@ from typing import Any
 ALLOWANCE = 4.0
 """Timeout slack: factor on the transfer time predicted from earlier transfers of as many bytes."""
 
+MAX_AGE = 8
+"""Versions of a fragment that may be merged before a learner's oldest work on it, with rebase. What is older
+is given up: steps that were taken far from the present model are worth little (docs/results/merged_share.md).
+"""
+
 
 def _knob(default: Any, meaning: str, **metadata: float | str | tuple[str, ...]) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, **metadata})
@@ -97,6 +102,11 @@ class SyncPolicy:
     def waits_for_expected(self) -> bool:
         """Whether merges wait for expected offers: only where no learner waits for merges."""
         return self.grace == "expected" and self.quorum is not None and self.max_run_ahead is None
+
+    @property
+    def takes_late_work(self) -> bool:
+        """Whether an offer that missed its round is merged in a later one."""
+        return self.rebase and self.max_run_ahead is None
 
     @property
     def band(self) -> int:

@@ -85,9 +85,9 @@ class Round:
         """
         if not self.has_given(m.learner) or self.phase is Phase.MERGING:
             return False
-        half = self.arrived[m.learner].steps // 2
-        since = m.counters[self.id.fragment].steps - self.known[m.learner]
-        return m.has_work(self.id.fragment, self.version) and since > max(1, steps, half)
+        offer, now = self.arrived[m.learner], m.counters[self.id.fragment]
+        since = now.steps - self.known[m.learner]
+        return now.version >= offer.version and since > max(1, steps, offer.steps // 2)
 
     def lacks(self, c: Contribution) -> bool:
         """Whether its learner has no offer here, or an old one that this may replace."""

@@ -65,9 +65,10 @@ class Rounds:
         self._touched: set[int] = set()  # fragments with an event of their own
         self._moved = self._ask_all = True  # whether to visit all rounds, and to ask all learners
         self._heard: set[int] = set()  # learners with new reports
-        # By learner and fragment, offers that overtook the reports of their work
-        self._early: dict[tuple[int, int], events.FragmentArrived] = {}
-        self._caught_up: set[int] = set()  # learners whose early offers may be accepted now
+        # By learner and fragment, offers that overtook the reports of their work, or arrived between rounds
+        self._waiting: dict[tuple[int, int], events.FragmentArrived] = {}
+        self._caught_up: set[int] = set()  # learners whose state has changed, for their waiting offers
+        self._turned: set[int] = set()  # fragments of which a round has begun or ended
         self._joined = False  # whether a learner has joined since the front was computed
         self.stuck = False  # whether no open round can gain from the learners that are done
         self.over = False  # whether every round is merged, skipped or abandoned
@@ -95,11 +96,16 @@ class Rounds:
                 self._validator.committed(r.id, r.version + 1, self._updates.lineage)
                 return self._broadcast(r, now)
 
-    def no_longer_early(self) -> list[events.FragmentArrived]:
-        """Stored early offers that are to be handled now."""
-        found = [key for key in self._early if key[0] in self._caught_up] if self._caught_up else []
+    def no_longer_waiting(self) -> list[events.FragmentArrived]:
+        """Waiting offers that are to be handled now."""
+        if not self._waiting:
+            self._caught_up.clear()
+            self._turned.clear()
+            return []
+        found = [key for key in self._waiting if key[0] in self._caught_up or key[1] in self._turned]
         self._caught_up.clear()
-        return [self._early[key] for key in found]
+        self._turned.clear()
+        return [self._waiting[key] for key in found]
 
     # Changes of membership, after `members` has them.
 
@@ -146,8 +152,9 @@ class Rounds:
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest work of a learner that is merged, or is in an arrived offer."""
-        waiting = [r.arrived[learner].upto for r in self._open.values() if learner in r.arrived]
-        return max([self.merged.furthest(learner), *waiting])
+        here = [r.arrived[learner] for r in self._open.values() if learner in r.arrived]
+        here += [offer.contribution for (m, _), offer in self._waiting.items() if m == learner]
+        return max([self.merged.furthest(learner), *(c.upto for c in here)])
 
     @property
     def open(self) -> tuple[Round, ...]:
@@ -261,6 +268,7 @@ class Rounds:
                 late = self._asking.front.step > due.step - SHORTEST_LEAD
                 self._open[p] = Round(due, merged.versions[p], merged.lineages[p], late, unasked=everyone)
                 self._ask_all = True
+                self._turned.add(p)
             else:
                 break
             self._next = self._due_from(due.step, due.fragment + 1)
@@ -325,12 +333,14 @@ class Rounds:
         refused = r.refusal()
         r.start_over(self.members.live())
         self._moved = self._ask_all = True
+        self._turned.add(r.id.fragment)
         return [refused]
 
     def _broadcast(self, r: Round, now: float) -> Actions:
         """Sends the update to all members but joining ones, whose welcome has all fragments."""
         del self._open[r.id.fragment]
         self._moved = True
+        self._turned.add(r.id.fragment)
         self._updates.add(r.id, r.given)
         for c in r.given:
             self._member(c.learner).counted_from[c.fragment] = c.step
@@ -343,71 +353,96 @@ class Rounds:
         out: Actions = []
         for r in self._prospects.hopeless(self._open.values()):
             del self._open[r.id.fragment]
-            out += [actions.Release(events.FragmentArrived(r.id, c)) for c in r.arrived.values()]
+            out += map(actions.Release, r.arrived.values())
             out.append(actions.Record("round_abandoned", dataclasses.asdict(r.id)))
         return out
 
     # Arrivals.
 
     def _fragment_arrived(self, event: events.FragmentArrived, now: float) -> Actions:
-        """Accepts an offer, or stores it until its reports arrive; releases superseded offers."""
+        """Accepts an offer, or stores it until it can be; releases superseded offers."""
         c, p = event.contribution, event.round.fragment
         before = self._kept(c.learner, p)
-        self._early.pop((c.learner, p), None)
+        waiting = self._waiting.get((c.learner, p))
         out: Actions = []
-        if self.members.is_early(c, self.policy.interval):
-            self._early[c.learner, p] = event
+        if waiting is not None and waiting.contribution.upto > c.upto:
+            out.append(actions.Drop(c.learner, "an offer behind a later one", event.round))
+        elif self.members.is_early(c, self.policy) or self._comes_between(c):
+            self._waiting[c.learner, p] = event
         else:
+            self._waiting.pop((c.learner, p), None)
             self._touched.add(p)
             out += self._offered(event, now)
-        kept, known = self._kept(c.learner, p), dict.fromkeys([*before, event])
+        kept, known = self._kept(c.learner, p), dict.fromkeys([*before, c])
         return out + [actions.Release(offer) for offer in known if offer not in kept]
 
-    def _kept(self, learner: int, fragment: int) -> list[events.FragmentArrived]:
+    def _comes_between(self, c: Contribution) -> bool:
+        """Whether an offer missed its round, and can be merged in the next one."""
+        r, m = self._open.get(c.fragment), self.members.current(c.learner, c.incarnation)
+        if not self.policy.takes_late_work or m is None or m.state is not State.LIVE:
+            return False
+        between = r is None or r.phase is Phase.MERGING
+        return between and c.fragment in m.asked and self._counts_from(c) is None
+
+    def _kept(self, learner: int, fragment: int) -> list[Contribution]:
         """A learner's offers of the fragment whose arrays are needed."""
-        r, early = self._open.get(fragment), self._early.get((learner, fragment))
-        kept = [] if early is None else [early]
+        r, waiting = self._open.get(fragment), self._waiting.get((learner, fragment))
+        kept = [] if waiting is None else [waiting.contribution]
         if r is not None and r.phase is not Phase.MERGING and learner in r.arrived:
-            kept.append(events.FragmentArrived(r.id, r.arrived[learner]))
+            kept.append(r.arrived[learner])
         return kept
 
     @property
-    def offers(self) -> set[events.FragmentArrived]:
+    def offers(self) -> set[Contribution]:
         """Offers whose arrays are kept."""
-        waiting = [r for r in self._open.values() if r.phase is not Phase.MERGING]
-        accepted = {events.FragmentArrived(r.id, c) for r in waiting for c in r.arrived.values()}
-        return accepted | set(self._early.values())
+        gathering = [r for r in self._open.values() if r.phase is not Phase.MERGING]
+        waiting = {offer.contribution for offer in self._waiting.values()}
+        return waiting | {c for r in gathering for c in r.arrived.values()}
 
     def _offered(self, event: events.FragmentArrived, now: float) -> Actions:
-        c = event.contribution
-        r = self._find(event.round)
+        c, r = event.contribution, self._find(event.round)
         m = self.members.current(c.learner, c.incarnation)
         if m is not None:
             self._asking.arrived(m, c, now)
-        if r is None or m is None or not self._wants(r, m, c):
-            if r is not None and m is not None and r.owed.pop(c.learner, None) is not None:
+        late = r is None and self.policy.takes_late_work
+        if late:
+            r = self._open.get(event.round.fragment)
+        if r is None or m is None or not self._wants(r, m, c, late):
+            if not late and r is not None and m is not None and r.owed.pop(c.learner, None) is not None:
                 r.unasked.add(c.learner)  # in case the running merge makes no version
             return [actions.Drop(c.learner, "unexpected fragment", event.round)]
-        if c.fragment != r.id.fragment or c.version != r.version or c.steps < 1 or c.tokens < 0:
-            return self._failed(r, m, "stale fragment")
-        if c.lineage != r.lineage:
-            dismissed = self.members.dismiss(c.learner, c.incarnation, self._shard)
-            return [*self._failed(r, m, "work on a version of a lost history"), dismissed]
-        if c.since != self._updates.watermark(c.fragment, c.learner):
-            return self._failed(r, m, "work not counted from its watermark")
-        if not m.can_have(c, self.policy.interval):
-            return self._failed(r, m, "more work than it reported")
+        problem = "stale fragment" if c.fragment != r.id.fragment or c.steps < 1 or c.tokens < 0 else None
+        problem = problem or self._counts_from(c)
+        if problem is None and not m.can_have(c, self.policy):
+            problem = "more work than it reported"
+        if problem is not None:
+            lost = c.version == r.version and c.lineage != r.lineage
+            dismissed = [self.members.dismiss(c.learner, c.incarnation, self._shard)] if lost else []
+            told = [actions.Drop(c.learner, problem, event.round)] if late else self._failed(r, m, problem)
+            return [*told, *dismissed]
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c
         r.old.discard(c.learner)
-        r.known[c.learner] = max(c.steps, m.steps_on(c.fragment, c.version))  # it may overtake reports
+        # It may overtake reports.
+        r.known[c.learner] = c.steps if late else max(c.steps, m.steps_on(c.fragment, c.version))
         return []
 
-    def _wants(self, r: Round, m: Member, c: Contribution) -> bool:
+    def _counts_from(self, c: Contribution) -> str | None:
+        """Why an offer's work cannot be added to the newest version; None: it can."""
+        newest = self.merged.versions[c.fragment]
+        if c.version > newest or (c.version < newest and not self.policy.takes_late_work):
+            return "stale fragment"
+        if not self._updates.made(c.fragment, c.version, c.lineage):
+            return "work on a version of a lost history"
+        if c.since != self._updates.watermark(c.fragment, c.learner):
+            return "work not counted from its watermark"
+        return None
+
+    def _wants(self, r: Round, m: Member, c: Contribution, late: bool) -> bool:
         """Whether an offer was asked for and can still be merged, late or not."""
-        asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE
-        return asked and r.phase is not Phase.MERGING and r.lacks(c)
+        asked = c.fragment in m.asked if late else (c.learner, c.incarnation) in r.asked
+        return asked and m.state is State.LIVE and r.phase is not Phase.MERGING and r.lacks(c)
 
     def _offer_failed(self, event: events.OfferFailed) -> Actions:
         r = self._find(event.round)

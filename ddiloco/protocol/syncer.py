@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.membership import Membership
-from ddiloco.protocol.messages import Watermark
+from ddiloco.protocol.messages import Contribution, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.round import Round
@@ -73,7 +73,7 @@ class SyncerCore:
         out += self._authority.mark_silent(now)
         out += self._rounds.advance(now)
         out += self._authority.conclude(now)
-        for offer in self._rounds.no_longer_early():
+        for offer in self._rounds.no_longer_waiting():
             out += self.handle(offer, now)
         return out
 
@@ -131,7 +131,7 @@ class SyncerCore:
         return max((m.step_time.value or 0.0 for m in known if m is not None), default=0.0)
 
     @property
-    def offers(self) -> set[events.FragmentArrived]:
+    def offers(self) -> set[Contribution]:
         """Offers whose arrays are kept."""
         return self._rounds.offers
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.membership import Member
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Watermark
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
 
@@ -32,12 +32,21 @@ class Updates:
         self.fragments = tuple(fragments)
         self.lineage = lineage
         self._shard = shard
+        self._lineages = {p: {state.versions[p]: state.lineages[p]} for p in self.fragments}
+        """By fragment, of the versions on which work may count."""
         self._are_all = len(self.fragments) == policy.num_fragments
         self._resend_timeout = policy.resend_timeout
 
     def add(self, which: RoundId, given: Sequence[Contribution]) -> None:
         """Records a merge of these offers."""
-        self.merged = self.merged.after(which, self.lineage, given)
+        self.merged, p = self.merged.after(which, self.lineage, given), which.fragment
+        version, known = self.merged.versions[p], self._lineages[p]
+        self._lineages[p] = {v: lineage for v, lineage in known.items() if v >= version - MAX_AGE}
+        self._lineages[p][version] = self.lineage
+
+    def made(self, fragment: int, version: int, lineage: int) -> bool:
+        """Whether the version is of the run's history, and one of the last, as far as this process knows."""
+        return self._lineages[fragment].get(version) == lineage
 
     def watermark(self, fragment: int, learner: int) -> Watermark:
         """How far the learner's work is in the newest version."""

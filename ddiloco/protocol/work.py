@@ -42,8 +42,9 @@ class HeldFragment:
     lineage: int = 0  # which start of the syncer made `version`
     watermark: Watermark = NOTHING_MERGED  # how far the learner's work is in `version`
     offered: dict[int, Total] = dataclasses.field(default_factory=dict)
-    """The total at each offer, by its `Watermark.steps`: the newest KEPT_OFFERS on `version`. An update with
-    an older offer is treated as if it contained none."""
+    """The total at each offer, by its `Watermark.steps`: the newest KEPT_OFFERS that count from `watermark`.
+    An update with an older offer is treated as if it contained none."""
+    begun_on: int = 0  # the version on which the oldest unmerged work was begun
 
 
 @dataclasses.dataclass
@@ -58,13 +59,14 @@ class FragmentWork:
     watermark: Watermark = NOTHING_MERGED
     offered: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     """Steps and tokens in each offer, by its `Watermark.steps`."""
+    begun_on: int = 0
 
     @classmethod
     def of(cls, held: HeldFragment, now: Total) -> FragmentWork:
         """The work on a fragment at this total."""
         offered = {step: made.since(held.base) for step, made in held.offered.items()}
-        counted = now.since(held.base)
-        return cls(held.version, held.merged_step, *counted, held.lineage, held.watermark, offered)
+        known = held.lineage, held.watermark, offered, held.begun_on
+        return cls(held.version, held.merged_step, *(*now.since(held.base), *known))
 
     def held(self) -> HeldFragment:
         """The same for a process whose total starts at 0."""
@@ -73,7 +75,8 @@ class FragmentWork:
             steps: Total(base.steps + counted, base.tokens + tokens)
             for steps, (counted, tokens) in self.offered.items()
         }
-        return HeldFragment(self.version, self.merged_step, base, self.lineage, self.watermark, offered)
+        known = self.lineage, self.watermark, offered, self.begun_on
+        return HeldFragment(self.version, self.merged_step, base, *known)
 
 
 def goes_on_after(began: Watermark, left: Mapping[int, int], mark: Watermark) -> bool:

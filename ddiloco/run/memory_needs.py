@@ -92,13 +92,13 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
     """Host memory of each of a learner's hosts, beside its devices' memory, which on CPU is the host's too.
 
     A learner that joins holds the welcome, the tensors made of it, its own copy of the inner state and a
-    peer's. One that steps holds the versions from which differences and its work count, fragments that come
-    and go, and the copies of its state that go to the disk, to a snapshot, and as a donor to a peer.
+    peer's. One that steps holds the versions from which differences count, fragments that come and go, and
+    the copies of its state that go to the disk, to a snapshot, and as a donor to a peer.
     """
     e, outer = experiment, experiment.outer
     whole, inner = sum(layout.bytes), inner_bytes(e)
     joining = 2 * whole + 2 * inner
-    kept = whole if outer.update_codec != "f32" or e.sync.rebase else 0
+    kept = whole if outer.update_codec != "f32" else 0
     kept += (e.sync.overlap + 1) * offer_bytes(layout, outer)
     anchors = (outer.codec != "f32" or e.sync.rebase) + outer.error_feedback
     copies = int(bool(e.recovery.checkpoint_every or e.snapshot.every))

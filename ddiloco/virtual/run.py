@@ -53,7 +53,7 @@ class GlobalArrays:
     def received(self, fragment: int, payload: Offer) -> Pieces:
         """A learner's fragment, decoded; raises InvalidContribution if it is unsound."""
         # A difference is against the present version; if not, the core drops the offer.
-        pieces = self.model.decode(fragment, payload.on_host(), self.fragment(fragment))
+        pieces = self.model.decode(fragment, payload.on_host())
         self.model.validate(fragment, pieces)
         return pieces
 

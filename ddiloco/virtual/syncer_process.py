@@ -46,7 +46,7 @@ class VirtualSyncer:
         return None if self._actor is None else self._actor.core
 
     @property
-    def offers(self) -> Collection[events.FragmentArrived]:
+    def offers(self) -> Collection[Contribution]:
         """Offers whose arrays are kept."""
         return () if self._actor is None else self._actor.offers.keys()
 

@@ -88,9 +88,8 @@ class Equipment:
 class TrainingArrays:
     """Owned by the thread that steps. Every call takes effect after the steps handed out before it.
 
-    If the codec sends outer gradients, the devices also keep the adopted version of each fragment, 4 bytes a
-    parameter; else the host does, where updates are applied beside work that they do not contain. Error
-    feedback takes as much again on the devices, for what encodings left out.
+    If offers are outer gradients, the devices also keep the adopted version of each fragment, 4 bytes a
+    parameter. Error feedback takes as much again, for what encodings left out.
     """
 
     def __init__(
@@ -104,9 +103,10 @@ class TrainingArrays:
         self._steps = 0
         self.data_wait = 0.0  # seconds that the last step waited for its batch
         self._state: TrainState | None = None
-        self._anchors: dict[int, Pieces | tuple[jax.Array, ...]] = {}  # by fragment, the version adopted
+        self._anchors: dict[int, tuple[jax.Array, ...]] = {}  # by fragment, the version adopted
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # the next offers send it along
-        self._offers: dict[int, dict[int, Offer]] = {}  # by fragment and step, since the last update
+        # By fragment and steps, since an update had some of the work
+        self._offers: dict[int, dict[int, Offer]] = {}
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         """Loads all fragments of a welcome and an inner state; error feedback starts from zero.
@@ -116,18 +116,10 @@ class TrainingArrays:
         transfer = self._equipment.transfer
         self.lose()  # the devices may not hold two
         self._state = self._settled(self._begun(fragments, inner))
-        for p, pieces in enumerate(fragments):
-            self._anchor(p, pieces)
+        if transfer.keeps_anchors:
+            self._anchors = {p: transfer.place(p, pieces) for p, pieces in enumerate(fragments)}
         if transfer.error_feedback:
             self._residuals = {p: jax.tree.map(jnp.zeros_like, a) for p, a in self._anchors.items()}
-
-    def _anchor(self, fragment: int, pieces: Pieces, placed: tuple[jax.Array, ...] | None = None) -> None:
-        """Keeps the version that is adopted, if anything will be counted from it."""
-        transfer = self._equipment.transfer
-        if transfer.keeps_anchors:
-            self._anchors[fragment] = transfer.place(fragment, pieces) if placed is None else placed
-        elif transfer.rebase:
-            self._anchors[fragment] = pieces
 
     def _begun(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None) -> TrainState:
         """A state of these fragments and this inner state."""
@@ -187,23 +179,26 @@ class TrainingArrays:
     ) -> None:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p, or with `rebase` Theta_p + theta_p - then.
 
-        `then` is theta_p as it was offered after `merged` steps, which the update contains, or, with None, as
-        the version before was adopted: then nothing more of the learner's work is merged.
+        `then` is theta_p as it was offered after `merged` steps, which the update contains, on the version
+        before; or with None that version: then nothing more of the learner's work is merged, and its offers
+        may be yet.
 
         The next offers hold the difference to Theta_p. If the update contains an offer, they also send what
         that one left out, without the share `mixing`, which stays in theta_p; otherwise still what earlier
         ones left out.
         """
-        transfer, offer = self._equipment.transfer, self._offers.pop(fragment, {}).get(merged)
-        placed = transfer.place(fragment, pieces)
-        then: Sequence[Any] = ()
+        transfer, offers = self._equipment.transfer, self._offers.pop(fragment, {})
+        offer, placed = offers.get(merged), transfer.place(fragment, pieces)
+        anchor = self._anchors.get(fragment, ())
         if rebase and merged is None:
-            then = transfer.place(fragment, self._anchors[fragment])
-        elif rebase and offer is not None:
-            then = offer.own
-        params = transfer.apply(fragment, self._state.params, placed, mixing, then)
+            self._offers[fragment] = offers
+            then = anchor, ()
+        else:
+            then = (anchor, offer.own) if rebase and offer is not None else ((), ())
+        params = transfer.apply(fragment, self._state.params, placed, mixing, *then)
         self._state = dataclasses.replace(self._state, params=self._settled(params))
-        self._anchor(fragment, pieces, placed)
+        if transfer.keeps_anchors:
+            self._anchors[fragment] = placed
         if offer is not None and offer.residual:
             left = offer.residual
             self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
@@ -222,7 +217,7 @@ class TrainingArrays:
         Returns:
           Arrays on their way to the host, which later steps do not change: `params/<name>`, `inner/<i>` in
           the order of `Program.inner_leaves`, `anchor/<p>/<i>` and `residual/<p>/<i>` where they are kept,
-          and of offers on the present versions, by their steps, what an update that has them needs:
+            and of offers that are kept, by their steps, what an update that has them needs:
           `own/<p>/<steps>/<i>` and `left/<p>/<steps>/<i>`; none of these before the first welcome. And JSON
           values: `position` of the batches, and `steps` of this process.
         """
@@ -256,9 +251,7 @@ class TrainingArrays:
         for kind, held in self._held.items():
             found = of_kind(kind, arrays)
             for p in sorted({int(name.partition("/")[0]) for name in found}):
-                pieces = numbered(str(p), found)
-                on_host = kind == "anchor" and not transfer.keeps_anchors
-                held[p] = pieces if on_host else transfer.place(p, pieces)
+                held[p] = transfer.place(p, numbered(str(p), found))
         own, left = of_kind("own", arrays), of_kind("left", arrays)
         for key in dict.fromkeys(name.rpartition("/")[0] for name in [*own, *left]):
             p, steps = map(int, key.split("/"))

@@ -67,14 +67,11 @@ class Merging:
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
         self._committer = concurrent.futures.ThreadPoolExecutor(max(1, policy.overlap), "syncer-commit")
 
-    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray], anchor: Pieces) -> None:
-        """Decodes a learner's fragment on the calling thread, whichever that is.
-
-        `anchor`: the committed version; the core drops contributions that were made on another.
-        """
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+        """Decodes a learner's fragment on the calling thread, whichever that is."""
         p, c = event.round.fragment, event.contribution
         try:
-            pieces = self._model.decode(p, arrays, anchor)
+            pieces = self._model.decode(p, arrays)
             self._model.validate(p, pieces)
         except Exception as error:
             self._note_guarded([Notice("unsound", c.learner, str(error))], event.round)

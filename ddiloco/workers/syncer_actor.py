@@ -68,7 +68,7 @@ class SyncerActor:
     def __init__(self, core: Any, driver: SyncerDriver, versions: Mapping[int, FragmentVersion]) -> None:
         """`versions`: the committed ones, by fragment."""
         self.core = core
-        self.offers: dict[events.FragmentArrived, Decoded] = {}
+        self.offers: dict[Contribution, Decoded] = {}
         self._driver = driver
         self._known: Sequence[tuple[int, int]] = ()  # incarnations that are durable
         # By fragment, the newest version and the one before, which the core sends until it knows the newest.
@@ -88,7 +88,7 @@ class SyncerActor:
     def take_offer(self, event: events.FragmentArrived, arrays: Decoded, now: float) -> None:
         """Accepts a learner's fragment, decoded and validated."""
         decided = self._decide(event, now)
-        self.offers.setdefault(event, arrays)  # the first, if it comes twice
+        self.offers.setdefault(event.contribution, arrays)  # the first, if it comes twice
         self.perform(decided)
 
     def merged(
@@ -133,7 +133,8 @@ class SyncerActor:
             decided = self.core.handle(event, now)
         except Exception as error:
             dropped = self._driver.refuse(event, error)
-            return [dropped, *([actions.Release(event)] if isinstance(event, events.FragmentArrived) else [])]
+            came = isinstance(event, events.FragmentArrived)
+            return [dropped, *([actions.Release(event.contribution)] if came else [])]
         self._driver.handled(event, decided, now)
         return decided
 
@@ -148,9 +149,8 @@ class SyncerActor:
         match action:
             case actions.Tell():
                 self._tell(action)
-            case actions.Merge(round=which, contributions=given):
-                arrays = [(c, self.offers.pop(events.FragmentArrived(which, c))) for c in given]
-                driver.merge(action, arrays)
+            case actions.Merge(contributions=given):
+                driver.merge(action, [(c, self.offers.pop(c)) for c in given])
             case actions.Drop(learner, reason):
                 driver.record("drop", {"learner": learner, "reason": reason})
             case actions.Release(offer):

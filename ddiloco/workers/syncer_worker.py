@@ -103,8 +103,7 @@ class SyncerWorker:
 
     def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
         """Takes a learner's fragment, encoded, in host memory; decodes it on the calling thread."""
-        version = self._actor.version(event.round.fragment, event.contribution.version)
-        self._merging.take_offer(event, arrays, version.pieces)
+        self._merging.take_offer(event, arrays)
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest of a learner's work that is merged, or may be yet; for other threads.

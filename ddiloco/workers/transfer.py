@@ -31,7 +31,7 @@ class Offer:
     arrays: tuple[jax.Array, ...]  # what the syncer gets, on its way to the host
     # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
     residual: tuple[jax.Array, ...] = ()
-    own: tuple[jax.Array, ...] = ()  # the fragment itself, which stays with the learner too. (): not kept.
+    own: tuple[jax.Array, ...] = ()  # the outer gradient as it is, which stays with it too. (): not kept.
     # The syncer's formats of `arrays` (`ddiloco.outer.encoding.wire_format`). (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -57,9 +57,9 @@ class FragmentTransfer:
     Arrays may be stacks of layers (`ddiloco.outer.stacks`), of which a fragment has some rows.
 
     Attributes:
-      keeps_anchors: whether offers are encoded against the version that the learner adopted.
+      keeps_anchors: whether offers are outer gradients, from the version that the learner adopted.
       error_feedback: whether they take a residual and leave another.
-      rebase: whether offers hold the fragment itself, so that an update can be applied beside later work.
+      rebase: whether they also hold it as it is, so that an update can be applied beside later work.
     """
 
     def __init__(
@@ -70,13 +70,12 @@ class FragmentTransfer:
         error_feedback: bool = False,
         rebase: bool = False,
     ) -> None:
-        self.keeps_anchors = not CODECS[codec].of_parameters
+        self.keeps_anchors = rebase or not CODECS[codec].exact
         self.error_feedback = error_feedback
         self.rebase = rebase
         self._layout = layout
-        self._fragments = [
-            _Fragment(layout, p, shardings, codec, error_feedback) for p in range(layout.num_fragments)
-        ]
+        kind = shardings, codec, error_feedback, rebase
+        self._fragments = [_Fragment(layout, p, *kind) for p in range(layout.num_fragments)]
 
     def offer(
         self,
@@ -93,15 +92,13 @@ class FragmentTransfer:
         own = self._fragments[fragment]
         tensors = own.of(params)
         if self.keeps_anchors:
-            arrays, left = own.encode(tensors, tuple(anchor), tuple(residual))
-            offer = Offer(arrays, left, shapes=own.sent_shapes)
+            arrays, left, gradient = own.encode(tensors, tuple(anchor), tuple(residual))
+            offer = Offer(arrays, left, gradient, own.sent_shapes)
         else:
             offer = Offer(own.copy(tensors))
         for array in offer.arrays:
             array.copy_to_host_async()
-        if not self.rebase:
-            return offer
-        return dataclasses.replace(offer, own=own.copy(tensors) if self.keeps_anchors else offer.arrays)
+        return offer
 
     def needs(self, fragment: int) -> tuple[Cut, ...]:
         """The blocks of each piece that this process's devices hold."""
@@ -120,16 +117,19 @@ class FragmentTransfer:
         params: Parameters,
         pieces: Sequence[np.ndarray | Blocks | jax.Array],
         mixing: float,
-        offered: Sequence[jax.Array] = (),
+        anchor: Sequence[jax.Array] = (),
+        merged: Sequence[jax.Array] = (),
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
 
-        `pieces` of Theta_p: from the host, or as `place` gave them. With `offered`, an offer's `own`, it is
-        theta_p <- Theta_p + theta_p - offered instead.
+        `pieces` of Theta_p: from the host, or as `place` gave them. With an `anchor`, the version adopted
+        before, it is theta_p <- Theta_p + theta_p - (anchor - merged) instead, where `merged` is the `own` of
+        the offer that Theta_p contains; (): it contains none.
         """
         own, update = self._fragments[fragment], self.place(fragment, pieces)
-        if offered:
-            return {**params, **own.rebase(own.of(params), update, tuple(offered))}
+        if anchor:
+            then = tuple(map(_subtract, anchor, merged)) if merged else tuple(anchor)
+            return {**params, **own.rebase(own.of(params), update, then)}
         return {**params, **own.mix(own.of(params), update, np.float32(mixing))}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
@@ -159,8 +159,11 @@ class FragmentTransfer:
             self.offer(p, params, zeros, zeros if self.error_feedback else ())
             params = self.apply(p, params, zeros, 1.0)
             if self.rebase:
-                params = self.apply(p, params, zeros, 0.0, zeros)
+                params = self.apply(p, params, zeros, 0.0, zeros, zeros)
         return params
+
+
+_subtract = jax.jit(jnp.subtract)
 
 
 def placement(layout: FragmentLayout, fragment: int, shardings: Shardings) -> tuple[NamedSharding, ...]:
@@ -184,16 +187,23 @@ class _Fragment:
     """One fragment of the arrays on a mesh: the compiled functions that take it out and put it back."""
 
     def __init__(
-        self, layout: FragmentLayout, p: int, shardings: Shardings, codec: str, error_feedback: bool
+        self,
+        layout: FragmentLayout,
+        p: int,
+        shardings: Shardings,
+        codec: str,
+        error_feedback: bool,
+        rebase: bool,
     ) -> None:
         self._layout, self._p, self._shardings, self._codec = layout, p, shardings, CODECS[codec]
+        self._rebases = rebase
         self._homes = homes(shardings)
         self._arrays = tuple(dict.fromkeys(self._homes[name][0] for name in layout.names(p)))
         self.shapes, self.placement = layout.piece_shapes(p), placement(layout, p, shardings)
         self.sent_shapes = tuple(part.shape for part in wire_format(layout, p, codec))
-        left = self.placement if error_feedback else ()
+        left, gradient = (self.placement if kept else () for kept in (error_feedback, rebase))
         self.copy = jax.jit(self._copy, out_shardings=self.placement)
-        self.encode = jax.jit(self._encode, out_shardings=(None, left))
+        self.encode = jax.jit(self._encode, out_shardings=(None, left, gradient))
         laid = {name: shardings[name] for name in self._arrays}
         self.mix = jax.jit(self._mix, donate_argnums=0, out_shardings=laid)
         self.rebase = jax.jit(self._rebase, donate_argnums=0, out_shardings=laid)
@@ -226,9 +236,11 @@ class _Fragment:
     def _copy(self, tensors: Parameters) -> tuple[jax.Array, ...]:
         return tuple(jnp.copy(piece) for piece in self._take(tensors))
 
-    def _encode(self, tensors: Parameters, anchor: Arrays, residual: Arrays) -> tuple[Arrays, Arrays]:
+    def _encode(self, tensors: Parameters, anchor: Arrays, residual: Arrays) -> tuple[Arrays, Arrays, Arrays]:
         laid = [at if isinstance(at, NamedSharding) and at.mesh.size > 1 else None for at in self.placement]
-        return encode(self._codec, self._take(tensors), anchor, residual, laid)
+        pieces = self._take(tensors)
+        gradient = tuple(map(jnp.subtract, anchor, pieces)) if self._rebases else ()
+        return *encode(self._codec, pieces, anchor, residual, laid), gradient
 
     def _mix(self, tensors: Parameters, update: Arrays, mixing: jax.Array) -> Parameters:
         # where, not arithmetic, at mixing 0: an own value of NaN must not survive its overwriting.

@@ -133,7 +133,7 @@ def _activated(experiment: Experiment, params: int) -> str:
 def anchor_bytes(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> int:
     """What a codec of outer gradients keeps on a device: adopted versions, and what encodings left out."""
     outer = experiment.outer
-    if CODECS[outer.codec].of_parameters:
+    if CODECS[outer.codec].exact and not experiment.sync.rebase:
         return 0
     shardings = parameter_shardings(experiment.model, mesh)
     elements = sum(

@@ -41,8 +41,8 @@ def _random(rng: np.random.Generator, theta: Arrays, own: Arrays, first: Arrays)
     return tuple(sent)
 
 
-# What a liar sends in the place of an offer of the codec f32, theta_{m,p}: from the version that this was
-# trained from, the honest offer, and the first honest one.
+# What a liar sends in the place of an offer of the codec f32: from what an offer without work holds, the
+# honest offer, and the first honest one.
 KINDS: dict[str, Falsify] = {
     "scaled": _scaled(1e6),
     "scaled little": _scaled(4.0),  # as much as the guard lets pass
@@ -61,24 +61,29 @@ class LyingArrays(TrainingArrays):
         """`kind`: one of KINDS."""
         super().__init__(equipment)
         self._falsify, self._rng = KINDS[kind], np.random.default_rng(0)
-        self._theta: dict[int, Arrays] = {}
+        self._unmoved: dict[int, Arrays] = {}  # by fragment: Theta_p, or with rebase zeros
         self._first: dict[int, Arrays] = {}
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         super().adopt(fragments, inner)
-        self._theta = {p: tuple(pieces) for p, pieces in enumerate(fragments)}
+        for p, pieces in enumerate(fragments):
+            self._hold(p, pieces)
 
     def apply(
         self, fragment: int, mixing: float, pieces: Pieces, merged: int | None = None, rebase: bool = False
     ) -> None:
         super().apply(fragment, mixing, pieces, merged, rebase)
-        self._theta[fragment] = tuple(pieces)
+        self._hold(fragment, pieces)
+
+    def _hold(self, fragment: int, pieces: Pieces) -> None:
+        moves = self._equipment.transfer.keeps_anchors
+        self._unmoved[fragment] = tuple(map(np.zeros_like, pieces)) if moves else tuple(pieces)
 
     def offer(self, fragment: int, steps: int) -> Offer:
         honest = super().offer(fragment, steps)
         own = honest.on_host()
         first = self._first.setdefault(fragment, own)
-        sent = self._falsify(self._rng, self._theta[fragment], own, first)
+        sent = self._falsify(self._rng, self._unmoved[fragment], own, first)
         lie = self._offers[fragment][steps] = dataclasses.replace(honest, arrays=sent, shapes=())
         return lie
 

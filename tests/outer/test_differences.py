@@ -17,7 +17,7 @@ from tests.long import times
 
 SHAPES = {"a": (5, 70), "b": (3,)}
 LAYOUT = fragment(SHAPES, 1)
-LOSSY = [name for name, codec in UPDATE_CODECS.items() if not codec.of_parameters]
+LOSSY = [name for name, codec in UPDATE_CODECS.items() if not codec.exact]
 CODES = {"int8": 127, "int4": 7}
 
 

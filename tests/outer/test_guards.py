@@ -297,7 +297,7 @@ def test_of_a_small_fragment_they_are_exact(seed, count):
     vectors = deltas(seed, shapes, count)
     anchor = [np.full(shape, 0.25, np.float32) for shape in shapes]
     sent = [[a - x for a, x in zip(anchor, v, strict=True)] for v in vectors]
-    cosines = sampled_cosines(anchor, sent, np.ones((3, count), np.float32))
+    cosines = sampled_cosines(sent, np.ones((3, count), np.float32), anchor)
     np.testing.assert_allclose(cosines, exact(vectors), atol=1e-6)
 
 
@@ -307,18 +307,18 @@ def test_of_a_large_fragment_they_are_within_the_noise_of_a_sample_and_follow_fr
     anchor = [np.zeros(shape, np.float32) for shape in shapes]
     sent = [[-x for x in v] for v in vectors]
     norms = np.float32([[np.linalg.norm(piece) for piece in column] for column in zip(*vectors, strict=True)])
-    cosines = sampled_cosines(anchor, sent, norms)
+    cosines = sampled_cosines(sent, norms, anchor)
     assert np.abs(cosines - exact(vectors)).max() < 5 / np.sqrt(SAMPLE)
-    again = sampled_cosines(anchor, sent, norms)
+    again = sampled_cosines(sent, norms, anchor)
     np.testing.assert_array_equal(cosines, again)
     other = norms.copy()
     other[0, 1] = np.nextafter(other[0, 1], np.float32(np.inf))
-    assert (sampled_cosines(anchor, sent, other)[0] != cosines).any()
+    assert (sampled_cosines(sent, other, anchor)[0] != cosines).any()
 
 
 def test_whoever_did_not_move_has_no_direction():
     anchor = [np.ones(4, np.float32)]
     sent = [[np.ones(4, np.float32)], [np.zeros(4, np.float32)]]
-    cosines = sampled_cosines(anchor, sent, np.float32([[0, 2]]))
+    cosines = sampled_cosines(sent, np.float32([[0, 2]]), anchor)
     assert np.isnan(cosines[0, 1])
     assert cosines[1, 1] == pytest.approx(1)

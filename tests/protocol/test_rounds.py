@@ -171,7 +171,7 @@ def test_an_offer_in_the_step_in_which_an_update_sets_the_clock_far_forward_is_m
     )
     offer = events.FragmentArrived(RoundId(42, 1), Contribution(1, 1, 1, version, 40, 1, 10))
     assert not desk.tell(offer)
-    assert desk.core.offers == {offer}
+    assert desk.core.offers == {offer.contribution}
     assert desk.core.rounds[0].arrived[1] == offer.contribution
 
 
@@ -380,12 +380,12 @@ def _asked_after_two_steps():
 def test_an_offer_that_overtakes_the_reports_of_its_work_is_kept_until_these_come():
     desk = _asked_after_two_steps()
     assert not desk.tell(_overtakes(8))
-    assert not desk.core.rounds[0].arrived and desk.core.offers == {_overtakes(8)}
+    assert not desk.core.rounds[0].arrived and desk.core.offers == {_overtakes(8).contribution}
     assert not [a for a in desk.report(0, 3, steps=3) if isinstance(a, actions.Drop | actions.Release)]
-    assert not desk.core.rounds[0].arrived and desk.core.offers == {_overtakes(8)}
+    assert not desk.core.rounds[0].arrived and desk.core.offers == {_overtakes(8).contribution}
     desk.report(0, 8, steps=8)
     assert desk.core.rounds[0].arrived == {0: _overtakes(8).contribution}
-    assert desk.core.offers == {_overtakes(8)}
+    assert desk.core.offers == {_overtakes(8).contribution}
 
 
 @pytest.mark.parametrize("then", ["a newer offer", "its learner is lost"])
@@ -394,8 +394,8 @@ def test_an_offer_that_waits_for_reports_in_vain_is_released(then):
     desk.tell(_overtakes(8))
     newer = then == "a newer offer"
     out = desk.tell(_overtakes(9) if newer else events.LearnerLost(0, 1, "broken"))
-    assert only(actions.Release, out).offer == _overtakes(8)
-    assert desk.core.offers == ({_overtakes(9)} if newer else set())
+    assert only(actions.Release, out).offer == _overtakes(8).contribution
+    assert desk.core.offers == ({_overtakes(9).contribution} if newer else set())
 
 
 def test_whatever_comes_of_an_offer_its_arrays_are_released_or_merged():
@@ -407,8 +407,8 @@ def test_whatever_comes_of_an_offer_its_arrays_are_released_or_merged():
     assert again.reason == "unexpected fragment" and len(desk.core.offers) == 1
     desk.report(0, 10, at=10.0, steps=10)
     replaced = only(actions.Release, desk.offer(0, (4, 0)))
-    assert replaced.offer.contribution.steps == 4
+    assert replaced.offer.steps == 4
     desk.report(1, 4, at=10.1, steps=4)
     merge = only(actions.Merge, desk.offer(1, (4, 0)))
     assert [c.steps for c in merge.contributions] == [10, 4] and not desk.core.offers
-    assert only(actions.Release, desk.offer(1, (4, 0))).offer.contribution in merge.contributions
+    assert only(actions.Release, desk.offer(1, (4, 0))).offer in merge.contributions

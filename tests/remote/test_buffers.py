@@ -162,9 +162,11 @@ def test_a_learner_may_send_what_it_was_asked_for_and_once_for_each_time_that_it
         assert not session.expects(RoundId(8, 1), 0)
         assert session.expects(RoundId(4, 1), 0)
         assert not session.expects(RoundId(4, 1), 0)
-    session.deliver(asked(0, step=12))  # the round before it is over
-    assert not session.expects(RoundId(6, 0), 0)
-    assert session.expects(RoundId(12, 0), 0)
+    for step in (12, 18, 24):
+        session.deliver(asked(0, step=step))
+    assert session.expects(RoundId(12, 0), 0)  # as one that is late, which a later round may take
+    assert session.expects(RoundId(24, 0), 0)
+    assert not session.expects(RoundId(18, 0), 0)  # offers come in the order of the rounds
 
 
 class Context:

@@ -98,7 +98,7 @@ def test_an_offer_that_breaks_in_the_middle_has_failed_and_may_be_asked_for_agai
     def messages():
         yield headed(1)
         yield next(iter(chunks(arrays(1, 5))))
-        until(lambda: not link._asked, "the header to be read")
+        until(lambda: not any(link._asked.values()), "the header to be read")
         raise OSError("the rest is lost")
 
     with pytest.raises(grpc.RpcError):
@@ -210,7 +210,7 @@ def test_a_lost_learner_is_told_to_the_core_and_what_it_was_sending_has_failed(e
     sending = threading.Thread(target=lambda: error_of(send_by_hand, learner, messages()))
     sending.start()
     assert begun.wait(PATIENCE)
-    until(lambda: not link._asked, "the header to be read")
+    until(lambda: not any(link._asked.values()), "the header to be read")
     learner.client._control.cancel()
     heard = {type(event): event for event in (syncer.heard.get(timeout=PATIENCE) for _ in range(2))}
     never.set()

@@ -92,14 +92,12 @@ def offer(actor, event, arrays, *decided):
     actor.take_offer(event, arrays, 0.0)
 
 
-def test_a_merge_takes_what_is_of_its_round_in_its_order_and_it_is_kept_no_longer(actor, driver):
+def test_a_merge_takes_its_offers_in_their_order_and_they_are_kept_no_longer(actor, driver):
     for learner in (0, 1):
         offer(actor, arrived(learner), f"of {learner}")
-    offer(actor, arrived(0, SECOND), "of 0, later")
+    offer(actor, arrived(0, incarnation=2), "of 0, later")
     actor.perform([merge(1, 0)])
-    assert driver.merges == [["of 1", "of 0"]] and len(actor.offers) == 1
-    actor.perform([merge(0, round_id=SECOND)])
-    assert driver.merges[1:] == [["of 0, later"]] and not actor.offers
+    assert driver.merges == [["of 1", "of 0"]] and list(actor.offers.values()) == ["of 0, later"]
 
 
 def test_the_first_of_two_arrivals_of_an_offer_is_merged(actor, driver):
@@ -112,7 +110,7 @@ def test_the_first_of_two_arrivals_of_an_offer_is_merged(actor, driver):
 
 def test_what_is_released_does_not_take_with_it_another_offer_of_its_learner(actor, driver):
     offer(actor, arrived(0), "of 0")
-    offer(actor, arrived(0, incarnation=2), "of its next process", actions.Release(arrived(0, incarnation=2)))
+    offer(actor, arrived(0, incarnation=2), "of its next process", actions.Release(contribution(0, 2)))
     actor.perform([merge(0)])
     assert driver.merges == [["of 0"]]
 

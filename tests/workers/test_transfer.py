@@ -132,28 +132,25 @@ def rebased(now, then, theirs):
     return [t.astype(np.float64) + n - o for n, o, t in zip(now, then, theirs, strict=True)]
 
 
-def test_a_rebased_update_keeps_what_was_done_since_the_offer_and_leaves_the_rest(shardings):
+@pytest.mark.parametrize("offered", [True, False])
+def test_a_rebased_update_keeps_what_it_does_not_contain_and_leaves_the_rest(shardings, offered):
     transfer = FragmentTransfer(LAYOUT, shardings, rebase=True)
-    then, theirs, later = numbers(0), numbers(1), numbers(2)
-    offer = transfer.offer(SPLIT, placed(then, shardings))
+    anchor, then, theirs, later = (numbers(seed) for seed in range(4))
+    held = transfer.place(SPLIT, pieces_of(anchor))
+    offer = transfer.offer(SPLIT, placed(then, shardings), held)
+    assert_near(offer.on_host(), [a - b for a, b in zip(*map(pieces_of, (anchor, then)), strict=True)], 0.0)
     now = {name: value + np.float32(1e-3) * later[name] for name, value in then.items()}
-    params = transfer.apply(SPLIT, placed(now, shardings), pieces_of(theirs), 0.0, offer.own)
-    expected = rebased(pieces_of(now), pieces_of(then), pieces_of(theirs))
-    assert_near(pieces_of(params), expected, 1e-6)
+    merged = offer.own if offered else ()
+    params = transfer.apply(SPLIT, placed(now, shardings), pieces_of(theirs), 0.0, held, merged)
+    expected = rebased(pieces_of(now), pieces_of(then if offered else anchor), pieces_of(theirs))
+    assert_near(pieces_of(params), expected, 2e-6)
+    assert_near(offer.own, offer.on_host(), 0.0)
     whole = {name: np.array(value) for name, value in now.items()}
     for piece, value in zip(LAYOUT.fragments[SPLIT], pieces_of(params), strict=True):
         whole[piece.name][piece.start : piece.stop] = value
     assert_equal(params, whole)
     for name, leaf in params.items():
         assert leaf.sharding.is_equivalent_to(shardings[name], leaf.ndim), name
-
-
-def test_an_own_copy_that_an_offer_keeps_survives_what_donates_its_source(shardings):
-    transfer = FragmentTransfer(LAYOUT, shardings, rebase=True)
-    params = placed(numbers(0), shardings)
-    offer = transfer.offer(SPLIT, params)
-    transfer.apply(SPLIT, params, pieces_of(numbers(1)), 0.0, offer.own)
-    assert_near(offer.own, pieces_of(numbers(0)), 0.0)
 
 
 # Encoded offers.

@@ -15,6 +15,7 @@ from ddiloco.arrays.blocks import Blocks, Cut, Gathered
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId
+from ddiloco.protocol.policy import MAX_AGE
 from ddiloco.remote.syncer.downlink import Downlink
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer
@@ -53,7 +54,10 @@ class Session:
         self.reason = "connection lost"  # why it ended
         self._change = threading.Condition()
         self._waiting: collections.deque[pb.ToLearner] = collections.deque()
-        self._asked: dict[tuple[int, int], RoundId] = {}  # by fragment and host, what the learner may send
+        # By fragment and host, the offers that the learner may send
+        self._asked: dict[tuple[int, int], collections.deque[RoundId]] = collections.defaultdict(
+            lambda: collections.deque(maxlen=MAX_AGE)
+        )
         self.over = False  # whether the connection has ended
         self.control: grpc.ServicerContext | None = None  # the call of the control stream
         self._calls: collections.Counter[str] = collections.Counter()
@@ -69,7 +73,7 @@ class Session:
             case EventDelivery(events.OfferAsked() as event):
                 with self._change:
                     for host in range(self.hosts):
-                        self._asked[event.round.fragment, host] = event.round
+                        self._asked[event.round.fragment, host].append(event.round)
                 self.say(from_syncer(event))
             case EventDelivery(event):
                 self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
@@ -104,9 +108,11 @@ class Session:
     def expects(self, round_id: RoundId, host: int) -> bool:
         """Whether the learner was asked for this and the host has not begun to send it, as it may once."""
         with self._change:
-            if self._asked.get((round_id.fragment, host)) != round_id:
+            asked = self._asked.get((round_id.fragment, host), ())
+            if round_id not in asked:
                 return False
-            del self._asked[round_id.fragment, host]
+            while asked.popleft() != round_id:  # those asked for before it do not come any more
+                pass
             return True
 
     @contextlib.contextmanager

@@ -199,8 +199,7 @@ class Replay:
 
     def _merge(self, actor: Actor, work: works.MergeWork) -> None:
         p = work.round.fragment
-        anchor = self._model.fragment(p)[1]
-        given = [self._model.decode(p, self._things[key].on_host(), anchor) for _, key in work.given]
+        given = [self._model.decode(p, self._things[key].on_host()) for _, key in work.given]
         self._model.guard = self._guards[id(actor)]
         counts, learners = [(c.steps, c.tokens) for c, _ in work.given], [c.learner for c, _ in work.given]
         made = self._model.merge(p, given, counts, learners)

@@ -12,7 +12,7 @@ from typing import Any
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
@@ -43,8 +43,8 @@ class _Process:
         self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
         self.dismissed: set[Member] = set()  # told that they are no members
         self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
-        self.answers: dict[Contribution, int] = {}  # how often its learner had been asked when the offer came
-        self.arrived: dict[RoundId, set[Contribution]] = {}
+        # For which round an offer came, and how often its learner had been asked for it by then
+        self.arrived: dict[Contribution, tuple[RoundId, int]] = {}
         self.merging: dict[RoundId, actions.Merge] = {}
         self.refused: set[RoundId] = set()  # rounds with a merge whose offers were all left out
 
@@ -133,6 +133,7 @@ class Invariants:
         self._own = fragments_of(shard, shards, policy.num_fragments)
         self._learners = learners
         self.committed = SyncerState.initial(policy.num_fragments)
+        self._lineages: dict[tuple[int, int], int] = {}  # by fragment and version
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
         self.checks = 0  # events after which every rule held
@@ -174,7 +175,7 @@ class Invariants:
         taken = {c: r.id for r in core.rounds for c in r.arrived.values()}
         for c in self._syncer.early & taken.keys():
             self._book_offer(taken[c], c)
-        self._syncer.early = {offer.contribution for offer in core.offers} - taken.keys()
+        self._syncer.early = core.offers - taken.keys()
         self.checks += 1
 
     def commit(self, merge: actions.Merge, lineage: int = 0, left_out: Sequence[int] = ()) -> None:
@@ -192,9 +193,11 @@ class Invariants:
             ledger = self._learners.ledger(self.shard, c)
             self._check_steps(ledger, c)
             self._count_steps(ledger, c)
-            history = (ledger.lineage(c), self.committed.lineages[c.fragment])
+            history = (ledger.lineage(c), self._lineages.get((c.fragment, c.version), 0))
             require(history[0] == history[1], "work is merged into the history that it is of", c, history)
         self.committed = self.committed.after(merge.round, lineage, merged)
+        p = merge.round.fragment
+        self._lineages[p, self.committed.versions[p]] = lineage
         self.merged.add(merge.round)
 
     def _check_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
@@ -277,10 +280,12 @@ class Invariants:
     def _book_offer(self, which: RoundId, c: Contribution) -> None:
         """An offer is here that its learner was asked for; an early one may be asked for while it waits."""
         process, member = self._syncer, (c.learner, c.incarnation)
-        if (which, member) in process.asked and self._stands(member, _Standing.PRESENT):
-            process.arrived.setdefault(which, set()).add(c)
+        asked = (which, member) in process.asked
+        if self.policy.takes_late_work:  # an answer to what was asked before it rejoined will do
+            asked = any(r.fragment == which.fragment and who == member for r, who in process.asked)
+        if asked and self._stands(member, _Standing.PRESENT):
+            process.arrived[c] = which, process.asked[which, member]
             process.known[c] = max(c.steps, self._steps_on(c))
-            process.answers[c] = process.asked[which, member]
 
     def _check_result(self, which: RoundId, left_out: tuple[int, ...]) -> None:
         """A merge has ended; if it is still under way here, it was not committed."""
@@ -414,12 +419,17 @@ class Invariants:
             waits = self.policy.max_run_ahead is not None and which in self._syncer.refused
             require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
         for c in given:
-            require((c.fragment, c.version) == (p, merge.version - 1), "work is on the version replaced", c)
+            age = merge.version - 1 - c.version
+            most = MAX_AGE if self.policy.takes_late_work else 0
+            require(c.fragment == p and 0 <= age <= most, "work is on one of the last versions", c)
             if c in self._syncer.early:
                 self._book_offer(which, c)
-            arrived = self._syncer.arrived.get(which, ())
-            require(c in arrived, "what is merged arrived while its learner took part", c)
+            came = self._syncer.arrived.get(c, (None, 0))[0]
+            known = came == which or (came is not None and self.policy.takes_late_work)
+            require(known, "what is merged arrived while its learner took part", c)
             self._check_steps(self._learners.ledger(self.shard, c), c)
+            mark = self.committed.watermarks[p].get(c.learner, NOTHING_MERGED)
+            require(c.since == mark, "work begins where what is merged of its learner's ends", c, mark)
         require(
             all(other.fragment != p for other in self._syncer.merging), "fragments in flight differ", merge
         )
@@ -435,7 +445,8 @@ class Invariants:
         since = self._steps_on(c) - self._syncer.known[c]
         fresh = since <= max(1, self.policy.interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
-        again = asked > self._syncer.answers[c]
+        of, before = self._syncer.arrived[c]
+        again = asked > (before if of == which else 0)
         require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
 
     def _begin(self, member: Member, event: events.SyncerEvent) -> None:

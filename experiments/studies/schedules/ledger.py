@@ -39,8 +39,8 @@ class ProcessLedger:
         self._tokens, self._work = [0], [0]  # of all steps up to each: tokens and steps that were not skipped
         self._applied: list[dict[int, int]] = []  # by fragment: version -> steps when it was applied
         self._held: list[int] = []
-        # By fragment, version and steps of the offer (`Watermark.steps`): first and last
-        self._spans: dict[tuple[int, int, int], tuple[int, int]] = {}
+        # By fragment and steps of the offer (`Watermark.steps`): first and last
+        self._spans: dict[tuple[int, int], tuple[int, int]] = {}
         self._in_flight: collections.deque[int] = collections.deque()  # steps started, not yet finished
         self._finished = 0
         self._reported = -1
@@ -50,7 +50,7 @@ class ProcessLedger:
         self._ends: dict[int, int] = {}  # by shard, the step to which it asks the clock to be set
         self._lineages: list[int] = []  # by fragment, of the version held
         self._made: dict[tuple[int, ...], tuple[int, int, int]] = {}
-        """As `_spans`, with clock and tokens, of all offers, and with their lineage."""
+        """By fragment, version, steps, clock and tokens of all offers: as `_spans`, with their lineage."""
 
     def copy(self) -> ProcessLedger:
         """The ledger of a process that goes on from a checkpoint that is made now."""
@@ -109,7 +109,7 @@ class ProcessLedger:
                     if action.rebase and action.merged is None:
                         first = self._applied[p][self._held[p]]
                     elif action.rebase:
-                        _, first = self._spans[p, self._held[p], action.merged]
+                        _, first = self._spans[p, action.merged]
                     self._held[p] = version
                     self._lineages[p], self._merged_at[p] = event.lineage, event.step
                     self._applied[p][version] = first
@@ -144,16 +144,16 @@ class ProcessLedger:
         require(c.upto.steps == self.steps, "an offer is of a step boundary of the learner's life", c)
         # By what is known so far.
         self._check_work(first, self.steps, c, c, "an offer's steps are those since its version")
-        self._spans[c.fragment, c.version, self.steps] = (first, self.steps)
+        self._spans[c.fragment, self.steps] = (first, self.steps)
 
     def _sent(self, c: Contribution) -> None:
         """Its steps are complete, so that it is known which of them were skipped."""
-        first, last = self._spans[c.fragment, c.version, c.upto.steps]
+        first, last = self._spans[c.fragment, c.upto.steps]
         require(c.steps > 0, "an offer holds work", c)
         require(last not in self._in_flight, "an offer is sent after its last step", c)
         self._check_work(first, last, c, c, "an offer's steps are those since its version")
         key = (c.fragment, c.version, c.upto.steps, c.step, c.tokens)
-        self._made[key] = (first, last, self._lineages[c.fragment])
+        self._made[key] = (first, last, c.lineage)
 
     def _skipped(self, step: int) -> None:
         """It changed nothing: it counts for nothing."""

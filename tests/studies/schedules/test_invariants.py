@@ -142,7 +142,7 @@ def test_a_sound_merge_breaks_no_rule(run):
             lambda m: dataclasses.replace(
                 m, contributions=(m.contributions[0], dataclasses.replace(m.contributions[1], version=1))
             ),
-            "work is on the version replaced",
+            "work is on one of the last versions",
         ),
     ],
 )

@@ -143,14 +143,14 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that a long wait has made old counts in a quorum",
-        "and since > max(1, steps, half)",
+        "and since > max(1, steps, offer.steps // 2)",
         "and since > 10**9",
         PROTOCOL,
     ),
     Mutant(
         "rounds: work on an older version is merged",
-        "or c.version != r.version",
-        "or c.version > r.version",
+        "or (c.version < newest and not self.policy.takes_late_work)",
+        "or False",
         PROTOCOL,
     ),
     Mutant(
@@ -161,20 +161,20 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: claims are not checked against reports",
-        "if not m.can_have(c, self.policy.interval):",
+        "if problem is None and not m.can_have(c, self.policy):",
         "if False:",
         PROTOCOL,
     ),
     Mutant(
         "rounds: an offer that nobody asked for is taken",
-        "asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE",
-        "asked = m.state is State.LIVE",
+        "asked = c.fragment in m.asked if late else (c.learner, c.incarnation) in r.asked",
+        "asked = True",
         PROTOCOL,
     ),
     Mutant(
         "rounds: an offer of one that is silent is taken",
-        "asked = (c.learner, c.incarnation) in r.asked and m.state is State.LIVE",
-        "asked = (c.learner, c.incarnation) in r.asked",
+        "return asked and m.state is State.LIVE and r.phase is not Phase.MERGING and r.lacks(c)",
+        "return asked and r.phase is not Phase.MERGING and r.lacks(c)",
         PROTOCOL,
     ),
     Mutant(
@@ -245,8 +245,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that comes in the grace window is refused",
-        "return asked and r.phase is not Phase.MERGING and r.lacks(c)",
-        "return asked and r.phase is Phase.GATHERING and r.lacks(c)",
+        "return asked and m.state is State.LIVE and r.phase is not Phase.MERGING and r.lacks(c)",
+        "return asked and m.state is State.LIVE and r.phase is Phase.GATHERING and r.lacks(c)",
         PROTOCOL,
     ),
     Mutant(

@@ -6,8 +6,10 @@ import pytest
 
 from tests.integration.programs import LIMIT
 
-NAMES = ("merge", "snapshot", "protocol")
+NAMES = ("protocol",)
 SLOW = (
+    "merge",
+    "snapshot",
     "learner",
     "wire",
     "syncer",

@@ -45,17 +45,9 @@ def test_the_dashboard_shows_all_runs_of_a_sweep_until_it_is_ended(sweep):
     assert "run seed=0" in page and "run seed=1" in page and "Settings that differ" in page
 
 
-@pytest.mark.parametrize(
-    ("address", "told"),
-    {
-        "0.0.0.0:7071": "0.0.0.0:7071 can be reached from other machines, which needs --token_file or --tls",
-        "7071": "is '7071', but must be HOST:PORT",
-        "": "is missing; give --listen=...",
-    }.items(),
-)
-def test_an_address_that_cannot_be_served_is_told_with_its_flag(address, told, sweep, programs):
-    done = programs.run("dashboard", f"--workdir={sweep}", f"--listen={address}")
-    assert_refused(done, f"listen: {told}")
+def test_an_address_that_cannot_be_served_is_told_with_its_flag(sweep, programs):
+    done = programs.run("dashboard", f"--workdir={sweep}", "--listen=0.0.0.0:7071")
+    assert_refused(done, "listen: 0.0.0.0:7071 can be reached from other machines, which needs --token_file ")
 
 
 def test_the_report_is_written_beside_the_run(sweep, programs):
@@ -75,11 +67,6 @@ def test_rows_of_a_comparison_are_found_in_its_folder_and_told_apart(tmp_path):
     text = exposition(views)[0].decode()
     for row in ("decoupled", "diloco"):
         assert text.count(f'ddiloco_learner_state{{learner="1",run="{row}/seed=0",state="absent"}}') == 1
-
-
-def test_a_report_that_cannot_be_written_is_an_error_of_one_line(sweep, programs):
-    done = programs.run("report", f"--workdir={sweep / 'seed=0'}", f"--output={__file__}/report.html")
-    assert_refused(done, "output: ")
 
 
 @pytest.mark.parametrize("arguments", [["--workdir={}/nothing"], []])

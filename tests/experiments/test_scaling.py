@@ -88,9 +88,7 @@ def test_what_cannot_be_fitted_is_told_and_the_rest_is_there(programs, tmp_path)
 
 
 WRONG = {
-    "nothing named": ([], "sweep: is missing; give --sweep=..."),
     "no sweep": (["--sweep=FOLDER/none"], "sweep: FOLDER/none/sweep.json: No such file or directory"),
-    "no JSON": (["--sweep=FOLDER/bad"], "sweep: FOLDER/bad/sweep.json: is no JSON"),
     "no runs": (["--sweep=FOLDER/empty"], "sweep: the sweep has no loss: of 0 runs none has one"),
 }
 

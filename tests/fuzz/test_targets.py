@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.storage import array_file
-from tests.fuzz import blind, rpcs, seeds, targets
-from tests.remote.ends import PATIENCE
+from tests.fuzz import rpcs, seeds, targets
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,19 +43,9 @@ def test_no_bytes_whatever_raise_what_is_not_expected(name):
 
 @pytest.mark.parametrize(
     "arrays",
-    [[["<f4", [1 << 40]]], [["V1000000000", [1]]], [["<f4", [-4]]], [["O", [1]]], [["<f4", ["a"]]], 7, None],
-    ids=["long", "wide", "negative", "objects", "words", "a number", "nothing"],
+    [[["<f4", [1 << 40]]], [["<f4", [-4]]], [["O", [1]]], 7],
+    ids=["long", "negative", "objects", "a number"],
 )
 def test_a_file_whose_header_asks_for_what_is_not_there_is_damaged(arrays):
     with pytest.raises(ValueError, match="is damaged: its header cannot be read"):
         array_file.parse(targets.checked(seeds.array_body({"arrays": arrays}, bytes(64))), targets.MAGIC)
-
-
-def test_blind_mutation_finds_what_raises(monkeypatch):
-    def fragile(data):
-        assert b"\xff" not in data
-
-    monkeypatch.setitem(targets.TARGETS, "fragile", (fragile, ValueError))
-    monkeypatch.setitem(seeds.SEEDS, "fragile", [b"sound"])
-    with pytest.raises(AssertionError, match=r"fragile: b.*xff"):
-        blind.explore(["fragile", "peers"], PATIENCE)

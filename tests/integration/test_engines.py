@@ -152,9 +152,7 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     assert summary["interrupted"] and summary["tokens"]["2"] > 0
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["drain"], ["evict"], ["drain", "x"], ["stop", "3"], ["status", "1", "2"]]
-)
+@pytest.mark.parametrize("words", [[], ["drain", "x"], ["stop", "3"]])
 def test_what_is_no_command_is_told_in_one_line(programs, words):
     done = programs.run("control", *words)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

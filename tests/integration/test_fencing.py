@@ -4,39 +4,13 @@ import signal
 import socket
 
 from ddiloco.storage import array_file
-from ddiloco.storage.durable import RETRY_SECONDS
 from ddiloco.storage.run_mark import FRAGMENT, begun
-from tests.integration.hand import Job, assert_counted_once, assert_nothing_twice, free_port
+from tests.integration.hand import assert_counted_once, assert_nothing_twice, free_port
 
 
 def more_merges(job, alive):
     made = len(job.rounds())
     job.wait_for(lambda: len(job.rounds()) > made + 3, "more merges", alive)
-
-
-def test_a_run_whose_folder_was_moved_writes_nothing_into_the_one_that_took_its_place(
-    job, programs, tmp_path
-):
-    first = [job.syncer(), job.learner(0)]
-    more_merges(job, first)
-    job.workdir.rename(tmp_path / "elsewhere")
-    other = Job(programs, job.workdir)
-    try:
-        second = [other.syncer(), other.learner(0)]
-        more_merges(other, second)
-        since = other.rounds()[0]["time"] + 3 * RETRY_SECONDS  # by then the first has tried to write again
-        other.wait_for(lambda: other.rounds(since), "merges while the first run tries again", second)
-        run = begun(other.workdir / "syncer").run
-        code, _, told = job.end(first[0])
-        assert code == 2 and "another run has taken the folder: merges wait" in told
-        assert job.end(first[1])[0] in (0, 143)
-        headers = [array_file.load(path, FRAGMENT)[0] for path in other.workdir.glob("syncer/fragment-*")]
-        assert {header["run"] for header in headers} == {run}
-        assert other.end(second[0])[0] == 143
-        assert other.summary()["rounds"] == len(other.rounds())
-        assert_nothing_twice(other)
-    finally:
-        other.kill_all()
 
 
 def test_a_taken_port_is_found_before_an_earlier_run_is_touched(job):

@@ -33,7 +33,11 @@ def start(programs, workdir, *changes, hosts="(2, 1)", devices=8):
     return programs.start_module("experiments.train", *arguments, XLA_FLAGS=flags)
 
 
-CODECS = ("--config.outer.codec=int4", "--config.outer.update_codec=int8")
+CODECS = (
+    "--config.outer.codec=int4",
+    "--config.outer.update_codec=int8",
+    "--config.inner.optimizer=muon",
+)
 PLAIN = ("--config.outer.codec=f32", "--config.outer.update_codec=f32", "--config.eval.every=None")
 PACED = "--config.train.min_step_seconds=(0.1, 0.1)"
 
@@ -65,40 +69,6 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
         assert_replays(programs, tmp_path / "two")
 
 
-@pytest.mark.slow
-def test_hosts_exchange_their_blocks_with_shards_of_the_syncer_and_one_that_died(programs, tmp_path):
-    changes = (*UNENDING, "--config.remote.syncer_shards=2", "--config.sync.num_fragments=2", PACED, *CODECS)
-    changes += ("--config.recovery.checkpoint_every=0",)
-    process = start(programs, tmp_path, *changes, devices=4)
-
-    wait = functools.partial(wait_for, [process])
-
-    def merged_since(moment):
-        """The fragments of which there were merges with both learners."""
-        rounds = (r for r in lines(tmp_path / "rounds.jsonl") if r["time"] > moment)
-        return {r["fragment"] for r in rounds if r["learners"] == [0, 1]}
-
-    wait(lambda: merged_since(0.0) == {0, 1}, "merges of both")
-    before = processes_of(process)
-    os.kill(before["syncer-1"], signal.SIGKILL)
-    wait(lambda: "syncer-1" in processes_of(process), "another process of the shard")
-    since = time.time()
-    wait(lambda: merged_since(since) == {0, 1}, "merges with it")
-    after = processes_of(process)
-    assert {name for name in before if after[name] != before[name]} == {"syncer-1"}
-    # Nobody keeps copies: the learner of two hosts takes over what that of one has, and the other way round.
-    for learner, name in enumerate(("0.1", "1")):
-        os.kill(processes_of(process)[name], signal.SIGKILL)
-        wait(lambda n=learner: sources(tmp_path, n)[1:] == ["peer"], f"learner {learner} to be given to")
-        since = time.time()
-        wait(lambda then=since: merged_since(then) == {0, 1}, "merges with it")
-    process.send_signal(signal.SIGTERM)
-    done = programs.finish(process)
-    assert done.returncode == 143, done.stderr
-    assert summary_of(tmp_path)["failures"] == []
-    assert_replays(programs, tmp_path)
-
-
 ALONE = ("--config.sync.num_learners=1", "--config.remote.hosts=(2,)", "--config.train.min_step_seconds=()")
 
 
@@ -111,6 +81,7 @@ def two_hosts(programs, job, affliction=None, changes=()):
     return first, job.learner(0, *place, "--process=1", *changes, XLA_FLAGS=flags)
 
 
+@pytest.mark.slow
 def test_host_0_ends_where_it_fails_alone_and_the_others_with_it(programs, new_job):
     job = new_job((*TRANSFORMER, *HOSTS, *ALONE, "--config.recovery.checkpoint_every=0"))
     syncer, hosts = job.syncer(), two_hosts(programs, job, affliction="step:5")

@@ -6,17 +6,21 @@ import pytest
 
 from experiments.studies.chaos.committed import check_work
 from experiments.studies.replay.reading import read_tape
+from tests.integration.hand import LOOP
 from tests.integration.programs import LIMIT
-from tests.integration.remote_runs import STEADY, UNENDING, lines, merged_batches, summary_of, wait_for
+from tests.integration.remote_runs import lines, merged_batches, summary_of, wait_for
 
-LOCAL, RESUME = "--config.driver=local", "--resume"
+RESUME = "--resume"
+SETTINGS = (LOOP, "--config.train.min_step_seconds=(0.05, 0.05)", "--config.eval.every=None")
 OFTEN = "--config.recovery.checkpoint_every=0.5"
+LOCAL = (*SETTINGS, OFTEN, "--config.driver=local")
+REMOTE = (*SETTINGS, OFTEN, "--config.driver=remote")
 
 
-def end_after(programs, workdir, rounds, number, *more):
+def end_after(programs, workdir, rounds, number, *settings):
     """Starts a run, and ends it by a signal once so many merges more are recorded."""
     had = len(lines(workdir / "rounds.jsonl"))
-    process = programs.start("train", *programs.training(workdir), *UNENDING, OFTEN, *more)
+    process = programs.start("train", f"--workdir={workdir}", "--config.train.steps=1000000", *settings)
     try:
         merged = lambda: len(lines(workdir / "rounds.jsonl")) >= had + rounds  # noqa: E731
         wait_for([process], merged, f"{rounds} merges", 2 * LIMIT)
@@ -25,6 +29,11 @@ def end_after(programs, workdir, rounds, number, *more):
         process.kill()
         raise
     return programs.finish(process)
+
+
+def to_its_end(programs, workdir, steps, *settings):
+    """Has a run go on to this step, and to its end."""
+    return programs.run("train", f"--workdir={workdir}", f"--config.train.steps={steps}", *settings)
 
 
 def resumed_with(workdir, learner):
@@ -42,39 +51,34 @@ def assert_nothing_twice(rounds):
     assert check_work(rounds).twice_tokens == 0
 
 
-def test_a_run_of_threads_that_is_killed_and_stopped_goes_on_with_its_merges_and_states(programs, tmp_path):
+def test_a_run_of_threads_that_is_killed_and_stopped_goes_on_to_its_end(programs, tmp_path):
     batches = [0, 0]
-    ends = [(signal.SIGKILL, ()), (signal.SIGTERM, (RESUME,)), (signal.SIGTERM, ("--resume=auto",))]
-    for number, flag in ends:
-        ended = end_after(programs, tmp_path, 12, number, LOCAL, *flag)
+    for number, flag in ((signal.SIGKILL, ()), (signal.SIGTERM, (RESUME,))):
+        ended = end_after(programs, tmp_path, 12, number, *LOCAL, *flag)
         assert ended.returncode == (143 if number == signal.SIGTERM else -number), ended.stderr
         now = [merged_batches(tmp_path, m) for m in ("0", "1")]
         assert all(later > before for later, before in zip(now, batches, strict=True))
         batches = now
+    again = programs.run("replay", f"--workdir={tmp_path}")
+    assert again.returncode == 0, again.stderr
+    assert "the same as the run's" in again.stdout
+    steps = max(r["step"] for r in lines(tmp_path / "rounds.jsonl")) + 24
+    last = to_its_end(programs, tmp_path, steps, *LOCAL, "--resume=auto")
+    assert last.returncode == 0, last.stderr
+    summary = summary_of(tmp_path)
+    assert (summary["finished"], summary["failures"], summary["step"]) == (True, [], steps)
     assert_nothing_twice(lines(tmp_path / "rounds.jsonl"))
     assert not (tmp_path / "previous").exists(), "nothing was set aside"
     processes = [resumed_with(tmp_path, m) for m in (0, 1)]
     assert [len(of_one) for of_one in processes] == [3, 3]
     assert [of_one[0] for of_one in processes] == [None, None]
     assert any(of_one[2] for of_one in processes), "who leaves keeps its state, of which most is current"
-    again = programs.run("replay", f"--workdir={tmp_path}")
-    assert again.returncode == 0, again.stderr
-    assert "the same as the run's" in again.stdout
-
-
-def test_a_run_that_goes_on_to_its_end_is_over(programs, tmp_path):
-    first = programs.train(tmp_path, LOCAL, *STEADY)
-    assert first.returncode == 0, first.stderr
-    more = programs.train(tmp_path, LOCAL, *STEADY, "--config.train.steps=24", RESUME)
-    assert more.returncode == 0, more.stderr
-    summary = summary_of(tmp_path)
-    assert (summary["finished"], summary["failures"], summary["step"]) == (True, [], 24)
-    over = programs.train(tmp_path, LOCAL, *STEADY, "--config.train.steps=24", "--resume=auto")
+    over = to_its_end(programs, tmp_path, steps, *LOCAL, "--resume=auto")
     assert (over.returncode, over.stderr.strip()) == (0, f"the run in {tmp_path} is over")
 
 
 def test_where_no_run_has_begun_none_goes_on(programs, tmp_path):
-    result = programs.train(tmp_path, LOCAL, RESUME)
+    result = programs.run("train", f"--workdir={tmp_path}", *LOCAL, RESUME)
     assert result.returncode == 1
     assert result.stderr.strip() == f"error: {tmp_path}: has no run to resume"
 
@@ -89,10 +93,9 @@ def test_a_virtual_run_is_not_resumed(programs, tmp_path):
 
 @pytest.mark.slow
 def test_processes_of_a_launcher_that_is_killed_go_on(programs, tmp_path):
-    remote = "--config.driver=remote"
-    assert end_after(programs, tmp_path, 9, signal.SIGKILL, remote).returncode == -signal.SIGKILL
+    assert end_after(programs, tmp_path, 9, signal.SIGKILL, *REMOTE).returncode == -signal.SIGKILL
     steps = max(r["step"] for r in lines(tmp_path / "rounds.jsonl")) + 60
-    last = programs.train(tmp_path, remote, *STEADY, f"--config.train.steps={steps}", RESUME)
+    last = to_its_end(programs, tmp_path, steps, *REMOTE, RESUME)
     assert last.returncode == 0, last.stderr
     assert_nothing_twice(lines(tmp_path / "rounds.jsonl"))
     assert summary_of(tmp_path)["finished"]

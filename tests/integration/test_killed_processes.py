@@ -13,6 +13,7 @@ import time
 import pytest
 
 from ddiloco.storage.workdir import LOCK, is_locked, owned
+from tests.integration.hand import LOOP
 from tests.integration.remote_runs import (
     UNENDING,
     lines,
@@ -24,7 +25,14 @@ from tests.integration.remote_runs import (
 )
 from tests.remote.ends import alive
 
-OFTEN = "--config.recovery.checkpoint_every=1.0"
+OF_LOOP = (
+    LOOP,
+    "--config.driver=remote",
+    "--config.train.steps=1000000",
+    "--config.train.min_step_seconds=(0.05, 0.05)",
+    "--config.eval.every=None",
+    "--config.recovery.checkpoint_every=1.0",
+)
 
 
 @dataclasses.dataclass
@@ -55,8 +63,7 @@ def recoveries(workdir):
 @pytest.fixture(scope="module")
 def story(programs, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("killed")
-    changes = ["--config.driver=remote", *UNENDING, OFTEN]
-    process = programs.start("train", *programs.training(workdir), *changes)
+    process = programs.start("train", *OF_LOOP, f"--workdir={workdir}")
     rounds = workdir / "rounds.jsonl"
 
     wait = functools.partial(wait_for, [process])
@@ -174,6 +181,7 @@ def test_its_timeline_shows_who_was_killed_and_who_went_on(programs, story):
     assert not re.search(r"^\S+  learner 1 ", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_what_is_in_the_way_of_a_process_that_starts_again_may_pass(programs, started, tmp_path):
     workdir, data = tmp_path / "run", tmp_path / "data"
     data.symlink_to(programs.data_dir)

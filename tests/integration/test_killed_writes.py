@@ -24,7 +24,7 @@ from tests.long import times
 from tests.remote.ends import PATIENCE, until
 from tests.storage.test_durable import Disk, merge, model
 
-KILLS = times(15, 50)
+KILLS = times(8, 50)
 PIECES = 4
 PIECE = 1 << 18  # float32: four pieces of a MiB each
 NAMES = tuple(types.SimpleNamespace(name=f"piece {n}") for n in range(PIECES))

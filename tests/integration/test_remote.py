@@ -1,27 +1,24 @@
 """Learners and syncer as processes: the parameters that threads come to, and refusals by hand."""
 
 import shutil
-import signal
-import socket
 
 import pytest
 
 from ddiloco.launch.ports import reserved_port
 from ddiloco.telemetry.files import write_json
-from tests.integration.programs import LIMIT, SMALLEST
-from tests.integration.remote_runs import STEADY, UNENDING, steps_of, summary_of
+from tests.integration.hand import LOOP
+from tests.integration.remote_runs import STEADY, steps_of, summary_of
 from tests.refusals import assert_refused
-from tests.remote.ends import until
 
-
-def answers(address):
-    """Whether something listens at HOST:PORT."""
-    host, port = address.split(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
+WAITING = (
+    "--config.algorithm=diloco",
+    "--config.sync.num_fragments=1",
+    "--config.sync.quorum=None",
+    "--config.sync.overlap=0",
+    "--config.sync.max_run_ahead=0",
+    "--config.train.steps=12",
+    "--config.eval.every=None",
+)
 
 
 @pytest.fixture
@@ -33,12 +30,10 @@ def address():
 def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
     programs, address, started, tmp_path
 ):
-    diloco = ["--config=configs/dense.py:diloco", "--config.sync.num_fragments=1", *STEADY]
-    diloco += ["--config.outer.update_codec=int4"]  # learners make of differences what the syncer has
+    settings = (LOOP, *WAITING, "--config.outer.update_codec=int4")  # learners make what the syncer has
     hashes = []
     for driver in ("local", "remote"):
-        changes = [*diloco, f"--config.driver={driver}", "--config.train.min_step_seconds=()"]
-        done = programs.train(tmp_path / driver, *changes)
+        done = programs.run("train", *settings, f"--config.driver={driver}", f"--workdir={tmp_path / driver}")
         assert (done.returncode, done.stderr) == (0, "")
         summary = summary_of(tmp_path / driver)
         assert (summary["finished"], summary["inner_steps"]) == (True, {"0": 12, "1": 12})
@@ -47,7 +42,7 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
     assert hashes[0] == hashes[1]
     # A syncer that is started after the end of its run ends again, and learners that look for it with it.
     workdir = tmp_path / "remote"
-    changes = [*programs.training(workdir), *diloco, "--config.train.min_step_seconds=()"]
+    changes = [*settings, f"--workdir={workdir}"]
     before = (workdir / "rounds.jsonl").read_text()
     late = [*changes, "--config.remote.longest_backoff=50"]
     roles = [started("syncer", *late, f"--listen={address}", "--resume=auto")]
@@ -74,13 +69,11 @@ def test_where_all_are_waited_for_processes_come_to_the_parameters_of_threads(
     assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["12"]
 
 
-@pytest.mark.parametrize("preset", ["decoupled", pytest.param("diloco", marks=pytest.mark.slow)])
-def test_processes_that_skip_nearly_all_steps_end_with_exit_code_1_and_one_line(programs, preset, tmp_path):
+def test_processes_that_skip_nearly_all_steps_end_with_exit_code_1_and_one_line(programs, tmp_path):
     steps = 600
-    changes = [f"--config=configs/dense.py:{preset}", *STEADY[:2], "--config.driver=remote"]
+    changes = [*STEADY[:2], "--config.driver=remote"]
     changes += [f"--config.train.steps={steps}", "--config.sync.interval=12"]
     changes += ["--config.inner.learning_rate=1e6", "--config.inner.warmup_steps=0"]
-    changes += ["--config.sync.num_fragments=1"] if preset == "diloco" else []
     done = programs.train(tmp_path / "run", *changes)
     told = done.stderr.splitlines()
     assert done.returncode == 1 and told[-1].startswith("error: from step "), done
@@ -97,35 +90,10 @@ def test_processes_that_skip_nearly_all_steps_end_with_exit_code_1_and_one_line(
     assert int(saved.name) < steps / 2
 
 
-def test_roles_started_by_hand_refuse_who_does_not_fit_in_one_line(programs, address, started, tmp_path):
-    for name in ("ours", "other"):
-        (tmp_path / name).touch(mode=0o600)
-        (tmp_path / name).write_text(f"the token that is {name}\n")
-    settings = [*SMALLEST, f"--config.data.data_dir={programs.data_dir}", *UNENDING]
-    ours = f"--token_file={tmp_path / 'ours'}"
-    where = [f"--workdir={tmp_path / 'run'}", f"--listen={address}"]
-    syncer = started("syncer", *settings, ours, *where)
-    until(lambda: answers(address), "the syncer to listen", LIMIT)
-    asked = [*settings, f"--syncer={address}", "--learner_id=1"]
-    wrong = {
-        "asks for another join token": started("learner", *asked, f"--token_file={tmp_path / 'other'}"),
-        # tests/remote/test_terms.py has what else must be alike.
-        "config.seed: the syncer has 0, the learner 1": started("learner", *asked, ours, "--config.seed=1"),
-    }
-    for told, learner in wrong.items():
-        done = programs.finish(learner)
-        assert_refused(done, f"syncer: {address} refused learner 1: ")
-        assert done.stderr.endswith(f"{told}\n")
-    syncer.send_signal(signal.SIGTERM)
-    assert programs.finish(syncer).returncode == 143
-
-
 def test_what_the_roles_cannot_do_is_told_in_one_line(programs):
     wrong = {
         "syncer --listen=0.0.0.0:7070": "listen: 0.0.0.0:7070 can be reached from other machines, ",
-        "syncer --listen=7070": "listen: is '7070', but must be HOST:PORT",
         "learner --learner_id=4": "learner_id: is 4, but must be below 4, by config.remote.max_learners",
-        "train --config=configs/dense.py:lone_learner --config.driver=remote": "config.driver: is remote, ",
     }
     running = {told: programs.start(*command.split()) for command, told in wrong.items()}
     for told, process in running.items():

@@ -8,17 +8,24 @@ from ddiloco.storage.run_mark import FRAGMENT
 from ddiloco.storage.snapshots import SnapshotStore
 from experiments.studies.chaos.committed import check_work
 from experiments.studies.replay.reading import read_run
+from tests.integration.hand import LOOP
 from tests.integration.programs import LIMIT
-from tests.integration.remote_runs import STEADY, lines, summary_of
+from tests.integration.remote_runs import lines, summary_of
 from tests.integration.test_hosts import CODECS, HOSTS
 from tests.refusals import assert_refused
 from tests.remote.ends import until
 
-TAKING = (*STEADY, "--config.snapshot.every=6", "--config.recovery.keep_versions=50")
+TAKING = (
+    "--config.eval.every=None",
+    "--config.sync.quorum=None",
+    "--config.snapshot.every=6",
+    "--config.recovery.keep_versions=50",
+)
+SMALL = (LOOP, "--config.train.min_step_seconds=(0.02, 0.02)")
 DRIVERS = {
-    "remote": ("--config.driver=remote",),
-    "local": ("--config.driver=local",),
-    "shards": ("--config.driver=remote", "--config.remote.syncer_shards=2"),
+    "local": (*SMALL, "--config.driver=local"),
+    "transformer": ("--config.driver=remote",),
+    "shards": (*SMALL, "--config.driver=remote", "--config.remote.syncer_shards=2"),
     "hosts": (*HOSTS, "--config.remote.hosts=(2, 1)", *CODECS, "--config.outer.error_feedback=true"),
 }
 
@@ -30,7 +37,8 @@ def complete(workdir):
 
 def killed_whole(driver, programs, tmp_path):
     """Has a run killed that has some snapshots; gives what starts it again with other settings."""
-    changes = [*programs.training(tmp_path), *DRIVERS[driver], *TAKING]
+    own = [f"--workdir={tmp_path}"] if LOOP in DRIVERS[driver] else programs.training(tmp_path)
+    changes = [*own, *DRIVERS[driver], *TAKING]
     devices = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     flags = {"XLA_FLAGS": devices} if driver == "hosts" else {}
 
@@ -53,7 +61,8 @@ def killed_whole(driver, programs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "driver", ["local", "shards", "hosts", pytest.param("remote", marks=pytest.mark.slow)]
+    "driver",
+    ["shards", *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "local", "hosts"))],
 )
 def test_a_run_that_is_killed_whole_goes_on_from_a_snapshot(driver, programs, tmp_path):
     start = killed_whole(driver, programs, tmp_path)
@@ -99,7 +108,7 @@ def test_a_snapshot_that_is_not_there_is_told_with_those_that_are(programs, tmp_
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_fewer_learners_waits_for_none_of_the_others(programs, tmp_path):
-    start = killed_whole("remote", programs, tmp_path)
+    start = killed_whole("transformer", programs, tmp_path)
     number = complete(tmp_path)[-1]
     steps = 100 + SnapshotStore(tmp_path / "snapshots", 9).open(number).header.step
     seconds = (f"--config.sync.silence_timeout={10 * LIMIT}", f"--config.snapshot.timeout={11 * LIMIT}")

@@ -105,7 +105,7 @@ def test_commands_of_engines_name_files_that_are_there(runs, tmp_path, programs)
 @pytest.mark.parametrize("command", [c for c in of_program("train") if "--dry_run" in c])
 def test_what_a_run_needs_is_told(command, runs, programs):
     name, arguments = words_of(command, runs)
-    done = programs.run(name, *arguments)
+    done = programs.run(name, *arguments, "--config.model.num_layers=1")
     assert done.returncode == 0 and "Gbit/s" in done.stdout
 
 

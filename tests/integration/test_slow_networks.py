@@ -104,6 +104,7 @@ def namespace():
     made.remove()
 
 
+@pytest.mark.slow
 def test_a_learner_cut_off_steps_on_and_returns_and_one_on_a_thin_link_still_contributes(namespace, new_job):
     job = new_job(SELDOM, host=namespace.host)
     syncer, near, far = job.syncer(), job.learner(0), job.learner(1, affliction=f"network:{namespace.name}")

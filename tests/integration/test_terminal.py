@@ -70,7 +70,8 @@ def test_a_run_whose_terminal_closes_saves_all_and_leaves(driver, in_terminal, p
     assert int(saved.name) > 0
 
 
-@pytest.mark.parametrize("driver", ["remote", pytest.param("local", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("driver", ["remote", "local"])
 def test_with_nohup_a_run_outlives_its_terminal(driver, in_terminal, programs, tmp_path):
     settings = [*programs.training(tmp_path), *DRIVERS[driver]]
     command = ["nohup", sys.executable, "-m", "experiments.train", *settings]
@@ -85,23 +86,3 @@ def test_with_nohup_a_run_outlives_its_terminal(driver, in_terminal, programs, t
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT) == 143
     assert any((tmp_path / "checkpoints").iterdir())
-
-
-@SLOW
-def test_runs_of_a_sweep_are_saved_when_its_terminal_closes(in_terminal, programs, tmp_path):
-    changes = {"train.steps": 100_000, "data.data_dir": programs.data_dir, "driver": "local"}
-    sweep = tmp_path / "sweep.py"
-    sweep.write_text(f"def get_sweep():\n    return [{{'config': 'configs/micro.py', **{changes!r}}}]\n")
-    output = f"--output={tmp_path / 'runs'}"
-    process, shown = in_terminal(sys.executable, "-m", "experiments.sweep", f"--sweep={sweep}", output)
-    found = []
-
-    def run():
-        found[:] = (tmp_path / "runs").glob("*/rounds.jsonl")
-        assert process.poll() is None
-        return found and found[0].stat().st_size
-
-    until(run, "a merge", LIMIT)
-    close(process, shown)
-    assert process.wait(LIMIT) == 129
-    assert any((found[0].parent / "checkpoints").iterdir())

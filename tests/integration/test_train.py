@@ -14,29 +14,6 @@ from ddiloco.telemetry.trimming import OWNERS
 from tests.integration.remote_runs import steps_of, summary_of
 from tests.refusals import assert_refused
 
-NUMBER = (int, float)
-FIELDS = {
-    "algorithm": str,
-    "num_learners": int,
-    "num_params": int,
-    "inner_steps": dict,
-    "tokens": dict,
-    "tokens_per_second": NUMBER,
-    "outer_steps": dict,
-    "rounds": int,
-    "mean_quorum": NUMBER,
-    "goodput": NUMBER,
-    "uptime": NUMBER,
-    "learner_blocked_seconds": NUMBER,
-    "bytes_sent": int,
-    "bytes_received": int,
-    "train_loss": NUMBER,
-    "eval_loss": NUMBER,
-    "eval_history": list,
-    "params_sha256": str,
-    "wall_seconds": NUMBER,
-}
-
 
 def newest(folder):
     """The newest checkpoint: of the last round, which is not always at the last step."""
@@ -51,12 +28,6 @@ def workdir(programs, tmp_path_factory):
     assert f"{folder}/summary.json" in done.stdout
     assert "sample: def " in done.stdout
     return folder
-
-
-def test_the_summary_has_every_field_of_its_contract(workdir):
-    summary = summary_of(workdir)
-    for name, kind in FIELDS.items():
-        assert isinstance(summary[name], kind) and not isinstance(summary[name], bool), name
 
 
 def test_the_summary_agrees_with_itself_and_with_what_the_learners_wrote(workdir):
@@ -132,7 +103,7 @@ def test_a_corrupt_checkpoint_is_a_usage_error_of_one_line(programs, workdir, tm
             "decoupled",
             ["saving model and summary in {}; a second Ctrl-C ends this at once, unsaved"],
         ),
-        (signal.SIGTERM, 143, "lone_learner", []),
+        pytest.param(signal.SIGTERM, 143, "lone_learner", [], marks=pytest.mark.slow),
     ],
     ids=["SIGINT", "SIGTERM to a baseline"],
 )

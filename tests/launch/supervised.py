@@ -31,7 +31,7 @@ class Run:
     """A supervisor of small programs, in a thread."""
 
     def __init__(self, folder, syncer, *learners, spare=None, shard=None, hosts=1, environment=os.environ):
-        self.folder, self.told, self.ends = folder, [], []
+        self.folder, self.told, self.observed = folder, [], []
         self.environment = environment
         self.stop, self.codes = threading.Event(), []
         roles = [self._role("syncer", syncer)]
@@ -45,7 +45,7 @@ class Run:
             CONFIG,
             self.told.append,
             folder / "run",
-            observe=lambda name, pid, code: code is not None and self.ends.append(name),
+            observe=lambda *observed: self.observed.append(observed),
             late_seconds=2.0,
         )
         self._thread = threading.Thread(target=lambda: self.codes.append(self.supervisor.run(self.stop)))
@@ -62,6 +62,11 @@ class Run:
         """The words of each start of a process: its number, and its arguments."""
         path = self.folder / name
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def ends(self):
+        """Whose processes have ended, in their order."""
+        return [name for name, _, code in self.observed if code is not None]
 
     def kill(self, name, number=signal.SIGKILL):
         """Ends the process as it runs now."""

@@ -41,6 +41,13 @@ def settings(*more):
     return parse(program.resolve(str(ROOT / "configs" / "dense.py"), [*values.items(), ("driver", "remote")]))
 
 
+def of_loop(*more):
+    """Settings of the small loop, which costs next to nothing to compile."""
+    values = dict(setting.removeprefix("--config.").split("=", 1) for setting in (*UNENDING, *more))
+    file = ROOT / "tests" / "integration" / "small_loop.py"
+    return parse(program.resolve(str(file), [*values.items(), ("driver", "remote")]))
+
+
 @pytest.fixture(scope="module")
 def nodes():
     with pytest.MonkeyPatch.context() as patch:
@@ -122,7 +129,7 @@ ONE = ("--config.sync.num_learners=1", "--config.train.min_step_seconds=(0.05,)"
 
 def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
     nodes.have(1)
-    with running(settings(*ONE), tmp_path / "run") as run:
+    with running(of_loop(*ONE), tmp_path / "run") as run:
         run.wait(lambda: run.incarnations(0), "a merge")
         before = run.incarnations(0)
         os.kill(ray.get(run.learner(0).where.remote())[2], signal.SIGKILL)
@@ -131,12 +138,10 @@ def test_a_process_dies_and_comes_back_and_nothing_is_lost(nodes, tmp_path):
     assert_nothing_lost(run, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("main", "whose"),
-    [
-        (ray_mains.refused_once, "learner 0"),
-        pytest.param(ray_mains.syncer_refused_once, "syncer", marks=pytest.mark.slow),
-    ],
+    [(ray_mains.refused_once, "learner 0"), (ray_mains.syncer_refused_once, "syncer")],
 )
 def test_a_refusal_of_a_node_ends_no_run_that_has_settled(main, whose, nodes, tmp_path, monkeypatch):
     nodes.have(1)

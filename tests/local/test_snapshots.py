@@ -6,7 +6,6 @@ import shutil
 import threading
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,9 +17,8 @@ from ddiloco.storage import run_mark
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.telemetry import records
-from ddiloco.workers.learner_arrays import TrainingArrays
 from experiments.studies.chaos.committed import check_work
-from tests.local.stopped_runs import LIMIT, PACE, completed, newest, run, settings, state_of
+from tests.local.stopped_runs import LIMIT, completed, newest, run, settings, state_of
 from tests.workbench import assert_equal
 
 
@@ -124,7 +122,7 @@ def test_it_leaves_snapshots_with_higher_numbers(resumed):
 
 
 @pytest.mark.parametrize(
-    ("learners", "mesh"), [(3, {}), (1, {}), pytest.param(1, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow)]
+    ("learners", "mesh"), [(3, {}), pytest.param(1, {"data": 1, "fsdp": 2}, marks=pytest.mark.slow)]
 )
 def test_another_number_of_learners_with_another_codec_and_mesh_goes_on(learners, mesh, folder, data_dir):
     """Nor does it wait for those that the run has no longer."""
@@ -205,46 +203,6 @@ def test_learners_step_on_while_their_checkpoints_are_written(data_dir, tmp_path
     assert ran.noted("snapshot")[0]["learners"] == [0, 1]
 
 
-@pytest.mark.slow
-def test_a_learner_that_is_stuck_is_left_out_and_holds_nobody_up(data_dir, tmp_path):
-    released, seen = threading.Event(), completed(1)
-
-    def stuck(learner, batches):
-        return Stuck(batches, released) if learner == 0 else batches
-
-    def until(told):
-        if seen(told):
-            released.set()
-        return False
-
-    e = settings(
-        data_dir,
-        sync={"quorum": 1, "max_run_ahead": None},
-        train={"steps": 40, "min_step_seconds": (PACE, PACE)},
-        snapshot={"timeout": 0.3},
-    )
-    ran = run(e, tmp_path, until=until, around=stuck)
-    assert next(v["absent"] for v in ran.noted("snapshot")) == [0]
-    assert any("learner 0 wrote no checkpoint within snapshot.timeout" in told for told in alarms(ran))
-    assert ran.outcome.finished
-
-
-class Stuck:
-    """Batches of which the fourth comes late."""
-
-    def __init__(self, batches, released):
-        self._batches, self._released, self._count = batches, released, 0
-
-    def __next__(self):
-        self._count += 1
-        if self._count == 4:
-            self._released.wait(LIMIT)
-        return next(self._batches)
-
-    def __getattr__(self, name):
-        return getattr(self._batches, name)
-
-
 def test_a_disk_that_refuses_costs_the_snapshots_with_an_alarm_and_never_the_run(data_dir, tmp_path):
     (tmp_path / "snapshots").write_text("a file where a folder must be")
     ran = run(settings(data_dir, train={"steps": 20}), tmp_path)
@@ -253,14 +211,3 @@ def test_a_disk_that_refuses_costs_the_snapshots_with_an_alarm_and_never_the_run
     assert set(alarms(ran)) == {
         f"{tmp_path}/snapshots: Not a directory: a snapshot is given up; training continues"
     }
-
-
-@pytest.mark.slow
-def test_devices_without_memory_for_a_copy_cost_the_snapshot_and_never_the_run(data_dir, tmp_path):
-    def no_memory(self):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    with mock.patch.object(TrainingArrays, "state", no_memory):
-        ran = run(settings(data_dir, train={"steps": 20}), tmp_path)
-    assert ran.outcome.finished
-    assert "RESOURCE_EXHAUSTED" in ran.noted("snapshot_given_up")[0]["reason"]

@@ -10,19 +10,6 @@ from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, merges, only, records
 
 
-def test_a_learner_that_asks_on_is_welcomed_anew_once_its_welcome_may_be_lost_until_it_is_ready():
-    """A large welcome takes long; to send it with every question would make it take longer."""
-    desk = Desk(num_fragments=1, resend_timeout=5.0)
-    for at, answered in ((0.0, True), (1.0, False), (4.9, False), (5.0, True), (6.0, False)):
-        out = desk.tell(events.LearnerJoined(0, 1), at=at)
-        assert bool(out) == answered
-    assert records(desk.tell(events.LearnerReady(0, 1, 0, (0,))), "learner_ready")
-    assert (
-        only(actions.Drop, desk.tell(events.LearnerReady(0, 1, 0, (0,)))).reason == "ready without a welcome"
-    )
-    assert desk.core.live == (0,)
-
-
 def test_what_an_incarnation_that_has_not_reported_offers_is_not_taken():
     """Nothing says that it has done the work."""
     desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
@@ -90,29 +77,6 @@ def test_a_repeated_report_is_no_step():
     desk.report(0, 2, at=3.0)
     desk.offer(0, (2, 0))
     assert desk.core.next_deadline() - desk.now == pytest.approx(0.5 * 2.0)
-
-
-@pytest.mark.parametrize("learner", [0, 3])
-def test_nobody_of_before_a_crash_is_a_member_after_it_and_none_that_departed_comes_back(learner):
-    desk = Desk(learners=4, num_fragments=1)
-    desk.tell(events.LearnerLost(3, 1, "its host died"))
-    desk.core = SyncerCore(desk.policy, None, desk.core.state())
-    assert desk.core.live == ()
-    no_member = actions.Tell(((learner, 1),), events.NotMember(1))
-    assert no_member in desk.report(learner, 1)
-    assert desk.tell(events.LearnerJoined(learner, 1)) == [no_member]
-    desk.tell(events.LearnerJoined(learner, 2, 1, (0,)))
-    assert desk.core.live == (learner,)
-
-
-def test_an_update_that_a_return_needs_is_sent_again_until_it_is_applied():
-    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, resend_timeout=5.0)
-    desk.report(0, 2)
-    desk.settle()
-    update = events.UpdateArrived(0, 1, 2)
-    assert only(events.UpdateArrived, desk.tell(events.LearnerJoined(1, 3, 2, (0,)))) == update
-    behind = events.StepReported(Report(1, 3, 3, (FragmentCounters(0, 3, 30),)))
-    assert actions.Tell(((1, 3),), update) in desk.tell(behind, at=5.0)
 
 
 def test_nobody_takes_the_place_of_a_learner_that_speaks_whatever_number_it_bears():

@@ -76,9 +76,16 @@ def told_off(told):
     return [a.event for a in told if isinstance(getattr(a, "event", None), events.NotMember)]
 
 
-@pytest.mark.parametrize("parted", ["live", "recovering", "not there yet"])
-@pytest.mark.parametrize("size", [3, 4, 32])
-@pytest.mark.parametrize("way", LEAPS)
+@pytest.mark.parametrize(
+    ("way", "size", "parted"),
+    [
+        *((way, 3, "live") for way in LEAPS),
+        ("in its first report", 4, "recovering"),
+        ("in its first report", 32, "not there yet"),
+        ("with small steps from the start", 4, "not there yet"),
+        ("with small steps and a leap", 32, "recovering"),
+    ],
+)
 def test_where_steps_are_long_a_leap_is_not_believed_before_one_was_measured(way, size, parted):
     """Clocks would be set forward, all rounds skipped, and the run end with nothing trained."""
     fleet = desk(size, 1 if parted != "live" else None)
@@ -117,9 +124,8 @@ def test_learners_with_steps_of_a_tenth_of_a_millisecond_are_believed_from_the_f
 
 
 @pytest.mark.parametrize(
-    ("size", "others"), [(3, "never came"), (4, "never came"), (4, "died"), (32, "died")]
+    ("size", "others", "step"), [(3, "never came", QUICK), (4, "died", 0.01), (32, "died", 1.0)]
 )
-@pytest.mark.parametrize("step", [QUICK, 0.01, 1.0])
 def test_one_that_is_alone_goes_on_at_any_pace(size, others, step):
     fleet = desk(size, 1 if others == "never came" else size)
     if others == "died":
@@ -131,7 +137,7 @@ def test_one_that_is_alone_goes_on_at_any_pace(size, others, step):
     assert fleet.core.step > 88 / step - H
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 32])
+@pytest.mark.parametrize("size", [2, 4])
 def test_one_that_compiles_for_minutes_holds_nobody_up(size):
     fleet = desk(size)
     others = [Honest(fleet, m) for m in range(1, size)]

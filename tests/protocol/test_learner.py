@@ -162,14 +162,6 @@ def test_who_rejoins_in_mid_step_goes_on_with_signs_of_life():
     assert again.event.report == known
 
 
-def test_a_clock_that_an_update_takes_to_the_end_is_reported_once():
-    core = welcomed(total_steps=6, num_fragments=1, interval=3)
-    step(core)
-    apply, report = core.handle(events.UpdateArrived(0, 1, 6), 0.0)
-    assert isinstance(apply, actions.ApplyUpdate) and report.event.report.step == 6 and core.done
-    assert len(core.handle(events.UpdateArrived(0, 2, 6), 0.0)) == 1
-
-
 def test_mixing_travels_with_the_update():
     core = welcomed(num_fragments=1, mixing=0.5)
     assert core.handle(events.UpdateArrived(0, 1, 1), 0.0) == [actions.ApplyUpdate(0, 1, 0.5)]

@@ -1,33 +1,7 @@
 """The states of a learner: every move that may be made, every one that may not, and who is counted."""
 
-import itertools
-
-import pytest
-
 from ddiloco.protocol.membership import Member, Membership, MemberState
 from ddiloco.protocol.messages import FragmentCounters, Report
-
-ALLOWED = {
-    ("joining", "live"),
-    ("joining", "gone"),
-    ("live", "silent"),
-    ("live", "gone"),
-    ("silent", "live"),
-    ("silent", "gone"),
-}
-PAIRS = list(itertools.product(MemberState, MemberState))
-
-
-@pytest.mark.parametrize(("old", "new"), PAIRS, ids=lambda state: state.value)
-def test_a_member_makes_allowed_moves_only(old, new):
-    member = Member(3, 1, heard_at=0.0, state=old)
-    if old is new or (old.value, new.value) in ALLOWED:
-        member.move(new)
-        assert member.state is new
-    else:
-        with pytest.raises(AssertionError, match=f"learner 3 cannot go from {old.value} to {new.value}"):
-            member.move(new)
-        assert member.state is old
 
 
 def test_members_come_in_the_order_of_their_numbers_whoever_joined_first():

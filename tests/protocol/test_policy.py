@@ -2,7 +2,6 @@
 
 import pytest
 
-from ddiloco.config import ConfigError, build
 from ddiloco.protocol.policy import SyncPolicy
 
 
@@ -29,28 +28,6 @@ from ddiloco.protocol.policy import SyncPolicy
 def test_settings_that_contradict_each_other_are_refused_by_name(values, message):
     with pytest.raises(ValueError, match=message):
         SyncPolicy(**values)
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "bound"),
-    [
-        ("num_learners", 0, "at least 1"),
-        ("num_fragments", 0, "at least 1"),
-        ("interval", 0, "at least 1"),
-        ("overlap", -1, "at least 0"),
-        ("quorum", 0, "at least 1"),
-        ("gamma", 1.0, "at least 0.0 and below 1.0"),
-        ("max_grace", -0.5, "at least 0.0"),
-        ("mixing", 1.5, "at least 0.0 and at most 1.0"),
-        ("max_run_ahead", -1, "at least 0"),
-        ("offer_timeout", 0.0, "above 0.0"),
-        ("silence_timeout", 0.0, "above 0.0"),
-        ("resend_timeout", float("nan"), "above 0.0"),
-    ],
-)
-def test_a_value_out_of_bounds_is_refused_when_built_from_a_config(name, wrong, bound):
-    with pytest.raises(ConfigError, match=f"config.{name}: is {wrong}, but must be {bound}"):
-        build(SyncPolicy, {name: wrong})
 
 
 def test_a_blocked_learner_speaks_well_before_it_would_be_taken_for_silent():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import JOIN_AGAIN, LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
-from tests.protocol.learner_desk import ask, finish, made, sent, start, step, welcomed
+from tests.protocol.learner_desk import step, welcomed
 
 
 @pytest.mark.parametrize("incarnation", [0, 2])
@@ -62,16 +62,6 @@ def test_a_welcome_with_fragments_that_there_are_not_is_dropped(part):
     assert dropped.reason == "welcome with another number of fragments"
 
 
-def test_what_was_asked_of_an_earlier_incarnation_is_not_offered():
-    core = welcomed(num_fragments=2, interval=2)
-    ask(core, 1)
-    ask(core, 2, fragment=1)
-    start(core)
-    core.handle(events.NotMember(1), 0.0)
-    assert sent(finish(core)) == []
-    assert made(start(core)) == []
-
-
 def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member():
     core = welcomed(num_fragments=1, interval=1, quorum=None, max_run_ahead=0)
     step(core)
@@ -85,17 +75,3 @@ def test_a_blocked_learner_keeps_reporting_so_that_it_hears_that_it_is_no_member
     (beat,) = core.handle(events.Heartbeat(), 0.0)
     assert beat.event.report.incarnation == 2
     assert core.heartbeat == core.policy.heartbeat
-
-
-def test_a_welcome_to_one_that_returned_replaces_all_it_held():
-    core = welcomed(num_fragments=2, interval=2, total_steps=6, at_step=4)
-    start(core)
-    start(core)
-    assert core.done
-    core.handle(events.NotMember(1), 0.0)
-    out = core.handle(events.Welcomed(2, 1, (0, 1), (0, 1)), 0.0)
-    assert out[0] == actions.AdoptAll(1, (0, 1), None)
-    assert (core.clock, core.versions, core.done) == (1, (0, 1), False)
-    assert finish(core) == finish(core) == []
-    start(core)
-    assert [c.steps for c in finish(core)[-1].event.report.counters] == [1, 1]

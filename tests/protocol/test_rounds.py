@@ -48,18 +48,6 @@ def test_fragments_due_at_one_step_all_get_their_round():
     assert rounds == [(1, 3, [0]), (1, 4, [0]), (2, 0, [0]), (2, 1, [0]), (2, 2, [0])]
 
 
-def test_the_clock_is_the_newest_merged_step_even_if_rounds_end_out_of_order():
-    desk = Desk(learners=1, num_fragments=4, interval=4, overlap=2, gamma=0.0)
-    for step in (1, 2):
-        desk.report(0, step, steps=step)
-        desk.offer(0, (step, step))
-    desk.merged(2, 2)
-    assert desk.core.step == 2
-    desk.merged(1, 1)
-    assert desk.core.step == 2
-    assert desk.core.merged_steps == (0, 1, 2, 0)
-
-
 def test_what_a_learner_offered_before_it_died_is_merged():
     """Its work is whole and checked; only of what is still to come is a dead learner not waited for."""
     desk = Desk(learners=3, num_fragments=1, interval=2, overlap=2, quorum=2, gamma=0.5)
@@ -93,14 +81,6 @@ def test_a_learner_that_has_not_stepped_since_its_update_is_not_waited_for():
     assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
 
 
-def test_a_last_round_waits_for_those_that_came_late_before_it_is_abandoned():
-    desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
-    desk.report(0, 2)
-    desk.report(1, 2)
-    assert not records(desk.fail(0, (2, 0)), "round_abandoned")
-    assert merges(desk.offer(1, (2, 0))) == [(2, 0, [1])]
-
-
 def test_a_last_round_is_not_abandoned_while_a_fragment_is_on_its_way():
     desk = Desk(total_steps=2, learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0)
     desk.report(0, 2)
@@ -128,26 +108,6 @@ def test_a_round_is_too_late_once_its_whole_quorum_has_come_to_the_next_turn(quo
     assert bool(records(out, "round_skipped")) == skipped
 
 
-@pytest.mark.parametrize(("bound", "skipped"), [(None, True), (0, False)])
-def test_where_learners_wait_for_each_other_no_round_is_too_late(bound, skipped):
-    """One that was away comes back waiting for it, and would wait for ever."""
-    policy = {"num_learners": 1, "quorum": None, "max_run_ahead": bound}
-    desk = Desk(learners=1, num_fragments=1, interval=4, overlap=1, **policy)
-    out = desk.report(0, 9, at=9.0, steps=9)
-    assert bool(records(out, "round_skipped")) == skipped
-    assert ((0, RoundId(4, 0)) in desk.owed) != skipped
-
-
-def test_a_fragment_that_comes_after_the_timeout_is_taken_while_its_round_waits():
-    """Otherwise a round over links slower than the timeout would never be complete."""
-    desk = Desk(learners=2, num_fragments=1, interval=2, quorum=2, gamma=0.0, offer_timeout=3.0)
-    desk.report(0, 2)
-    desk.report(1, 2)
-    desk.offer(0, (2, 0))
-    assert only(actions.Drop, desk.tell(events.Timeout(), at=3.0)).reason == "offer timed out"
-    assert merges(desk.offer(1, (2, 0), at=3.5)) == [(2, 0, [0, 1])]
-
-
 def test_an_offer_is_waited_for_longer_if_the_welcome_was_slow_to_come():
     """As long as its share of the welcome's bytes took, four times: learner 1 is behind a thin link."""
     desk = Desk(
@@ -163,23 +123,6 @@ def test_an_offer_is_waited_for_longer_if_the_welcome_was_slow_to_come():
     patience = 3.0 + ALLOWANCE * 10.0 / 2
     assert desk.core.next_deadline() == 10.0 + patience
     assert only(actions.Drop, desk.tell(events.Timeout(), at=10.0 + patience)).learner == 1
-
-
-def test_an_offer_of_more_steps_than_were_reported_is_dropped_however_few_its_tokens():
-    desk = Desk(learners=1, num_learners=1, num_fragments=1, interval=2, gamma=0.0)
-    desk.report(0, 2, steps=2)
-    more = Contribution(0, 1, 0, version=0, step=2, steps=3, tokens=20)
-    dropped = only(actions.Drop, desk.tell(events.FragmentArrived(RoundId(2, 0), more)))
-    assert dropped.reason == "more work than it reported"
-
-
-def test_an_offer_of_a_step_whose_report_is_behind_it_may_hold_that_step():
-    """Messages are not ordered: the report of the last step may come after the offer that it made."""
-    desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0)
-    desk.report(0, 1, steps=1)
-    early = Contribution(0, 1, 0, version=0, step=2, steps=2, tokens=25)  # a longer batch
-    assert not merges(desk.tell(events.FragmentArrived(RoundId(2, 0), early)))
-    assert merges(desk.report(0, 2, steps=2)) == [(2, 0, [0])]
 
 
 @pytest.mark.parametrize(("slow", "waits"), [(3.0, 3.0), (50.0, 6.0)])

@@ -41,7 +41,7 @@ def test_an_endless_run_keeps_a_bounded_state():
     desk = Desk(num_learners=4, num_fragments=3, interval=3, quorum=1, gamma=0.0, offer_timeout=1.0)
     sizes = []
     step = 0
-    for incarnation in range(1, 41):
+    for incarnation in range(1, 13):
         for learner in range(4):
             desk.tell(events.LearnerLost(learner, incarnation - 1, "its host died"))
             desk.enter(learner, incarnation)
@@ -57,7 +57,7 @@ def test_an_endless_run_keeps_a_bounded_state():
             + sum(len(member.sent) + len(member.asked) for member in members.values())
             + sum(len(r.failed) + len(r.arrived) + len(r.owed) for r in desk.core._rounds._open.values())
         )
-    assert min(desk.core.versions) > 100
+    assert min(desk.core.versions) > 50
     assert max(sizes) <= 4 + 2 * 4 * 3 + 3 * 4 * 3
 
 

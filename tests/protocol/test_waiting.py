@@ -102,7 +102,7 @@ def test_whoever_misses_its_time_is_not_waited_for_until_it_keeps_it():
     assert seen == [[0], [0, 1], [0], [0], [0, 1]]
 
 
-@pytest.mark.parametrize(("thin", "share"), [(8, 1.0), (8, 0.9), (8, 0.5), (4, 1.0)])
+@pytest.mark.parametrize(("thin", "share"), [(8, 0.9), (4, 1.0)])
 def test_links_that_are_just_full_leave_nobody_out(thin, share):
     """`thin` learners have links of this share of what all fragments take."""
     policy = SyncPolicy(num_learners=8, num_fragments=6, interval=12, quorum=1, rebase=True)

@@ -1,8 +1,6 @@
 """What waits on either side: bounded, coalesced, and never in anybody's way."""
 
 import dataclasses
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery
-from tests.integration.programs import LIMIT
 from tests.remote.ends import Taker, arrays, asked, report, until, update, welcome
 
 
@@ -81,16 +78,6 @@ def test_of_the_reports_that_wait_only_the_newest_is_sent():
     assert (ready.event.WhichOneof("kind"), last.event.step_reported.report.step) == ("learner_ready", 1000)
 
 
-def test_reports_of_very_short_steps_are_not_sent_faster_than_a_syncer_takes_them(monkeypatch):
-    monkeypatch.setattr("ddiloco.remote.learner.outbox.REPORT_EVERY", 0.2)
-    box, begun = Outbox(0), time.monotonic()
-    messages = box.messages(box.connected())
-    for step in (1, 2):
-        box.send(report(0, 1, step))
-        assert pb.FromLearner.FromString(next(messages)).event.step_reported.report.step == step
-    assert time.monotonic() - begun >= 0.2
-
-
 def test_a_message_that_follows_records_is_never_sent_before_them():
     outbox, message = Outbox(0), pb.FromLearner(goodbye=True)
     for step in (1, 2):
@@ -99,17 +86,6 @@ def test_a_message_that_follows_records_is_never_sent_before_them():
     sent, last = drain(outbox, 2)
     assert [r.step_done.step for r in sent.records.records] == [1, 2]
     assert last.WhichOneof("kind") == "goodbye"
-
-
-class Late:
-    """A metric that is still on the devices until it is let go."""
-
-    def __init__(self):
-        self.there = threading.Event()
-
-    def __array__(self, dtype=None, copy=None):
-        assert self.there.wait(LIMIT)
-        return np.zeros((), np.float32)
 
 
 def test_a_record_is_sent_once_and_waits_for_a_connection():
@@ -220,10 +196,3 @@ def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
         session.call("offers", Context()),
     ):
         pytest.fail("it began")
-
-
-def test_a_session_is_closed_once():
-    session = Session("name", 0, 1, Downlink(NewestFragments()))
-    assert session.close("gone")
-    assert not session.close("gone")
-    assert session.reason == "gone"

@@ -1,13 +1,9 @@
 """Secrets on disk: tokens that are made, read and refused."""
 
-import subprocess
-import sys
-
 import pytest
 
 from ddiloco.config import ConfigError
 from experiments.cli.credentials import load_security
-from tests.integration.programs import ROOT
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o602])
@@ -22,16 +18,11 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path, mode):
     assert load_security(str(file), None).token == "x" * 16
 
 
-def test_tokens_are_made_for_each_learner_and_read_by_both_ends(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.make_tokens",
-        "--learners=3",
-        f"--output={tmp_path / 'made'}",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def test_tokens_are_made_for_each_learner_and_read_by_both_ends(programs, tmp_path):
+    made, again = (
+        programs.run("make_tokens", "--learners=3", f"--output={tmp_path / 'made'}") for _ in range(2)
+    )
+    assert made.returncode == 0, made.stderr
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     everyone = load_security(str(tmp_path / "made/tokens"), None)
     assert sorted(everyone.tokens) == [0, 1, 2] and everyone.token is None
@@ -49,8 +40,6 @@ def test_tokens_are_made_for_each_learner_and_read_by_both_ends(tmp_path):
     [
         "0 short\n",
         f"0 {'x' * 16}\n1 {'x' * 16}\n",
-        f"0 {'x' * 16}\nand more\n",
-        "",
         f"0 {'x' * 16}\noperator {'x' * 16}\n",
     ],
 )

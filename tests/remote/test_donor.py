@@ -14,15 +14,13 @@ from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.gift import Asking, Gift, _Call, _checked, fetch_copy
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import check_alike
-from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage.learner_state import OfAllHosts
 from ddiloco.workers.exchange import InnerState
-from experiments.cli.credentials import load_security
 from tests.remote.donors import FORMAT, LEAVES, Steps, ask, assert_same, state
-from tests.remote.ends import PATIENCE, certificates, until
+from tests.remote.ends import PATIENCE, until
 
 
 def test_an_inner_state_arrives_bit_for_bit_with_the_boundary_it_is_of():
@@ -40,24 +38,6 @@ def test_a_learner_that_does_not_step_yet_refuses_at_once():
         ask(address)
     assert raised.value.details() == "the learner does not step yet"
     donor.stop()
-
-
-def test_a_wish_that_nobody_waits_for_any_longer_is_cancelled():
-    with Steps(None) as donor:
-        with pytest.raises(grpc.RpcError) as raised:
-            ask(donor.address, timeout=0.5)
-        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        until(lambda: donor.wishes[0].answer.cancelled(), "the wish to be cancelled")
-
-
-def test_a_peer_with_another_optimizer_that_does_not_read_so_is_given_up():
-    with Steps(state(2), longest=0.5) as donor:
-        unread = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
-        with grpc.insecure_channel(donor.address, unread) as channel:
-            asked = pb.DonationRequest(versions=[3, 4]).SerializeToString()
-            call = channel.stream_stream(wire.DONATE)(iter([asked]))
-            until(call.done, "its end")
-            assert call.code() is grpc.StatusCode.CANCELLED
 
 
 def test_a_learner_without_memory_for_a_copy_says_so_at_once():
@@ -130,12 +110,6 @@ def two_hosts(copy=COPY, addresses=lambda other: [other]):
 
 def test_a_learner_of_two_hosts_gives_a_peer_what_each_of_them_has():
     with two_hosts() as (donor, whole, _):
-        assert_same(ask(donor.address), InnerState(7, (3, 4), whole))
-
-
-def test_who_has_all_that_it_needs_asks_no_further_host_of_the_donor():
-    """Of 64 hosts each would ask 64, where one of a mesh like its own has it."""
-    with two_hosts(addresses=lambda other: [other, "127.0.0.1:1", other]) as (donor, whole, _):
         assert_same(ask(donor.address), InnerState(7, (3, 4), whole))
 
 
@@ -224,15 +198,6 @@ def test_without_the_token_there_is_no_donation():
         assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert not donor.wishes
         assert_same(ask(donor.address, security=Security(token="t" * 32)), state(1))
-
-
-def test_learners_know_each_other_by_their_certificates(tmp_path):
-    certificates(tmp_path / "c")
-    learner = load_security(None, str(tmp_path / "c/learner"))
-    with Steps(state(1), learner) as donor:
-        assert_same(ask(donor.address, security=learner), state(1))
-        with pytest.raises(grpc.RpcError):
-            ask(donor.address, timeout=3.0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from ddiloco.outer.fragments import take
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.protocol.messages import RoundId
-from ddiloco.remote import evaluator as evaluator_module
 from ddiloco.remote.evaluator import EvaluatorProcess, FollowedModel
 from ddiloco.remote.syncer.scoring import Scoring
 from ddiloco.run.recipes import assembly_of
@@ -20,7 +19,6 @@ from ddiloco.storage.durable import FOLDER, DurableState
 from ddiloco.storage.score_files import Scores, Wanted
 from ddiloco.telemetry import records
 from ddiloco.telemetry.files import write_json
-from ddiloco.telemetry.run_files import is_over
 from ddiloco.training.mesh import MeshConfig, carve
 from tests.remote.ends import until
 from tests.workbench import experiment
@@ -122,13 +120,6 @@ def test_it_scores_the_beginning_each_multiple_and_what_is_left_at_the_end(make,
     assert syncer.scores() == [(0, 0), (12, 34), (19, 900)]
 
 
-def test_that_it_waits_for_a_run_is_told_after_a_while(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluator_module, "_UNTOLD_WAIT", 0.0)
-    _, assembly = make()
-    with evaluator(assembly, tmp_path / "elsewhere") as (_, notes):
-        until(lambda: notes == [f"waits for a run in {tmp_path / 'elsewhere'}"])
-
-
 def test_it_stays_for_the_next_syncer_of_a_run_that_was_interrupted(make, tmp_path):
     syncer, assembly = make()
     with evaluator(assembly, tmp_path) as (thread, notes):
@@ -142,33 +133,6 @@ def test_it_stays_for_the_next_syncer_of_a_run_that_was_interrupted(make, tmp_pa
         syncer.end()
         thread.join(60)
         assert not thread.is_alive() and notes == []
-
-
-def test_it_reads_the_summary_only_while_a_score_is_the_last_one_so_far(make, tmp_path, monkeypatch):
-    """It looks five times a second, and in a bucket each time would be a request."""
-    syncer, assembly = make()
-    read = []
-    monkeypatch.setattr("ddiloco.remote.evaluator.is_over", lambda *of: (read.append(of), is_over(*of))[1])
-    process, scores = EvaluatorProcess(assembly, tmp_path, pytest.fail), Scores(tmp_path)
-
-    def look(times):
-        read.clear()
-        over = [process._look() for _ in range(times)]
-        return len(read), over[-1]
-
-    assert look(5) == (1, False)  # in case that an earlier run was over before
-    for step in (12, 19):
-        syncer.merge(0, step)
-        assert look(1) == (0, False)
-        scores.want(Wanted("this run", f"at {step}", step, 900, syncer.versions))
-        assert look(5) == (5, False)
-        syncer.merge(1, step + 1)  # by another syncer: this one was told to leave
-        look(1)
-        assert look(5) == (0, False)
-    scores.want(Wanted("this run", "at the end", 20, 900, syncer.versions))
-    look(1)
-    syncer.end()
-    assert look(1) == (1, True)
 
 
 def test_one_that_begins_after_the_end_of_a_run_waits_for_another_but_not_for_ever(
@@ -293,11 +257,6 @@ def test_fragments_that_are_seen_late_are_waited_for_as_long_by_each_that_asks(m
         process._look()
         [scored] = scores.new()
         assert (scored.answers, scored.problem) == (wanted.ask, None)
-
-
-def test_fragments_are_waited_for_longer_than_nfs_shows_earlier_ones():
-    """The default of `acdirmax`: a rename on another machine is seen by then (nfs(5))."""
-    assert evaluator_module._TRIES * evaluator_module._POLL > 60.0
 
 
 def test_scores_that_an_earlier_syncer_of_the_run_has_taken_do_not_come_twice(make, tmp_path):

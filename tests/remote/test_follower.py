@@ -5,10 +5,8 @@ import queue
 import threading
 import unittest.mock
 
-import jax.numpy as jnp
 import pytest
 
-from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.client import SyncerClient
 from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.followers import Followers
@@ -18,11 +16,10 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.settings.remote import RemoteConfig
-from ddiloco.storage import array_file, bounded_reads
-from ddiloco.storage.learner_state import LearnerStates, named
+from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.inbox import Inbox
 from tests.learner_states import needs_all
-from tests.remote.donors import OF_A_HOST, state
+from tests.remote.donors import OF_A_HOST
 from tests.remote.ends import PATIENCE, assert_same, update
 
 
@@ -58,33 +55,6 @@ def test_a_host_that_cannot_read_its_blocks_of_a_checkpoint_says_so_and_lives(tm
     follower._do(pb.Order(go_on=3))
     done = follower._say.get(timeout=PATIENCE).done
     assert (done.copy, done.problem[:8]) == (3, "host 1: ") and "state.1.3" in done.problem
-
-
-@pytest.fixture
-def hangs(monkeypatch):
-    """What a read of a disk that hangs waits in."""
-    never = threading.Event()
-    monkeypatch.setattr(bounded_reads, "LONGEST", 0.1)
-    yield lambda *_, **__: never.wait()
-    never.set()
-
-
-def test_a_host_whose_disk_hangs_follows_the_others_all_the_same(tmp_path, monkeypatch, hangs):
-    follower = Follower.__new__(Follower)
-    follower._say = queue.SimpleQueue()
-    follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(2))
-    follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
-    follower._kept = LearnerStates(tmp_path, needs_all, 1)
-    monkeypatch.setattr(LearnerStates, "load", hangs)
-    follower._do(pb.Order(go_on=3))
-    done = follower._say.get(timeout=PATIENCE).done
-    assert done.copy == 3 and done.problem.startswith(f"host 1: {tmp_path}: the disk hangs")
-    monkeypatch.setattr(array_file, "sweep", hangs)
-    assert list(follower._numbers()) == []
-    alarm = follower._say.get(timeout=PATIENCE).alarm
-    assert alarm.startswith(f"host 1: {tmp_path}: the disk hangs") and alarm.endswith(
-        "no checkpoint of the learner is used"
-    )
 
 
 class Adopting:
@@ -133,36 +103,6 @@ def test_of_the_versions_that_come_amid_a_long_step_hosts_hold_the_newest_as_hos
     assert sorted(follower._here) == [(0, 0, 100, 0), (0, 1, 99, 0)]
 
 
-def test_a_host_reads_the_copy_that_it_adopts_once_and_keeps_none_of_it(tmp_path, monkeypatch):
-    for number in (5, 6):
-        own = named("inner", list(map(jnp.asarray, state(number).arrays)))
-        LearnerStates(tmp_path, needs_all, 1).save(number, own)
-    read, load = [], array_file.load
-    monkeypatch.setattr(array_file, "load", lambda path, magic: read.append(path.suffix) or load(path, magic))
-    follower = Follower.__new__(Follower)
-    follower._kept, follower._fetched = LearnerStates(tmp_path, needs_all, 1), {}
-    assert follower._kept.numbers() == [6, 5]
-    assert [follower._taken(number)[0].all for number in (6, 5)] == [6, 5]
-    assert follower._taken(0) is None
-    assert read == [".6", ".5", ".5"]
-    follower._fetched = {7: "of a peer"}
-    assert follower._taken(7) == "of a peer" and follower._fetched == {}
-
-
-@pytest.mark.parametrize(
-    ("host", "asked"), [(1, ["b", "a", "c"]), (2, ["c", "a", "b"]), (4, ["b", "a", "c"])]
-)
-def test_a_host_asks_its_counterpart_first_and_then_host_0_which_has_what_all_hold(host, asked, monkeypatch):
-    follower, found = Follower.__new__(Follower), []
-    follower._place, follower._security, follower._token = HostPlace(host, 5, "127.0.0.1:1"), Security(), ""
-    follower._config, follower._inner, follower._fetched = RemoteConfig(), OF_A_HOST, {}
-    follower._say, follower._kept = queue.SimpleQueue(), LearnerStates(None, needs_all, host)
-    fetch = "ddiloco.remote.learner.follower.fetch_copy"
-    monkeypatch.setattr(fetch, lambda asking, addresses, *_: found.extend(addresses))
-    follower._fetch(pb.Order.Fetch(copy=7, addresses=["a", "b", "c"]))
-    assert found == asked
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_late(late, monkeypatch):
     follower, comes = Follower.__new__(Follower), threading.Event()
@@ -194,23 +134,3 @@ def test_a_leading_host_without_memory_for_a_copy_has_the_others_drop_theirs():
         arrays._copied("copy_all", NoMemory().state)
     assert [order.WhichOneof("kind") for order in told] == ["copy_all", "drop"]
     assert told[0].copy_all == told[1].drop
-
-
-class Ended(BaseException):
-    """In the place of the process's end."""
-
-
-def test_a_host_that_cannot_reach_host_0_ends_and_says_so(monkeypatch):
-    """As behind a firewall, or with certificates of another authority, where the hosts are one job of JAX."""
-
-    def end(why):
-        raise Ended(why)
-
-    monkeypatch.setattr("ddiloco.remote.learner.follower.STARTING_SECONDS", 0.1)
-    monkeypatch.setattr("ddiloco.remote.learner.follower.end_at_once", end)
-    follower = Follower.__new__(Follower)
-    follower._config, follower._security = RemoteConfig(donor_host=""), Security()
-    follower._kept, follower._say = LearnerStates(None, needs_all, 1), queue.SimpleQueue()
-    with reserved_port() as nobody, pytest.raises(Ended, match=f"host 1: host 0 .* 127.0.0.1:{nobody}$"):
-        follower._place = HostPlace(1, 2, f"127.0.0.1:{nobody - 1}")
-        follower.run(threading.Event())

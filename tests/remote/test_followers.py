@@ -279,10 +279,6 @@ def test_hosts_let_go_of_a_peer_s_state_with_host_0_and_where_one_of_them_lacks_
             assert [host.next().drop for host in hosts] == [copy, copy]
 
 
-def test_host_0_leads_at_the_port_after_the_coordinator_s():
-    assert HostPlace(1, 2, "10.0.0.7:8476").leader == "10.0.0.7:8477"
-
-
 def test_whose_streams_end_has_them_made_anew_with_that_shard_unless_others_took_their_place(leading):
     one, two = leading.hosts()
     heard, shards = [], [(0, "a:1"), (1, "b:1"), (1, "b:2")]

@@ -187,11 +187,6 @@ def test_the_operator_is_no_learner(managed):
     assert impostor.client.refusal == "these are the credentials of the operator, not of learner 0"
 
 
-def test_a_token_that_all_share_manages_too(managed):
-    shared = Security("a token that all share")
-    assert asked(managed(shared), "status", security=shared).done
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b'{"verb": "eval"}', b'{"verb": "drain", "learner": -1}', b"[" * 100_000]
 )

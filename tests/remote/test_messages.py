@@ -204,18 +204,6 @@ def test_a_learner_in_whose_place_another_process_comes_has_failed_when_it_was_l
         intake.take(0, 7, pb.Records())
 
 
-def test_a_process_that_no_earlier_syncer_knew_has_one_before_it_that_failed():
-    taken = []
-    intake = RecordIntake(taken.append)
-    intake.joined(0, 7, newer=True)
-    intake.joined(1, 7)
-    assert [(r.learner, r.state) for r in taken] == [
-        (0, State.FAILED),
-        (0, State.STARTING),
-        (1, State.STARTING),
-    ]
-
-
 def test_a_process_whose_clock_was_set_back_takes_the_place_of_the_one_before():
     taken = []
     intake = RecordIntake(taken.append)

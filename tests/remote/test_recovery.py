@@ -4,14 +4,12 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import threading
-import weakref
 
 import grpc
 import numpy as np
 import pytest
 
 from ddiloco.protocol import events
-from ddiloco.remote.learner import gift as gifts
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.storage import array_file, bounded_reads
@@ -120,23 +118,6 @@ def test_a_peer_that_gives_garbage_is_counted_and_the_next_one_is_asked(tmp_path
         until(lambda: "peer: donation not finite" in syncer.drops(), "the drop")
 
 
-def test_nothing_of_what_a_peer_gave_in_vain_stays_in_memory(monkeypatch):
-    taken = []
-
-    class Seen(gifts._Taken):
-        def __init__(self, asking):
-            super().__init__(asking)
-            taken.append(weakref.ref(self))
-
-    monkeypatch.setattr(gifts, "_Taken", Seen)
-    with np.errstate(invalid="ignore"):
-        garbage = Steps(state(np.nan))
-    with peers_and_joiner(garbage) as (_, late, *_):
-        recovers = recovery(late)
-        assert recovers.inner_state((3, 4)) is None
-        until(lambda: [one() for one in taken] == [None], "the end of what it gave")
-
-
 def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp_path):
     fewer, old = (dataclasses.replace(state(value), trained=n) for value, n in ((1, 800), (2, 900)))
     with peers_and_joiner(donor := Steps(fewer)) as (syncer, late, _):
@@ -151,7 +132,7 @@ def test_a_peer_s_state_with_fewer_steps_in_it_does_not_replace_the_own_copy(tmp
         assert told == [("checkpoint", 900), ("peer", 900)]
 
 
-@pytest.mark.parametrize("poison", [-1.0, 1e8, 0.0])
+@pytest.mark.parametrize("poison", [-1.0, 1e8])
 @pytest.mark.parametrize("copies", ["an own copy", "another peer"])
 def test_what_a_lying_peer_gives_is_not_taken_however_much_it_has_trained(tmp_path, poison, copies):
     """It would make the steps of every learner that returns useless, or not finite."""

@@ -1,7 +1,6 @@
 """Who and what a syncer does not take: learners that do not fit, bytes that cannot be read, no token."""
 
 import dataclasses
-import socket
 
 import grpc
 import pytest
@@ -14,7 +13,6 @@ from ddiloco.schema import events_pb2
 from ddiloco.workers.exchange import Leave
 from experiments.cli.credentials import load_security
 from tests.remote.ends import (
-    CONFIG,
     PATIENCE,
     TERMS,
     LearnerEnd,
@@ -188,8 +186,3 @@ def test_a_token_is_never_shown_and_a_short_one_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^tls: .*ca.pem: cannot be read"):
         load_security(None, str(tmp_path))
     assert "secret" not in repr(Security("secret secret secret"))
-
-
-def test_an_address_that_is_taken_is_told(ends):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=r"^listen: "):
-        SyncerEnd(config=CONFIG, address=f"127.0.0.1:{taken.getsockname()[1]}")

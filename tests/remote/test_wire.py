@@ -169,17 +169,6 @@ def steps_in(taken):
     return [r.step for r in taken if isinstance(r, records.StepDone)]
 
 
-def test_records_beyond_the_bound_are_counted_as_lost_by_the_syncer(ends):
-    syncer, learner = ends
-    joined(syncer, learner)
-    learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
-    until(lambda: steps_in(syncer.records) == [1])
-    learner.client.outbox._records.first += 7  # as if that many had been too many
-    learner.client.outbox.record(records.StepDone(0, 9, 9.0, 10, {"loss": 1.0}))
-    until(lambda: steps_in(syncer.records) == [1, 9])
-    assert syncer.noted("records_lost") == [{"learner": 0, "count": 7}]
-
-
 def test_a_goodbye_ends_the_session_after_the_last_record(ends):
     syncer, learner = ends
     joined(syncer, learner)

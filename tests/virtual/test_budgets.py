@@ -29,7 +29,7 @@ def test_a_budget_of_time_gives_every_algorithm_the_steps_that_end_within_it(alg
     assert run_timed(e).records[-1].time == pytest.approx(steps)
 
 
-@pytest.mark.parametrize("algorithm", ["decoupled", "streaming", "diloco", "data_parallel"])
+@pytest.mark.parametrize("algorithm", ["decoupled", "diloco", "data_parallel"])
 def test_a_budget_of_time_holds_to_the_last_step_of_the_slowest_learner(algorithm, made):
     e = made(algorithm, virtual={"seconds": 31.0, "step_seconds": (1.0, 3.0)})
     e = with_steps(e, lambda: assembly_of(e))
@@ -43,7 +43,7 @@ def test_a_budget_of_time_holds_to_the_last_step_of_the_slowest_learner(algorith
 @pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel", "elastic_data_parallel"])
 def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, tmp_path):
     budget = 1500
-    result = run_job(made(algorithm, train={"tokens": budget}), tmp_path)
+    result = run_job(made(algorithm, train={"tokens": budget}, virtual={"arrays": False}), tmp_path)
     assert result.summary["step"] == 12
     assert sum(result.summary["tokens"].values()) == pytest.approx(budget, rel=0.05)
 
@@ -51,12 +51,11 @@ def test_a_token_budget_is_met_within_a_few_percent(algorithm, made, tmp_path):
 @pytest.mark.parametrize(
     ("learners", "values"),
     [
-        (2, {"step_seconds": (1.0, 3.0)}),
         (2, FAILURES),
         (4, SCAVENGING),
         (3, {"step_variation": 0.3, "latency": (0.2,), "loss": (0.05,)}),
     ],
-    ids=["unequal speeds", "failures", "spare capacity", "noise"],
+    ids=["failures", "spare capacity", "noise"],
 )
 def test_a_fleet_of_any_life_meets_its_token_budget(learners, values, made):
     budget = 24_000

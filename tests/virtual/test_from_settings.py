@@ -53,24 +53,8 @@ def refused(call):
 # What cannot be.
 
 VIRTUAL = {
-    "step_seconds": ({"step_seconds": (1.0, 0.0)}, "is 0.0, but must be above 0.0"),
-    "speed_variation": ({"speed_variation": 1.5}, "is 1.5, but must be at least 0.0 and at most 1.0"),
-    "step_variation": ({"step_variation": -0.1}, "is -0.1, but must be at least 0.0 and at most 1.0"),
-    "latency": ({"latency": (-1.0,)}, "is -1.0, but must be at least 0.0"),
-    "bandwidth": ({"bandwidth": (0.0,)}, "is 0.0, but must be above 0.0"),
-    "jitter": ({"jitter": (float("nan"),)}, "is nan, but must be at least 0.0"),
-    "loss": ({"loss": (1.0,)}, "is 1.0, but must be at least 0.0 and below 1.0"),
-    "merge_seconds": ({"merge_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
-    "recovery_seconds": ({"recovery_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
-    "resize_seconds": ({"resize_seconds": -1.0}, "is -1.0, but must be at least 0.0"),
-    "availability": (
-        {"availability": "nine"},
-        "is 'nine', but must be one of steady, trace, failures, spare_capacity",
-    ),
     "num_chips": ({"num_chips": 1}, "is 1, but must be at least 2: one a learner"),
     "trace": ({"availability": "trace"}, "is None, but must name a file; availability is trace"),
-    "failures.mtbi_years": ({"failures": {"mtbi_years": 0.0}}, "is 0.0, but must be above 0.0"),
-    "spare_capacity.mean_size": ({"spare_capacity": {"mean_size": 0.0}}, "is 0.0, but must be above 0.0"),
 }
 
 
@@ -80,13 +64,13 @@ def test_an_impossible_setting_is_told_in_one_line_by_its_name(field, made):
     assert refused(lambda: made(virtual=values)) == f"config.virtual.{field}: {told}"
 
 
-@pytest.mark.parametrize("lives", ["steady", "failures", "spare_capacity"])
+@pytest.mark.parametrize("lives", ["steady", "failures"])
 def test_a_trace_needs_lives_of_a_trace(lives, made):
     told = f"config.virtual.trace: is trace.csv, but needs availability to be trace; availability is {lives}"
     assert refused(lambda: made(virtual={"availability": lives, "trace": "trace.csv"})) == told
 
 
-@pytest.mark.parametrize("field", ["step_seconds", "latency", "bandwidth", "jitter", "loss"])
+@pytest.mark.parametrize("field", ["step_seconds", "bandwidth"])
 def test_a_tuple_has_an_entry_for_all_learners_or_for_each(field, made):
     told = f"config.virtual.{field}: has 3 entries, but must have 1, or 2, one a learner"
     assert refused(lambda: made(virtual={field: (0.5, 0.5, 0.5)})) == told
@@ -156,8 +140,7 @@ def test_a_lone_learner_has_neither_the_fleets_failures_nor_its_chips(lives, mad
     assert told.startswith(f"config.virtual.availability: is {lives}, but must be steady for lone_learner")
 
 
-@pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel", "lone_learner"])
-@pytest.mark.parametrize("field", ["jitter", "loss"])
+@pytest.mark.parametrize(("algorithm", "field"), [("data_parallel", "jitter"), ("lone_learner", "loss")])
 def test_a_job_without_a_syncer_has_no_messages_to_delay_or_lose(algorithm, field, made):
     check_fleet(made("decoupled", virtual={field: (0.0, 0.1)}))
     told = refused(lambda: check_fleet(made(algorithm, virtual={field: (0.0, 0.1)})))
@@ -222,7 +205,7 @@ def test_the_chips_of_a_fleet_are_divided_evenly_and_a_baseline_has_them_all(mad
     assert chips_by_learner(made("elastic_data_parallel", virtual=spare)) == {0: 8, 1: 4}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("values", "learners"), [(FAILURES, 2), (SCAVENGING, 4)], ids=["failures", "spare"])
 def test_drawn_lives_are_possible_and_a_function_of_the_seed(values, learners, seed, made):
     groups = {"virtual": values, "sync": {"num_learners": learners}}

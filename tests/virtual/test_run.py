@@ -106,7 +106,8 @@ def test_the_troubled_run_is_one(run):
     assert troubled.seconds > 12 * 1.4
 
 
-@pytest.mark.parametrize("algorithm", ["decoupled", pytest.param("data_parallel", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["decoupled", "data_parallel"])
 def test_stacked_layers_train_as_if_each_were_by_itself(algorithm, run):
     models = (
         {"num_layers": 2, "scan_layers": scan, "logits_chunk": 32 if scan else None} for scan in (False, True)
@@ -118,9 +119,8 @@ def test_stacked_layers_train_as_if_each_were_by_itself(algorithm, run):
         np.testing.assert_allclose(stacked.outcome.params[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("groups", [{}, TROUBLE], ids=["steady", "failures, loss and jitter"])
-def test_another_seed_gives_other_parameters(groups, run):
-    assert run(**groups).sha256 != run(**groups, seed=1).sha256
+def test_another_seed_gives_other_parameters(run):
+    assert run().sha256 != run(seed=1).sha256
 
 
 # The local driver.
@@ -161,14 +161,6 @@ def test_a_learner_that_is_late_at_the_start_of_a_streaming_run_is_waited_for(ru
     assert run("streaming", **STRICT).sha256 == parameters_sha256(theirs.outcome.params)
 
 
-def test_streaming_that_may_run_ahead_merges_the_same_rounds_under_both_drivers(run, locally):
-    # Which of two rounds under way is merged first, and who is a step ahead when a fragment is pulled, is a
-    # matter of luck among threads: so neither order nor tokens here.
-    ours, theirs = run("streaming"), locally("streaming")
-    merges = [(v["step"], v["fragment"], v["version"], tuple(v["learners"])) for v in theirs.noted("round")]
-    assert sorted(ours.merges(*MERGE[:4])) == sorted(merges)
-
-
 # What a run is.
 
 
@@ -201,12 +193,6 @@ def test_evaluations_carry_virtual_seconds_and_the_last_belongs_to_the_final_par
         assembly = assembly_of(done.experiment)
         score = assembly.scorer(assembly.evaluation_mesh())
         assert score(done.outcome.params).loss == last.loss == done.outcome.eval_loss
-
-
-def test_at_its_end_every_learner_that_lives_has_finished(run):
-    for done in (run(), run(**TROUBLE)):
-        for m in (0, 1):
-            assert done.states(m)[-1][1] in (State.FINISHED, State.FAILED)
 
 
 def test_a_stop_ends_a_run_with_a_sound_outcome(data_dir):

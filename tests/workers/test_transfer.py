@@ -38,7 +38,7 @@ def numbers(seed):
     return {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
 
 
-@pytest.fixture(scope="module", params=MESHES, ids=str)
+@pytest.fixture(scope="module", params=["one device", "stages over eight"])
 def shardings(request):
     return parameter_shardings(WIDE, MESHES[request.param]())
 
@@ -78,10 +78,9 @@ def test_at_mixing_0_nothing_survives_of_an_own_value_not_even_nan(transfer, sha
 @pytest.mark.parametrize(
     ("mesh_name", "codec"),
     [
+        ("stages over eight", "int8"),
         pytest.param("one device", "f32", marks=pytest.mark.slow),
         pytest.param("fsdp and tensor over eight", "int8", marks=pytest.mark.slow),
-        pytest.param("stages over eight", "f32", marks=pytest.mark.slow),
-        ("stages over eight", "int8"),
     ],
 )
 def test_stacked_layers_are_offered_merged_and_updated_as_if_each_were_by_itself(mesh_name, codec):
@@ -114,11 +113,6 @@ def test_a_layer_of_one_stage_is_offered_in_as_many_parts_as_there_are_devices()
     assert laid.shard_shape(SHAPES[name]) == (SHAPES[name][0] // 4, SHAPES[name][1] // 2)
 
 
-def test_at_mixing_1_the_own_value_stays_bit_for_bit(transfer, shardings):
-    own = numbers(0)
-    assert_equal(transfer.apply(SPLIT, placed(own, shardings), take(LAYOUT, SPLIT, numbers(1)), 1.0), own)
-
-
 def test_an_offer_is_a_copy_that_survives_what_donates_its_source(transfer, shardings):
     own, theirs = numbers(0), numbers(1)
     params = placed(own, shardings)
@@ -131,20 +125,6 @@ def test_an_offer_is_a_copy_that_survives_what_donates_its_source(transfer, shar
         np.testing.assert_array_equal(ours, before)
         np.testing.assert_array_equal(after, new)
     assert any(leaf.is_deleted() for leaf in params.values())
-
-
-def test_all_fragments_together_are_all_parameters(transfer, shardings):
-    own = numbers(0)
-    params = placed(own, shardings)
-    pieces = [
-        [np.asarray(piece) for piece in transfer.offer(p, params).arrays] for p in range(LAYOUT.num_fragments)
-    ]
-    assert_equal(transfer.whole(pieces), own)
-
-
-def test_compiling_changes_no_parameter(transfer, shardings):
-    own = numbers(2)
-    assert_equal(transfer.compile(placed(own, shardings)), own)
 
 
 @pytest.mark.parametrize("rebase", [False, True])
@@ -204,9 +184,9 @@ def test_a_rebased_update_keeps_what_it_does_not_contain_and_leaves_the_rest(sha
 BOUND = 2.0**-22  # of float32's own rounding, for parameters of a normal distribution
 
 
-@pytest.fixture(scope="module", params=["bf16", "int4"])  # one without groups, one with
-def codec(request):
-    return request.param
+@pytest.fixture(scope="module")
+def codec():
+    return "int4"
 
 
 def pieces_of(values, p=SPLIT):
@@ -220,9 +200,8 @@ def on_the_host(offer):
 @pytest.mark.parametrize(
     ("mesh_name", "codec"),
     [
-        ("fsdp and tensor over eight", "bf16"),
         ("fsdp and tensor over eight", "int4"),
-        ("one device", "int8"),
+        ("one device", "bf16"),
         ("stages over eight", "sign"),
     ],
 )

@@ -32,7 +32,7 @@ def test_what_a_hostile_learner_sends_is_left_out_and_it_ends_in_quarantine(job)
     job.wait_for(written, "merges of both", alive)
     honest = max(line["outer_gradient_norm"] for line in job.rounds())
     hostile = Hostile(job.address, job.terms(), LIAR, SECURITY, tokens=2, count=print)
-    threading.Thread(target=hostile.live, args=(threading.Event(),), daemon=True).start()
+    threading.Thread(target=hostile.run, args=(threading.Event(),), daemon=True).start()
     refused = lambda: job.summary()["offers_left_out"].get(str(LIAR), 0)  # noqa: E731
     job.wait_for(lambda: refused() >= 6, "offers of the hostile one that are left out", alive)
     quarantined = time.time()

@@ -96,7 +96,7 @@ class InTurn(Impersonator):
 def liar(job, alive):
     """All that it sends is refused or worth nothing, once; the run goes on."""
     impostor = InTurn(job)
-    threading.Thread(target=impostor.live, args=(threading.Event(),), daemon=True).start()
+    threading.Thread(target=impostor.run, args=(threading.Event(),), daemon=True).start()
 
     def told():
         drops = job.summary()["drops"]

@@ -228,7 +228,7 @@ def test_a_request_outlives_an_update_without_the_learners_work():
     core = welcomed(num_fragments=1, interval=4, rebase=True)
     step(core, 10)
     ask(core, 3, due=4)
-    core.handle(events.UpdateArrived(0, 1, 4, NOTHING_MERGED), 0.0)
+    core.handle(events.UpdateArrived(0, 1, 2, NOTHING_MERGED), 0.0)
     step(core, 10)
     start(core)
     [offer] = sent(finish(core))

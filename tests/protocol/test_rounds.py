@@ -1,7 +1,5 @@
 """Rounds: how many at once, what is taken into a merge, and how the last ones end."""
 
-import dataclasses
-
 import pytest
 
 from ddiloco.protocol import actions, events
@@ -14,9 +12,10 @@ from ddiloco.protocol.messages import (
     RoundId,
     Watermark,
 )
-from ddiloco.protocol.policy import ALLOWANCE, MAX_AGE
+from ddiloco.protocol.policy import ALLOWANCE, MAX_AGE, SyncPolicy
 from ddiloco.protocol.prospects import MOST_TRIES
 from ddiloco.protocol.state import SyncerState
+from ddiloco.protocol.updates import Updates
 from tests.protocol.desk import Desk, asked, merges, only, records
 
 
@@ -430,9 +429,7 @@ def _missed_by_learner_1(rebase=True):
 
 
 def _next_merge(desk):
-    for step in range(5, 9):
-        desk.report(0, step, steps=step - 4, at=float(step))
-    return merges(desk.offer(0, (8, 0)))
+    return [m for at in range(5, 9) for m in merges(desk.report(0, at, steps=at - 4, at=float(at)))]
 
 
 @pytest.mark.parametrize("between", [False, True])
@@ -447,7 +444,7 @@ def test_an_offer_that_misses_its_round_is_merged_in_the_next_one(between):
     assert desk.core.furthest(1) == Watermark(0, 4), "where a process of the learner would go on"
     if not between:
         desk.merged(4, 0)
-    assert _next_merge(desk) == [(8, 0, [0, 1])]
+    assert _next_merge(desk) == [(8, 0, [1])]
     update = only(events.UpdateArrived, desk.merged(8, 0))
     assert update.version == 2 and desk.core.state().watermarks[0][1].steps == 4
 
@@ -457,7 +454,7 @@ def test_an_offer_of_work_that_is_merged_by_then_is_dropped():
     late = desk.reports[1]
     desk.merged(4, 0)
     desk.offer(1, (4, 0))
-    assert _next_merge(desk) == [(8, 0, [0, 1])]
+    assert _next_merge(desk) == [(8, 0, [1])]
     desk.merged(8, 0)
     known = late.counters[0]
     again = Contribution(1, 1, 0, known.version, 4, known.steps, known.tokens, upto=Watermark(0, 5))
@@ -465,22 +462,21 @@ def test_an_offer_of_work_that_is_merged_by_then_is_dropped():
     assert only(actions.Release, out).offer == again and not desk.core.offers
 
 
-@pytest.mark.parametrize("lost", ["version", "lineage"])
-def test_late_work_on_a_version_that_is_too_old_or_of_no_history_is_dropped(lost):
+def test_late_work_on_a_version_of_no_history_is_dropped():
     desk = _missed_by_learner_1()
     desk.merged(4, 0)
     known = desk.reports[1].counters[0]
-    late = Contribution(1, 1, 0, 0, 4, known.steps, known.tokens, upto=Watermark(0, 4))
-    if lost == "lineage":
-        late = dataclasses.replace(late, lineage=7)
-    else:
-        for turn in range(2, 3 + MAX_AGE):
-            for step in range(4 * turn - 3, 4 * turn + 1):
-                desk.report(0, step, steps=step - 4 * turn + 4, at=float(step))
-            assert merges(desk.offer(0, (4 * turn, 0)))
-            desk.merged(4 * turn, 0)
+    late = Contribution(1, 1, 0, 0, 4, known.steps, known.tokens, lineage=7, upto=Watermark(0, 4))
     out = desk.tell(events.FragmentArrived(RoundId(4, 0), late))
     assert only(actions.Release, out).offer == late and not desk.core.offers
+
+
+def test_work_counts_on_the_last_versions_of_this_history():
+    updates = Updates(SyncPolicy(num_fragments=1), SyncerState((5,), (20,), lineages=(3,)), (0,), lineage=4)
+    for turn in range(MAX_AGE + 1):
+        assert updates.made(0, 5, 3) and not updates.made(0, 5, 4)
+        updates.add(RoundId(24 + turn, 0), ())
+    assert not updates.made(0, 5, 3) and updates.made(0, 6, 4) and updates.made(0, 6 + MAX_AGE, 4)
 
 
 def test_without_rebase_an_offer_that_misses_its_round_is_dropped():

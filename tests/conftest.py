@@ -47,7 +47,7 @@ platform.prepare()  # while tests are collected, since it must be before the fir
 
 
 LONG = ("tests/integration/", "tests/launch/", "tests/bench/")  # they start processes
-LONGEST = ("readme", "hosts", "slow_networks", "shards", "hostile", "killed_processes", "hangs", "tune")
+LONGEST = ("readme", "shards", "killed_processes", "hangs", "hosts", "hostile", "killed_local", "fencing")
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which are left out

@@ -95,7 +95,7 @@ def round_of(desk: Desk, step: int, lag: float) -> tuple[list, float]:
 
 
 def test_whoever_misses_its_time_is_not_waited_for_until_it_keeps_it():
-    desk = Desk(learners=2, num_fragments=1, interval=8, quorum=1, gamma=0.0, rebase=True)
+    desk = Desk(learners=2, num_fragments=1, interval=8, quorum=1, gamma=0.0)
     seen = [
         round_of(desk, step, lag)[0] for step, lag in [(8, 2.0), (16, 2.0), (24, 7.5), (32, 2.0), (40, 2.0)]
     ]

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ddiloco.protocol.policy import MAX_AGE
+
 _RETURNS = 100_000  # a process's incarnations are its start in microseconds and the next few numbers
 
 
@@ -100,9 +102,9 @@ def check_work(rounds: Sequence[Mapping[str, Any]]) -> CommittedWork:
     """Books each contribution as the interval of its learner's clock in which the work was done.
 
     `steps` steps that end at clock c began at c - steps or earlier, since clocks only jump forward; what a
-    process merges into a fragment later must begin at c or later. Work on another version than the one that
-    was replaced is as bad: its steps may stand in a version already. Rounds that died unrecorded with the
-    syncer are not seen here.
+    process merges into a fragment later must begin at c or later. Work on a later version than the one that
+    was replaced, or on one that is too old, is as bad. Rounds that died unrecorded with the syncer are not
+    seen here.
     """
     books, processes = CommittedWork(), _processes(rounds)
     merged_up_to: dict[tuple[Any, int], int] = {}  # by process and fragment, its last merged step
@@ -115,7 +117,7 @@ def check_work(rounds: Sequence[Mapping[str, Any]]) -> CommittedWork:
             process = processes[c.learner, c.incarnation]
             before = merged_up_to.get((process, line["fragment"]), 0)
             overlap = min(c.steps, max(0, before - (c.step - c.steps)))
-            if c.version != line["version"] - 1:
+            if not 0 <= line["version"] - 1 - c.version <= MAX_AGE:
                 overlap = c.steps
             if overlap:
                 books.twice_tokens += round(c.tokens * overlap / c.steps)

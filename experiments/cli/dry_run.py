@@ -69,7 +69,7 @@ def describe(experiment: Experiment) -> str:
     step = make_train_step(experiment.model, experiment.inner, mesh, task.loss)
     jax.eval_shape(step, state, abstract_batch(mesh, rows, task.row), np.float32(0.0))
     kept = 0 if baseline else anchor_bytes(experiment, assembly.layout, mesh)
-    anchors = f", {_size(kept)} more for codec {experiment.outer.codec}" if kept else ""
+    anchors = f", {_size(kept)} more for adopted versions" if kept else ""
     params = num_parameters(experiment.model)
     length = task.row_tokens
     tokens = sum(recipe.kind(shards) for _, shards in jobs) * length

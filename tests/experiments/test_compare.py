@@ -250,7 +250,7 @@ def test_both_rules_are_told_of_a_fleet_whose_links_are_just_full(programs, tmp_
     paper, expected = json.loads((tmp_path / "compare.json").read_text())
     assert paper["worst_share"] <= paper["merged_share"] < expected["worst_share"] < 1
     for row in (paper, expected):
-        assert row["real_steps"] == 1.0 and 0 < row["age"] <= row["late_age"] < 24
+        assert row["real_steps"] == 1.0 and 0 < row["age"] <= row["late_age"] <= 24
         assert 0 < row["round_seconds"] < 24 and 0.9 < row["largest_gap"] < 3
 
 

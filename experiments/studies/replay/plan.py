@@ -155,7 +155,7 @@ class _LearnerProcess(_Process, LearnerDriver):
         else:
             if resumed.origin is None:
                 raise TapeError(f"{self.tape.path}: begins with a state that no tape names")
-            self._arrays.go_on(resumed.origin, [fragment.version for fragment in resumed.work.fragments])
+            self._arrays.go_on(resumed.origin)
             try:
                 self._actor.perform(self._actor.resume(resumed.work, resumed.began))
             except LocalProtocolError as error:
@@ -201,12 +201,11 @@ class _NamedArrays(LearnerArrays):
         self.works: list[ReplayWork] = []
         self.tokens = 0  # of the step that starts
         self._process, self._core = process, core
-        self._versions: dict[int, int] = {}  # by fragment, the one that is in it
-        self._offers: dict[int, dict[int, OfferId]] = {}  # by fragment and steps, since its last update
+        # By fragment and steps, since an update had some of the work
+        self._offers: dict[int, dict[int, OfferId]] = {}
 
-    def go_on(self, origin: InnerOrigin, versions: Sequence[int]) -> None:
-        """Loads a state of before, with these versions."""
-        self._versions = dict(enumerate(versions))
+    def go_on(self, origin: InnerOrigin) -> None:
+        """Loads a state of before."""
         self.works.append(Return(BEFORE, origin))
 
     def give(self, origin: InnerOrigin) -> None:
@@ -214,7 +213,6 @@ class _NamedArrays(LearnerArrays):
         self.works.append(Give(self._process.entry, origin))
 
     def adopt(self, fragments: Sequence[VersionId], inner: InnerOrigin | None = None) -> None:
-        self._versions = dict(fragments)
         self._offers.clear()
         self.works.append(Adopt(self._process.entry, tuple(fragments), inner))
 
@@ -223,8 +221,9 @@ class _NamedArrays(LearnerArrays):
         return self.tokens, {}
 
     def offer(self, fragment: int, steps: int) -> OfferId:
-        life, version = self._core.work.life, self._versions[fragment]
-        offer = OfferId(self._core.learner, life, fragment, steps, version)
+        work = self._core.work
+        since = work.fragments[fragment].watermark.bare
+        offer = OfferId(self._core.learner, work.life, fragment, steps, since)
         self._offers.setdefault(fragment, {})[steps] = offer
         self.works.append(OfferWork(self._process.entry, offer))
         return offer
@@ -244,8 +243,10 @@ class _NamedArrays(LearnerArrays):
         merged: int | None = None,
         rebase: bool = False,
     ) -> None:
-        self._versions[fragment] = payload.version
-        offer = self._offers.pop(fragment, {}).get(merged)
+        offers = self._offers.pop(fragment, {})
+        offer = offers.get(merged)
+        if rebase and merged is None:
+            self._offers[fragment] = offers
         self.works.append(Apply(self._process.entry, payload, mixing, offer, merged, rebase))
 
 
@@ -348,8 +349,10 @@ class _SyncerProcess(_Process, SyncerDriver):
 
     def merge(self, merge: actions.Merge, given: list[tuple[Contribution, OfferId]]) -> None:
         for c, offer in given:
-            sent = self._sent.get(offer)  # its learner may have rejoined, or set its clock, since
-            if sent is None or dataclasses.replace(sent, incarnation=c.incarnation, step=c.step) != c:
+            sent = self._sent.get(offer)
+            # It may be sent again once its learner has rejoined, set its clock or applied another's work.
+            anew = {"incarnation": c.incarnation, "step": c.step, "version": c.version, "lineage": c.lineage}
+            if sent is None or dataclasses.replace(sent, **anew) != c:
                 raise TapeError(f"{self.tape.path}: {offer} was merged, but is on no tape of that learner")
         begun = MergeWork(self.entry, next(self._numbers), merge.round, merge.version, tuple(given))
         self._begun[merge.round.fragment] = begun

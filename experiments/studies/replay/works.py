@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import Contribution, RoundId, Watermark
 from ddiloco.storage.tape.entries import InnerOrigin
 from experiments.studies.replay.reading import Tape, begins
 
@@ -26,21 +26,21 @@ class VersionId(NamedTuple):
 
 
 class OfferId(NamedTuple):
-    """A fragment as a learner held it after so many steps of a life, with this version in it.
+    """A learner's work on a fragment after so many steps of a life, counted from this watermark.
 
-    After the same step a learner may offer twice, before and after an update.
+    After the same step a learner may offer twice, before and after an update with some of its work.
     """
 
     learner: int
     life: int
     fragment: int
     steps: int
-    version: int
+    since: Watermark
 
     @classmethod
     def of(cls, c: Contribution) -> OfferId:
         """The offer that a contribution was."""
-        return cls(c.learner, c.upto.life, c.fragment, c.upto.steps, c.version)
+        return cls(c.learner, c.upto.life, c.fragment, c.upto.steps, c.since.bare)
 
     def __str__(self) -> str:
         return f"learner {self.learner}'s offer of fragment {self.fragment} after {self.steps} steps"

@@ -166,7 +166,7 @@ def test_two_offers_of_one_step_before_and_after_an_update_are_two(tapes):
     policy = dataclasses.replace(POLICY, rebase=True)
     did = plans.life(dataclasses.replace(life, entries=entries), policy, STEPS).works
     offers = [work.id for work in did if isinstance(work, works.OfferWork)]
-    assert [(offer.steps, offer.version) for offer in offers] == [(1, 0), (2, 0), (2, 1)]
+    assert [(offer.steps, offer.since.steps) for offer in offers] == [(1, 0), (2, 0), (2, 1)]
     assert len(set(offers)) == 3
     [update] = [work for work in did if isinstance(work, works.Apply)]
     assert update.merged == offers[0] and update.rebase

@@ -153,7 +153,8 @@ class Rounds:
     def furthest(self, learner: int) -> Watermark:
         """The furthest work of a learner that is merged, or is in an arrived offer."""
         here = [r.arrived[learner] for r in self._open.values() if learner in r.arrived]
-        here += [offer.contribution for (m, _), offer in self._waiting.items() if m == learner]
+        waiting = [offer.contribution for (m, _), offer in self._waiting.items() if m == learner]
+        here += [c for c in waiting if self.members.current(learner, c.incarnation) is not None]
         return max([self.merged.furthest(learner), *(c.upto for c in here)])
 
     @property

@@ -449,6 +449,14 @@ def test_an_offer_that_misses_its_round_is_merged_in_the_next_one(between):
     assert update.version == 2 and desk.core.state().watermarks[0][1].steps == 4
 
 
+def test_the_data_of_a_learner_whose_late_offer_is_dropped_with_it_are_drawn_again():
+    desk = _missed_by_learner_1()
+    desk.offer(1, (4, 0))
+    desk.tell(events.LearnerLost(1, 1, "killed"))
+    welcome = only(events.Welcomed, desk.tell(events.LearnerJoined(1, 2)))
+    assert welcome.data == NOTHING_MERGED and not desk.core.offers
+
+
 def test_an_offer_of_work_that_is_merged_by_then_is_dropped():
     desk = _missed_by_learner_1()
     late = desk.reports[1]

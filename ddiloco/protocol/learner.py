@@ -531,7 +531,9 @@ class LearnerCore:
             goes_on = False
         if goes_on:
             new.base, new.offered, new.begun_on = old.base, old.offered, old.begun_on
-            if p in self._asked:  # the request holds, since an offer can be added to any version
+            if (
+                p in self._asked and self.policy.takes_late_work
+            ):  # the request holds, since an offer can be added to any version
                 newest = max(event.version, self._asked[p].version)
                 self._asked[p] = dataclasses.replace(self._asked[p], version=newest)
         else:
@@ -599,7 +601,7 @@ class LearnerCore:
         for p, asked in sorted(self._asked.items(), key=self._urgency):
             f = self._fragments[p]
             # Without an offer in flight a newer version cannot contain this work.
-            fits = f.version == asked.version or (self.policy.rebase and not f.offered)
+            fits = f.version == asked.version or (self.policy.takes_late_work and not f.offered)
             if f.version > asked.version:
                 del self._asked[p]
             elif fits and self._has_work(f) and self.clock >= asked.clock:
@@ -619,7 +621,7 @@ class LearnerCore:
     def _urgency(self, asked: tuple[int, events.OfferAsked]) -> tuple[bool, int, int]:
         """Order of offers where the link limits them: the oldest work without an offer in flight."""
         fragment = self._fragments[asked[0]]
-        first = (bool(fragment.offered), fragment.base.steps) if self.policy.rebase else (False, 0)
+        first = (bool(fragment.offered), fragment.base.steps) if self.policy.takes_late_work else (False, 0)
         return *first, asked[1].round.step
 
     def _make_room(self, waiting: int) -> None:

@@ -43,8 +43,8 @@ class _Process:
         self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
         self.dismissed: set[Member] = set()  # told that they are no members
         self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
-        # For which round an offer came, and how often its learner had been asked for it by then
-        self.arrived: dict[Contribution, tuple[RoundId, int]] = {}
+        # For which rounds an offer came, and how often its learner had been asked for each by then
+        self.arrived: dict[Contribution, dict[RoundId, int]] = collections.defaultdict(dict)
         self.merging: dict[RoundId, actions.Merge] = {}
         self.refused: set[RoundId] = set()  # rounds with a merge whose offers were all left out
 
@@ -284,7 +284,7 @@ class Invariants:
         if self.policy.takes_late_work:  # an answer to what was asked before it rejoined will do
             asked = any(r.fragment == which.fragment and who == member for r, who in process.asked)
         if asked and self._stands(member, _Standing.PRESENT):
-            process.arrived[c] = which, process.asked[which, member]
+            process.arrived[c][which] = process.asked[which, member]
             process.known[c] = max(c.steps, self._steps_on(c))
 
     def _check_result(self, which: RoundId, left_out: tuple[int, ...]) -> None:
@@ -425,8 +425,8 @@ class Invariants:
             )
             if c in self._syncer.early:
                 self._book_offer(which, c)
-            came = self._syncer.arrived.get(c, (None, 0))[0]
-            known = came == which or (came is not None and self.policy.takes_late_work)
+            came = self._syncer.arrived.get(c, {})
+            known = which in came or (bool(came) and self.policy.takes_late_work)
             require(known, "what is merged arrived while its learner took part", c)
             self._check_steps(self._learners.ledger(self.shard, c), c)
             mark = self.committed.watermarks[p].get(c.learner, NOTHING_MERGED)
@@ -446,8 +446,7 @@ class Invariants:
         since = self._steps_on(c) - self._syncer.known[c]
         fresh = since <= max(1, self.policy.interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
-        of, before = self._syncer.arrived[c]
-        again = asked > (before if of == which else 0)
+        again = asked > self._syncer.arrived[c].get(which, 0)
         require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
 
     def _begin(self, member: Member, event: events.SyncerEvent) -> None:

@@ -217,7 +217,7 @@ class LocalRun:
         state, resumed = self._newest(states) if self._resumes else None, None
         if state is not None:
             merged = [self._syncer.furthest(learner)]
-            resumed = from_checkpoint(state, about, merged, self._syncer.core.versions, e.sync.max_age)
+            resumed = from_checkpoint(state, about, merged, self._syncer.core.versions)
         if resumed is not None and resumed.values["position"]:
             equipment.batches.set_state(resumed.values["position"])  # the tape records their start
         tape = self._tapes.learner(learner, incarnation, equipment, resumed and resumed.begins_with)

@@ -109,11 +109,6 @@ class SyncPolicy:
         return self.rebase and self.max_run_ahead is None
 
     @property
-    def max_age(self) -> int:
-        """Versions by which the one that work was done on may be older than the newest."""
-        return MAX_AGE if self.takes_late_work else 0
-
-    @property
     def band(self) -> int:
         """Steps that a learner may lag behind an update without its clock being set forward."""
         return 0 if self.quorum is None else self.interval // 2

@@ -51,27 +51,22 @@ def about_states(experiment: Experiment, layout: FragmentLayout, run: str) -> di
 
 
 def from_checkpoint(
-    state: LearnerState,
-    about: Mapping[str, Any],
-    merged: Sequence[Watermark],
-    versions: Sequence[int],
-    max_age: int = 0,
+    state: LearnerState, about: Mapping[str, Any], merged: Sequence[Watermark], versions: Sequence[int]
 ) -> ResumedLearner | None:
     """A learner's resumption of its own earlier state; None: only the inner state can be used.
 
     Only the inner state can be used if data are divided differently, so that others may read the data of its
-    unmerged work; if offers were encoded differently; or if all its versions are too old, as nothing in it
-    can be merged and a peer's inner state may be newer.
+    unmerged work; if offers were encoded differently; or if all fragments have newer versions, as nothing in
+    it can be merged and a peer's inner state may be newer.
 
     `about`: as of `about_states`. `merged`: the furthest work of the learner that is, or may still be,
     merged, by shard of the syncer; its data continue behind that, or at the end of the state if later.
-    `versions`: the newest, by fragment. `max_age`: of work, as `SyncPolicy` has it.
+    `versions`: the newest, by fragment.
     """
     header, position = state.header, state.header.position
     if any(getattr(header, name) != value for name, value in about.items()):
         return None
-    ages = (newest - own.version for own, newest in zip(header.work.fragments, versions, strict=True))
-    if min(ages) > max_age:
+    if not any(own.version >= newest for own, newest in zip(header.work.fragments, versions, strict=True)):
         return None
     after = header.work.begins_after(merged)
     if after is None:

@@ -123,7 +123,5 @@ def test_where_data_or_offers_are_others_only_the_inner_state_is_used(changes, a
 
 def test_where_all_fragments_have_newer_versions_nothing_of_it_can_be_merged(about):
     assert from_checkpoint(state(about), about, [NOTHING_MERGED], (3, 4, 5)) is None
-    assert from_checkpoint(state(about), about, [NOTHING_MERGED], (11, 11, 12), max_age=8) is not None
-    assert from_checkpoint(state(about), about, [NOTHING_MERGED], (11, 12, 13), max_age=8) is None
     assert from_checkpoint(state(about), about, [NOTHING_MERGED], (3, 3, 5)) is not None
     assert from_checkpoint(state(about), about, [NOTHING_MERGED], (1, 2, 3)) is not None  # an older disk

@@ -278,8 +278,7 @@ class LearnerProcess:
         if state is None or not inner.fits(state.inner):
             return None
         try:
-            max_age = self._experiment.sync.max_age
-            resumed = from_checkpoint(state, about, clients.furthest, clients.versions, max_age)
+            resumed = from_checkpoint(state, about, clients.furthest, clients.versions)
             if resumed is not None and resumed.values["position"] is not None:
                 equipment.batches.set_state(resumed.values["position"])  # the tape records their start
             if resumed is not None and self._lead is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
@@ -420,9 +420,8 @@ class Invariants:
             require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
         for c in given:
             age = merge.version - 1 - c.version
-            require(
-                c.fragment == p and 0 <= age <= self.policy.max_age, "work is on one of the last versions", c
-            )
+            most = MAX_AGE if self.policy.takes_late_work else 0
+            require(c.fragment == p and 0 <= age <= most, "work is on one of the last versions", c)
             if c in self._syncer.early:
                 self._book_offer(which, c)
             came = self._syncer.arrived.get(c, {})

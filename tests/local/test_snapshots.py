@@ -117,8 +117,8 @@ def test_it_leaves_snapshots_with_higher_numbers(resumed):
     assert second.header.step > first.header.step and second.header.run == first.header.run
     for m in (0, 1):
         before, after = (state_of(snapshot, m).header for snapshot in (first, second))
-        assert after.tokens > before.tokens and after.work.life != 0
-        assert after.steps > before.steps
+        # Where all of its versions were too old by then, only the inner state of the checkpoint is used.
+        assert after.trained > before.trained and after.work.life != 0
 
 
 @pytest.mark.parametrize(

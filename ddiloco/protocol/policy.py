@@ -9,9 +9,8 @@ ALLOWANCE = 4.0
 """Timeout slack: factor on the transfer time predicted from earlier transfers of as many bytes."""
 
 MAX_AGE = 8
-"""Versions of a fragment that may be merged before a learner's oldest work on it, with rebase. What is older
-is given up: steps that were taken far from the present model are worth little (docs/results/merged_share.md).
-"""
+"""With rebase, maximum age in versions of a learner's oldest unmerged work on a fragment; older work is
+overwritten. It covers round trips of two intervals and links of a quarter of the need; it was not tuned."""
 
 
 def _knob(default: Any, meaning: str, **metadata: float | str | tuple[str, ...]) -> Any:

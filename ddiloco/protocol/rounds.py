@@ -368,7 +368,7 @@ class Rounds:
         out: Actions = []
         if waiting is not None and waiting.contribution.upto > c.upto:
             out.append(actions.Drop(c.learner, "an offer behind a later one", event.round))
-        elif self.members.is_early(c, self.policy) or self._comes_between(c):
+        elif self.members.is_early(c, self.policy) or self._is_between_rounds(c):
             self._waiting[c.learner, p] = event
         else:
             self._waiting.pop((c.learner, p), None)
@@ -377,7 +377,7 @@ class Rounds:
         kept, known = self._kept(c.learner, p), dict.fromkeys([*before, c])
         return out + [actions.Release(offer) for offer in known if offer not in kept]
 
-    def _comes_between(self, c: Contribution) -> bool:
+    def _is_between_rounds(self, c: Contribution) -> bool:
         """Whether an offer missed its round, and can be merged in the next one."""
         r, m = self._open.get(c.fragment), self.members.current(c.learner, c.incarnation)
         if not self.policy.takes_late_work or m is None or m.state is not MemberState.LIVE:
@@ -419,8 +419,8 @@ class Rounds:
         if problem is not None:
             lost = c.version == r.version and c.lineage != r.lineage
             dismissed = [self.members.dismiss(c.learner, c.incarnation, self._shard)] if lost else []
-            told = [actions.Drop(c.learner, problem, event.round)] if late else self._failed(r, m, problem)
-            return [*told, *dismissed]
+            dropped = [actions.Drop(c.learner, problem, event.round)] if late else self._failed(r, m, problem)
+            return [*dropped, *dismissed]
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c

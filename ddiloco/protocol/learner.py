@@ -357,10 +357,10 @@ class LearnerCore:
             held[p] = self._fragments[p].version, at.done
         return dataclasses.replace(at, held=tuple(held))
 
-    def _ready(self, session: _Session) -> actions.TellSyncer:
+    def _ready(self, session: _Session) -> actions.SendToSyncer:
         versions = tuple(self._fragments[p].version for p in session.fragments)
         ready = events.LearnerReady(self.learner, session.incarnation, self.clock, versions)
-        return actions.TellSyncer(ready, session.shard)
+        return actions.SendToSyncer(ready, session.shard)
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
         """Ends if a newer process has replaced it; one that is still starting takes a larger incarnation.
@@ -405,7 +405,7 @@ class LearnerCore:
             return [] if self._last is None else self._reports(self._last)
         return self._say(self._standing())
 
-    def _join(self, session: _Session) -> actions.TellSyncer:
+    def _join(self, session: _Session) -> actions.SendToSyncer:
         joined = events.LearnerJoined(self.learner, session.incarnation, shards=self.shards)
         if self.recovered:
             finished = max(self._reported_step, session.joined_step)  # not the step that is under way
@@ -419,7 +419,7 @@ class LearnerCore:
                 began=self._began,
                 left=tuple(Watermark(life, steps) for life, steps in self._left.items()),
             )
-        return actions.TellSyncer(joined, session.shard)
+        return actions.SendToSyncer(joined, session.shard)
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -560,13 +560,13 @@ class LearnerCore:
     def _standing(self) -> _Standing:
         return _Standing(self.clock, self._held(), self._done)
 
-    def _report(self, session: _Session, at: _Standing) -> actions.TellSyncer:
+    def _report(self, session: _Session, at: _Standing) -> actions.SendToSyncer:
         """A report to a shard, on its fragments."""
         session.known_as = session.incarnation
         held = (at.held[p] for p in session.fragments)
         counters = tuple(FragmentCounters(version, *at.done.since(base)) for version, base in held)
         report = Report(self.learner, session.incarnation, at.clock, counters, session.welcomed, self.shards)
-        return actions.TellSyncer(events.StepReported(report), session.shard)
+        return actions.SendToSyncer(events.StepReported(report), session.shard)
 
     def _reports(self, at: _Standing) -> list[actions.LearnerAction]:
         return [self._report(session, at) for session in self._sessions]

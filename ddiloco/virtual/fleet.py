@@ -90,9 +90,12 @@ class VirtualSyncer:
             versions = {p: FragmentVersion(version, self.arrays.fragment(p)) for p, version in committed}
             self._actor = SyncerActor(core, self, versions)
 
-    def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
-        """Handles an event; while the process is down, the event is lost."""
-        if self._actor is None:
+    def take(self, event: events.SyncerEvent, payload: Payload = None, connection: int | None = None) -> None:
+        """Handles an event; while the process is down, the event is lost.
+
+        `connection`: the lineage of the process that the event was sent to; lost with it, as a handshake is.
+        """
+        if self._actor is None or connection not in (None, self.lineage):
             return
         if isinstance(event, events.FragmentArrived):
             event, payload = self._received(event, payload)
@@ -393,15 +396,16 @@ class Fleet:
     # Messages.
 
     def _send(self, process: VirtualLearner, event: events.SyncerEvent, payload: Payload, shard: int) -> None:
-        size = 0
+        size, connection, syncer = 0, None, self.syncers[shard]
         if isinstance(event, events.LearnerJoined):
             self._routes[shard, event.learner, event.incarnation] = process
+            connection = syncer.lineage
         if isinstance(event, events.FragmentArrived):
             size = self.syncer.arrays.traffic.offer[event.round.fragment]
             self.observer.transferred(event.contribution.learner, size, 0)
         times = process.place.up.arrivals(self.calendar.now, size, shard)
         for time in times:
-            self.calendar.at(time, self.syncers[shard].take, event, payload)
+            self.calendar.at(time, syncer.take, event, payload, connection)
         if isinstance(event, events.FragmentArrived) and times:
             process.sees_off(max(times))
 

@@ -449,10 +449,12 @@ class Invariants:
         require(fresh or again, "a learner far beyond its offer is asked for another", c, since)
 
     def _begin(self, member: Member, event: events.SyncerEvent) -> None:
-        """Forgets what a member reported before its welcome."""
-        self._syncer.reports.pop(member, None)
-        if isinstance(event, events.StepReported):
-            self._syncer.reports[member] = event.report
+        """Forgets what a member reported before its welcome; one that was kept back is of after it."""
+        match event:
+            case events.StepReported(report) if (report.learner, report.incarnation) == member:
+                self._syncer.reports[member] = report
+            case events.LearnerReady() | events.LearnerJoined():
+                self._syncer.reports.pop(member, None)
 
     def _count(self, core: SyncerCore) -> None:
         """Counts reports that the syncer believes, which may be only since others bear them out."""

@@ -55,7 +55,10 @@ class ProcessLedger:
     def copy(self) -> ProcessLedger:
         """The ledger of a process that goes on from a checkpoint that is made now."""
         assert not self._in_flight, "checkpoints are made between two steps"
-        copied = copy.deepcopy(self)
+        copied = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(copied, name, copy.copy(value))
+        copied._applied = [dict(versions) for versions in self._applied]
         copied._made.clear()
         copied._reported, copied._incarnations = -1, ()
         copied._ends.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -257,7 +258,10 @@ class RandomSchedule(Observer):
         since = max(self._calm_at, self.commit_times[-2])
         weather = self.plan.weather
         settling = LONGEST + RETURN  # a fault may begin just before the calm
-        timeouts = policy.silence_timeout + 2 * (policy.offer_timeout + policy.resend_timeout)
+        tries = 2.0  # of a message; the longest row of lost ones grows with the learners'
+        if weather.loss:
+            tries = max(tries, math.log(100 * len(self.plan.joins)) / -math.log(weather.loss))
+        timeouts = policy.silence_timeout + tries * (policy.offer_timeout + policy.resend_timeout)
         slowest = max(rules.longest_welcome for rules in self.invariants)
         timeouts += TIMEOUT_SLACK * slowest  # by which offers are waited for, too
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)

@@ -138,15 +138,11 @@ class LocalRun:
         self._scoring_learner = assembly.evaluation_learner()
         score = assembly.scorer(assembly.evaluation_mesh(), self._between_steps)
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record, core.step)
-        if not self._resumes:
-            with waiting("the first evaluation"):  # also compiles it, before the learners need the CPU
-                self._evaluator.evaluate(0, self._model.parameters())
         tape = self._tapes.syncer(core.state(), self._model, lineage)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, durable, tape)
         if durable is not None:
             self._take_snapshots(durable, core.step)
-        with waiting("learners and merge to compile"):
-            self._model.compile()
+        with waiting("learners to compile"):  # and nothing else: merges and evaluations compile as they come
             compiled = equipment.result()
         self._senders = concurrent.futures.ThreadPoolExecutor(len(compiled), thread_name_prefix="offers")
         self._learners = [self._add_learner(m, parts) for m, parts in enumerate(compiled)]
@@ -158,7 +154,8 @@ class LocalRun:
 
     def run(self) -> Outcome:
         """Trains to the last step, or until all learners are dead or `stop` is set."""
-        self._evaluator.start()
+        # Beside the first steps, as what merges compile: the first step comes sooner.
+        self._evaluator.start(None if self._resumes else self._model.parameters())
         for learner in self._learners:
             learner.start()
         try:
@@ -275,7 +272,8 @@ class LocalRun:
 
     def _over(self) -> bool:
         all_dead = all(learner.failure is not None for learner in self._learners)
-        return self._syncer.ended.is_set() or self._stop.is_set() or all_dead
+        over = self._syncer.ended.is_set() or self._stop.is_set()
+        return over or all_dead or self._evaluator.broken
 
     def _failure(self) -> str | None:
         """Why the run as a whole failed, if it did; the death of some learners is no failure."""

@@ -526,14 +526,14 @@ class LearnerCore:
         )
         merged, out = self._merged_offer(old, event.watermark), []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
-        if goes_on and event.version - old.begun_on > MAX_AGE and old.base.steps < self._done.steps:
+        if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
             out.append(actions.Drop(self.learner, f"unmerged work older than {MAX_AGE} versions"))
             goes_on = False
         if goes_on:
-            new.base, new.offered, new.begun_on = old.base, old.offered, old.begun_on
-            if (
-                p in self._asked and self.policy.takes_late_work
-            ):  # the request holds, since an offer can be added to any version
+            new.base, new.offered = old.base, old.offered
+            new.begun_on = old.begun_on if self._has_work(old) else event.version
+            # The request holds, since an offer can be added to any version.
+            if p in self._asked and self.policy.takes_late_work:
                 newest = max(event.version, self._asked[p].version)
                 self._asked[p] = dataclasses.replace(self._asked[p], version=newest)
         else:

@@ -338,11 +338,10 @@ class LearnerCore:
             self._life = max(self.incarnations)
         if not begins and (data.life == self._life or goes_on_after(self._began, self._left, data)):
             return None
-        as_far = (
-            data.life == self._began.life and self._steps - self._began_at >= data.steps - self._began.steps
-        )
+        behind_it = self._began_at + data.steps - self._began.steps  # its own steps when data stood there
+        as_far = data.life == self._began.life and behind_it <= self._steps
         elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life != self._began.life)
-        self._began, self._began_at = data.bare, self._steps
+        self._began, self._began_at = data.bare, behind_it if as_far and elsewhere else self._steps
         return None if elsewhere else data.position
 
     @property

@@ -338,11 +338,10 @@ class LearnerCore:
             self._life = max(self.incarnations)
         if not begins and (data.life == self._life or goes_on_after(self._began, self._left, data)):
             return None
-        as_far = (
-            data.life == self._began.life and self._steps - self._began_at >= data.steps - self._began.steps
-        )
+        behind_it = self._began_at + data.steps - self._began.steps  # its own steps when data stood there
+        as_far = data.life == self._began.life and behind_it <= self._steps
         elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life != self._began.life)
-        self._began, self._began_at = data.bare, self._steps
+        self._began, self._began_at = data.bare, behind_it if as_far and elsewhere else self._steps
         return None if elsewhere else data.position
 
     @property
@@ -526,14 +525,14 @@ class LearnerCore:
         )
         merged, out = self._merged_offer(old, event.watermark), []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
-        if goes_on and event.version - old.begun_on > MAX_AGE and old.base.steps < self._done.steps:
+        if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
             out.append(actions.Drop(self.learner, f"unmerged work older than {MAX_AGE} versions"))
             goes_on = False
         if goes_on:
-            new.base, new.offered, new.begun_on = old.base, old.offered, old.begun_on
-            if (
-                p in self._asked and self.policy.takes_late_work
-            ):  # the request holds, since an offer can be added to any version
+            new.base, new.offered = old.base, old.offered
+            new.begun_on = old.begun_on if self._has_work(old) else event.version
+            # The request holds, since an offer can be added to any version.
+            if p in self._asked and self.policy.takes_late_work:
                 newest = max(event.version, self._asked[p].version)
                 self._asked[p] = dataclasses.replace(self._asked[p], version=newest)
         else:

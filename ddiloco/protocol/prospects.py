@@ -66,12 +66,11 @@ class Prospects:
         return [r for r in rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
 
     def has_quorum(self, r: Round, front: int) -> bool:
-        """Whether enough learners have reached the round's step, and enough offers have arrived."""
+        """Whether the offers of enough learners that have reached the round's step have arrived."""
         if self._quorum is not None:
             if r.counted < self._quorum or self._awaits_others(r):
                 return False
-            departed = 0 if self.awaits_learners else len(r.departed)
-            return self._members.come_to(r.id.step) + departed >= self._quorum
+            return sum(self._is_in_quorum(learner, r) for learner in r.arrived) >= self._quorum
         if self.awaits_learners or not r.arrived or front < r.id.step:
             return False
         return self._nobody_owes(r)
@@ -88,6 +87,16 @@ class Prospects:
         if not self._members.come_to(self._total_steps):
             return False
         return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in rounds)
+
+    def _is_in_quorum(self, learner: int, r: Round) -> bool:
+        """Whether a learner whose offer has arrived, maybe one that missed its round, is at the round's step.
+
+        Departed learners count as if they were, unless they may return.
+        """
+        if learner in r.departed:
+            return not self.awaits_learners
+        m = self._members.newest(learner)
+        return learner not in r.old and m is not None and m.step >= r.id.step
 
     def _nobody_owes(self, r: Round) -> bool:
         """Whether no live learner owes an offer; begins with the one that last owed."""

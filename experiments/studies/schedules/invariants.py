@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
@@ -17,6 +17,7 @@ from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import VirtualCheckpoint
+from experiments.studies.schedules.integers import Parameters, Pieces
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
@@ -97,13 +98,14 @@ class LearnerInvariants:
         event: events.LearnerEvent,
         out: list[actions.LearnerAction],
         batch: int = 0,
+        parameters: Parameters | None = None,
     ) -> None:
         """A learner's core took an event; raises Violation if what followed breaks a rule.
 
-        `batch`: the number of the last one that the learner has drawn.
+        `batch`: the number of the last one that the learner has drawn. `parameters`: before what followed.
         """
         ledger = self._ledgers.setdefault(process, ProcessLedger())
-        ledger.handled(core, event, out, batch)
+        ledger.handled(core, event, out, batch, parameters)
         if core.recovered:
             for shard, incarnation in enumerate(core.incarnations):
                 owner = self._ledger_of.setdefault((shard, core.learner, incarnation), ledger)
@@ -178,11 +180,20 @@ class Invariants:
         self._syncer.early = core.offers - taken.keys()
         self.checks += 1
 
-    def commit(self, merge: actions.Merge, lineage: int = 0, left_out: Sequence[int] = ()) -> None:
+    def commit(
+        self,
+        merge: actions.Merge,
+        lineage: int = 0,
+        left_out: Sequence[int] = (),
+        given: Mapping[Contribution, Pieces] | None = None,
+    ) -> None:
         """A merge became durable, by a syncer's process of this lineage, without the offers of some learners.
 
+        `given`: what came with its offers; None: nothing.
+
         Raises:
-          Violation: it was not under way, merges a step or a batch again, or work of a history that was lost.
+          Violation: it was not under way, merges a step or a batch again, or work of a history that was lost;
+            or an offer is not what its steps have added.
         """
         under_way = self._syncer.merging.pop(merge.round, None)
         require(under_way == merge, "what is committed was being merged", merge.round)
@@ -193,6 +204,9 @@ class Invariants:
             ledger = self._learners.ledger(self.shard, c)
             self._check_steps(ledger, c)
             self._count_steps(ledger, c)
+            if given is not None:
+                added = (-ledger.added(c.fragment, *ledger.span(c)),)
+                require(given[c] == added, "an offer is what its steps have added", c, given[c], added)
             history = (ledger.lineage(c), self._lineages.get((c.fragment, c.version), 0))
             require(history[0] == history[1], "work is merged into the history that it is of", c, history)
         self.committed = self.committed.after(merge.round, lineage, merged)
@@ -203,7 +217,7 @@ class Invariants:
     def _check_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
         """None of a contribution's steps, nor any batch of an earlier life, may be merged already."""
         first, last = ledger.span(c)
-        for number, batch in ledger.history[first + 1 : last + 1]:
+        for number, batch, _ in ledger.history[first + 1 : last + 1]:
             require((c.fragment, number) not in self._merged_steps, "no step is merged twice", c, number)
             step = self._merged_batches.get((c.learner, batch), number)
             once = step == number or not batch
@@ -211,7 +225,7 @@ class Invariants:
 
     def _count_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
         first, last = ledger.span(c)
-        for number, batch in ledger.history[first + 1 : last + 1]:
+        for number, batch, _ in ledger.history[first + 1 : last + 1]:
             self._merged_steps.add((c.fragment, number))
             self._merged_batches[c.learner, batch] = number
 
@@ -394,7 +408,7 @@ class Invariants:
         self._syncer.asked[which, member] += 1
 
     def _check_quorum(self, which: RoundId, given: set[int]) -> None:
-        """Whether learners enough for a quorum have come to the round's step; one that died had given."""
+        """Whether enough for a quorum of those that gave have come to the round's step; one that died had."""
         live = set(self._syncer.core.live)
         reports = {m: self._syncer.reports.get((m, self._newest[m])) for m in live}
         # One that rejoined at that step has reached it, though it has not reported since.
@@ -402,7 +416,8 @@ class Invariants:
         if self.policy.quorum is None:
             require(come == live, "the quorum of all is of all that are live", which, live - come)
         else:
-            require(len(come | given - live) >= self.policy.quorum, "a quorum has come to the step", which)
+            quorum = given & come | given - live
+            require(len(quorum) >= self.policy.quorum, "a quorum of those that gave is at the step", which)
 
     def _check_merge(self, merge: actions.Merge) -> None:
         which, given = merge.round, merge.contributions

@@ -129,7 +129,7 @@ class RandomSchedule(Observer):
             return
         self._last.append((now, f"learner {learner.number}", event, out))
         drawn = learner.arrays.drawn  # type: ignore[attr-defined]
-        self.learners.handled(learner, learner.core, event, out, drawn)
+        self.learners.handled(learner, learner.core, event, out, drawn, self.fleet.parameters(learner))
         self.shares.learner_handled(learner, event, out, now)
 
     def merged(self, merge: actions.Merge, left_out: Sequence[int], now: float) -> None:
@@ -138,7 +138,7 @@ class RandomSchedule(Observer):
             shard = merge.round.fragment % self.plan.shards
             self._last.append((now, f"commit of shard {shard}", merge, []))
             syncer = self.fleet.syncers[shard]
-            self.invariants[shard].commit(merge, syncer.lineage, left_out)
+            self.invariants[shard].commit(merge, syncer.lineage, left_out, self.fleet.given)
             needed = None if syncer.core is None else syncer.core.offers
             kept = needed is None or syncer.offers == needed
             require(kept, "arrays are kept of offers that may be merged", syncer.offers, needed)

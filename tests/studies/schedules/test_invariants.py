@@ -10,6 +10,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
+from experiments.studies.schedules.integers import Parameters
 from experiments.studies.schedules.invariants import Invariants, LearnerInvariants
 from experiments.studies.schedules.ledger import ProcessLedger, Violation
 
@@ -152,6 +153,13 @@ def test_an_unsound_merge_is_noticed(run, change, claim):
         run.syncer(events.Timeout(), change(merge))
 
 
+def test_an_offer_that_is_not_what_its_steps_have_added_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    with broken("an offer is what its steps have added"):
+        run.invariants.commit(merge, given=dict.fromkeys(merge.contributions, (-7,)))
+
+
 @pytest.mark.parametrize(
     ("asked", "claim"),
     [
@@ -209,6 +217,16 @@ def booked():
     for event in (events.Welcomed(1, 0, (0, 0), (0, 0)), events.StepStarted(10), events.StepFinished()):
         ledger.handled(core, event, core.handle(event, 0.0))
     return core, ledger
+
+
+def test_parameters_that_are_not_a_version_and_work_on_it_are_noticed(booked):
+    core, ledger = booked
+    versions = {(0, 0, 0): 5, (1, 0, 0): 6}
+    event = events.StepStarted(10)
+    ledger.handled(core, event, core.handle(event, 0.0), 0, Parameters([5 + 3, 6 + 2 * 3], 3, versions))
+    event = events.StepFinished()
+    with broken("parameters are a version and work on it"):
+        ledger.handled(core, event, core.handle(event, 0.0), 0, Parameters([8, 11], 3, versions))
 
 
 @pytest.mark.parametrize(

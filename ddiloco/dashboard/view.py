@@ -366,6 +366,7 @@ def _text(line: Mapping[str, Any]) -> str:
 
 _SHOWN_ELSEWHERE = ("time", "event", "incarnation")
 _WORDS = {
+    "timing_set": "the timing changes",
     "learner_ready": "a learner takes part",
     "learner_lost": "a learner is lost",
     "learner_silent": "a learner is silent",

@@ -57,10 +57,12 @@ class GlobalArrays:
         self.model.validate(fragment, pieces)
         return pieces
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Pieces]]) -> NextVersion:
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Pieces]], interval: int | None
+    ) -> NextVersion:
         """Merges what the guard lets pass."""
         counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
-        return self.model.merge(fragment, [pieces for _, pieces in given], counts, learners)
+        return self.model.merge(fragment, [pieces for _, pieces in given], counts, learners, interval)
 
 
 class RecordingObserver(Observer):

@@ -117,7 +117,9 @@ class _Syncer(CountingSyncer):
             if isinstance(content, events.MergeFinished):
                 self._left_out[content.round.fragment].append(content.left_out)
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Any]]) -> NextVersion:
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Any]], interval: int | None
+    ) -> NextVersion:
         merges = self._left_out[fragment]
         suspects = merges.popleft() if merges else ()
         left_out = tuple(c.learner for c, _ in given if c.learner in suspects)

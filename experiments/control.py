@@ -35,7 +35,7 @@ def main(argv) -> int:
     verb, *rest = argv[1:] or [""]
     if verb == "set":
         command = Command(verb, settings=_timing(rest), reason=_REASON.value)
-        return _set_in(_WORKDIR.value, command) if _WORKDIR.value else _tell(command)
+        return _set_in(_WORKDIR.value, command) if _WORKDIR.value else _send(command)
     program.refuse_flags(["workdir", "reason"], "is for set alone")
     numbered = rest and rest[0].isdecimal() and len(rest) == 1
     if verb not in VERBS or not (numbered if verb in ("drain", "evict") else numbered or not rest):
@@ -44,7 +44,7 @@ def main(argv) -> int:
         )
     if rest and verb not in ("drain", "evict", "add"):
         raise program.UsageError(f"{verb}: takes no number")
-    return _tell(Command(verb, int(rest[0]) if rest else None))
+    return _send(Command(verb, int(rest[0]) if rest else None))
 
 
 def _timing(words) -> dict:
@@ -84,7 +84,7 @@ def _set_in(workdir: str, command) -> int:
     return 0
 
 
-def _tell(command) -> int:
+def _send(command) -> int:
     """Sends the command to the syncer, and prints its answer."""
     from ddiloco.remote.wire.management import Command
     from experiments.cli.credentials import check_address

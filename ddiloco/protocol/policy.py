@@ -8,7 +8,7 @@ from typing import Any
 
 from ddiloco.protocol.schedule import Schedule
 
-ALLOWANCE = 4.0
+TIMEOUT_SLACK = 4.0
 """Timeout slack: factor on the transfer time predicted from earlier transfers of as many bytes."""
 
 MAX_AGE = 8
@@ -104,7 +104,7 @@ class SyncPolicy:
         return Schedule(self.num_fragments, self.interval)
 
     @property
-    def fewest(self) -> int:
+    def min_quorum(self) -> int:
         """Minimum number of learners in a merge."""
         return self.quorum or 1
 

@@ -123,7 +123,7 @@ class Rounds:
         held = dict(zip(self.members.fragments, versions, strict=True))
         out: Actions = [*self._updates.bring_up_to_date(m, held, now)]
         if self._timing is not None:
-            out.append(actions.Tell(((m.learner, m.incarnation),), self._timing))
+            out.append(actions.Send(((m.learner, m.incarnation),), self._timing))
         return out
 
     def returned(self, learner: int) -> None:
@@ -166,8 +166,8 @@ class Rounds:
         about = {"step": begins, "shard": self._shard, "reason": event.reason}
         out.append(actions.Record("timing_set", about | values))
         present = [m for m in self.members.present() if m.state is not MemberState.JOINING]
-        told = tuple((m.learner, m.incarnation) for m in present)
-        return [*out, actions.Tell(told, event)] if told else out
+        receivers = tuple((m.learner, m.incarnation) for m in present)
+        return [*out, actions.Send(receivers, event)] if receivers else out
 
     def _skip_turns(self) -> Actions:
         """Skips the turns at or before the front of which no round has opened."""
@@ -266,6 +266,8 @@ class Rounds:
             elif r.has_aged(m, self.policy.interval // 2):
                 r.old.add(learner)
                 r.unasked.add(learner)
+                self._touched.add(r.id.fragment)
+            if r.phase is Phase.GATHERING and learner in r.arrived and m.step >= r.id.step:
                 self._touched.add(r.id.fragment)
         moves = self.policy.quorum is None or m.step > self._asking.front.step or self._prospects.done(m)
         self._moved |= moves or any(r.departed for r in self._open.values())

@@ -138,7 +138,7 @@ class Assembly:
     ) -> GlobalModel:
         """The syncer's model, from these parameters; `fragments`: those of a shard, None: all."""
         e = self.experiment
-        of_learners = e.most_learners, step_tokens(e)
+        of_learners = e.max_learners, step_tokens(e)
         return GlobalModel(self.layout, parameters, e.outer, *of_learners, fragments, e.sync.rebase)
 
     def decoder(self) -> FragmentDecoder | None:

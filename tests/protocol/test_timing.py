@@ -14,12 +14,12 @@ from tests.protocol.desk import Desk, asked, merges, records
 
 def told(out):
     """Who is sent a timing: learner and interval."""
-    sent = [a for a in out if isinstance(a, actions.Tell) and isinstance(a.event, events.TimingSet)]
+    sent = [a for a in out if isinstance(a, actions.Send) and isinstance(a.event, events.TimingSet)]
     return [(learner, a.event.interval) for a in sent for learner, _ in a.receivers]
 
 
 def retimed(desk, **changes):
-    return desk.tell(events.TimingSet.of(dataclasses.replace(desk.core.policy, **changes), "why"))
+    return desk.handle(events.TimingSet.of(dataclasses.replace(desk.core.policy, **changes), "why"))
 
 
 def run_to(desk, *steps):
@@ -69,7 +69,7 @@ def test_who_joins_later_is_told_the_timing():
     desk = Desk(40, 1, num_learners=2, num_fragments=1, interval=8, quorum=1)
     assert not told(desk.enter(1))
     retimed(desk, interval=4)
-    desk.tell(events.LearnerLost(1, 1, events.LEFT))
+    desk.handle(events.LearnerLost(1, 1, events.LEFT))
     assert told(retimed(desk, interval=8)) == [(0, 8)]
     assert told(desk.enter(1, incarnation=2)) == [(1, 8)], "it has missed the last one"
 

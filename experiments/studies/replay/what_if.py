@@ -288,7 +288,7 @@ def delays(plan: ReplayPlan, sizes: Traffic) -> Delays:
             match action:
                 case actions.Merge(round=r):
                     begun[r] = now
-                case actions.Tell(receivers, events.UpdateArrived(p, version)):
+                case actions.Send(receivers, events.UpdateArrived(p, version)):
                     for m, _ in receivers:
                         sent.setdefault((m, p, version), now)
     return Delays(
@@ -299,7 +299,7 @@ def delays(plan: ReplayPlan, sizes: Traffic) -> Delays:
 
 
 def _entries(plan: ReplayPlan) -> list[Handled]:
-    """The entries of all processes of the syncer, by the clock of the first, which alone hears learners."""
+    """The entries of all processes of the syncer, by the clock of the first, which learners report to."""
     found = [
         entry._replace(now=entry.now + shift)
         for actor, shift in _clocks(plan)

@@ -9,6 +9,7 @@ for the page.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import time
@@ -31,12 +32,12 @@ def main(_) -> int:
     from experiments.studies.planning import choices, table
     from experiments.studies.planning.worth import worth_of
     from experiments.studies.replay import what_if
-    from experiments.studies.replay.recorded import experiment_of, recorded
+    from experiments.studies.replay.recorded import recorded
 
     workdir, output = _WORKDIR.value, program.writable_file(_OUTPUT)
     if workdir and (program.config_arguments()[1:] or flags.FLAGS["config"].present):
         raise program.UsageError("config: has no use with --workdir, whose run has its own; leave it out")
-    experiment = experiment_of(workdir) if workdir else _CONFIG.experiment(driver="virtual")
+    experiment = _as_it_is_now(workdir) if workdir else _CONFIG.experiment(driver="virtual")
     if experiment.algorithm in BASELINES:
         raise program.UsageError(f"config.algorithm: is {experiment.algorithm}, which merges nothing")
     begun = time.monotonic()
@@ -64,6 +65,20 @@ def main(_) -> int:
         ):
             new.write_text(json.dumps(plan.values, indent=2) + "\n")
     return 0
+
+
+def _as_it_is_now(workdir: str):
+    """The settings of the run in the folder, with the timing that was ordered last."""
+    from ddiloco.settings.timing import timing_of
+    from ddiloco.storage import durable, operator_orders
+    from experiments.studies.replay.recorded import experiment_of
+
+    experiment = experiment_of(workdir)
+    timing = operator_orders.load(pathlib.Path(workdir) / durable.FOLDER).timing
+    if not timing:
+        return experiment
+    sync = timing_of(experiment.sync, timing).applied_to(experiment.sync)
+    return dataclasses.replace(experiment, sync=sync)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,11 @@ def test_a_run_of_threads_follows_its_folder(programs, started, tmp_path):
     assert run.wait(120) == 0
     made = [json.loads(line) for line in rounds.read_text().splitlines()]
     assert gaps(made, 0)[-1] == 10
+    done = programs.run("plan", f"--workdir={workdir}")
+    assert done.returncode == 0 and "| the run, recorded " in done.stdout, done.stderr
+    assert "| H=10 f32 K=1 tau=2 (now)" in done.stdout
+    plan = json.loads((workdir / "plan.json").read_text())
+    assert plan["choices"][0]["settings"]["sync.interval"] == 10 and len(plan["choices"]) > 9
     done = programs.run("replay", f"--workdir={workdir}")
     assert done.stdout.endswith("the same as the run's\n"), done.stderr
 

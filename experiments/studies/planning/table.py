@@ -95,4 +95,7 @@ class Plan:
             return "no choice is better than the run's own by more than the estimate can tell"
         sure = "likely" if self.gain > ERROR else "unsure"
         loss = f"estimated loss {-self.gain:+.1f}% (give or take {ERROR:.1f}, {sure})"
-        return f"restart with {' '.join(self.flags)}: {loss}"
+        settings = [flag.removeprefix("--config.") for flag in self.flags]
+        timing = all(setting.startswith("sync.") for setting in settings)
+        during = f", or experiments.control set {' '.join(settings)} while it runs" if timing else ""
+        return f"restart with {' '.join(self.flags)}{during}: {loss}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from etils import epath
 
+from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.outer.fragments import assemble
 from ddiloco.protocol import events
@@ -171,7 +172,8 @@ class LocalRun:
             self._syncer.start()
             while not self._over():
                 self._syncer.ended.wait(0.2)
-                self._follow_orders()
+                with contextlib.suppress(run_mark.RunMarkError, ConfigError):  # the file is read again
+                    self._follow_orders()
         finally:  # also after an interrupt of a caller that lives on, such as a notebook's cell
             self._end()
         params, step = self._model.parameters(), self._syncer.core.step
@@ -197,10 +199,9 @@ class LocalRun:
             self._evaluator.stop(_LEAVE_SECONDS)
 
     def _follow_orders(self) -> None:
-        """Follows the timing that was ordered last; a file that cannot be read is read again later."""
+        """Follows the timing that was ordered last."""
         if self._workdir is not None:
-            with contextlib.suppress(run_mark.RunMarkError):
-                self._retiming.follow(operator_orders.load(self._workdir / DURABLE))
+            self._retiming.follow(operator_orders.load(self._workdir / DURABLE))
 
     def _take_snapshots(self, durable: DurableState, step: int) -> None:
         e = self._assembly.experiment

@@ -132,7 +132,7 @@ class Management:
         """Obeys the present orders, of any shard; reads an invalid file again later."""
         if self._folder is not None and self._keeping.acquire(blocking=False):
             try:
-                with contextlib.suppress(RunMarkError):
+                with contextlib.suppress(RunMarkError, ConfigError):
                     self._obey(operator_orders.load(self._folder))
             finally:
                 self._keeping.release()

@@ -12,6 +12,9 @@ MAX_AGE = 8
 """With rebase, maximum age in versions of a learner's oldest unmerged work on a fragment; older work is
 overwritten. It covers round trips of two intervals and links of a quarter of the need; it was not tuned."""
 
+TOO_OLD = f"unmerged work older than {MAX_AGE} versions"
+"""Reason of the drop of such work."""
+
 
 def _knob(default: Any, meaning: str, **metadata: float | str | tuple[str, ...]) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, **metadata})

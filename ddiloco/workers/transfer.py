@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ddiloco.arrays.blocks import Blocks, Cut, needed, owned, placed
+from ddiloco.arrays.blocks import Blocks, Cut, in_host_memory, needed, owned, placed
 from ddiloco.arrays.sharded_rows import divides, row_of, row_sharding
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encode, wire_format
@@ -20,18 +20,20 @@ from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.stacks import homes
 
 Arrays = tuple[jax.Array, ...]
+HostArray = np.ndarray | Blocks
 Parameters = dict[str, jax.Array]
 Shardings = Mapping[str, NamedSharding]
 
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A fragment after a step, encoded, on the devices."""
+    """A fragment after a step, encoded, on the devices or `stowed`."""
 
-    arrays: tuple[jax.Array, ...]  # what the syncer gets, on its way to the host
+    arrays: tuple[jax.Array | HostArray, ...]  # what the syncer gets, on its way to the host
     # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
-    residual: tuple[jax.Array, ...] = ()
-    own: tuple[jax.Array, ...] = ()  # the outer gradient as it is, which stays with it too. (): not kept.
+    residual: tuple[jax.Array | HostArray, ...] = ()
+    # The outer gradient as it is, which stays with it too: with an exact codec `arrays`. (): not kept.
+    own: tuple[jax.Array | HostArray, ...] = ()
     # The syncer's formats of `arrays` (`ddiloco.outer.encoding.wire_format`). (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -41,12 +43,18 @@ class Offer:
         shapes = self.shapes or tuple(array.shape for array in arrays)
         return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
 
+    def stowed(self) -> Offer:
+        """The same in host memory: what this of a learner's hosts sends, and what its devices need."""
+        sent = tuple(x if isinstance(x, np.ndarray) else in_host_memory(x, owned) for x in self.arrays)
+        residual, own = (tuple(map(in_host_memory, kept)) for kept in (self.residual, self.own))
+        return dataclasses.replace(self, arrays=sent, residual=residual, own=own)
+
     def own_blocks(self) -> tuple[Blocks, ...]:
         """Of what the syncer gets, the blocks that this of a learner's hosts sends; waits as `on_host`."""
         return tuple(owned(array) for array in self.arrays)
 
 
-def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
+def host_arrays(arrays: Sequence[jax.Array | HostArray]) -> tuple[np.ndarray, ...]:
     """The arrays in host memory; waits for the copy that was started earlier."""
     return tuple(np.asarray(array) for array in arrays)
 
@@ -93,7 +101,8 @@ class FragmentTransfer:
         tensors = own.of(params)
         if self.keeps_anchors:
             arrays, left, gradient = own.encode(tensors, tuple(anchor), tuple(residual))
-            offer = Offer(arrays, left, gradient, own.sent_shapes)
+            kept = arrays if self.rebase and not gradient else gradient
+            offer = Offer(arrays, left, kept, own.sent_shapes)
         else:
             offer = Offer(own.copy(tensors))
         for array in offer.arrays:
@@ -118,18 +127,20 @@ class FragmentTransfer:
         pieces: Sequence[np.ndarray | Blocks | jax.Array],
         mixing: float,
         anchor: Sequence[jax.Array] = (),
-        merged: Sequence[jax.Array] = (),
+        merged: Sequence[jax.Array | HostArray] = (),
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
 
         `pieces` of Theta_p: from the host, or as `place` gave them. With an `anchor`, the version adopted
         before, it is theta_p <- Theta_p + theta_p - (anchor - merged) instead, where `merged` is the `own` of
-        the offer that Theta_p contains; (): it contains none.
+        the offer that Theta_p contains, wherever that is; (): it contains none.
         """
         own, update = self._fragments[fragment], self.place(fragment, pieces)
         if not self.rebase:
             return {**params, **own.apply(own.of(params), update, np.float32(mixing))}
-        then = tuple(map(_subtract, anchor, merged)) if merged else tuple(anchor)
+        then = tuple(anchor)
+        if merged:
+            then = tuple(map(_subtract, anchor, self.place(fragment, merged)))
         # One program for both: an update that keeps nothing is rare.
         return {**params, **own.apply(own.of(params), update, then or update, np.bool_(bool(then)))}
 
@@ -194,14 +205,17 @@ class _Fragment:
         rebase: bool,
     ) -> None:
         self._layout, self._p, self._shardings, self._codec = layout, p, shardings, CODECS[codec]
-        self._rebases = rebase
         self._homes = homes(shardings)
         self._arrays = tuple(dict.fromkeys(self._homes[name][0] for name in layout.names(p)))
         self.shapes, self.placement = layout.piece_shapes(p), placement(layout, p, shardings)
         self.sent_shapes = tuple(part.shape for part in wire_format(layout, p, codec))
-        left, gradient = (self.placement if kept else () for kept in (error_feedback, rebase))
+        # An exact codec's arrays are the outer gradient.
+        apart = rebase and not self._codec.exact
+        left, gradient = (self.placement if kept else () for kept in (error_feedback, apart))
+        self._keeps_gradient = apart
         self.copy = jax.jit(self._copy, out_shardings=self.placement)
-        self.encode = jax.jit(self._encode, out_shardings=(None, left, gradient))
+        sent = self.placement if self._codec.exact else None
+        self.encode = jax.jit(self._encode, out_shardings=(sent, left, gradient))
         laid = {name: shardings[name] for name in self._arrays}
         self.apply = jax.jit(self._rebase if rebase else self._mix, donate_argnums=0, out_shardings=laid)
 
@@ -236,7 +250,7 @@ class _Fragment:
     def _encode(self, tensors: Parameters, anchor: Arrays, residual: Arrays) -> tuple[Arrays, Arrays, Arrays]:
         laid = [at if isinstance(at, NamedSharding) and at.mesh.size > 1 else None for at in self.placement]
         pieces = self._take(tensors)
-        gradient = tuple(map(jnp.subtract, anchor, pieces)) if self._rebases else ()
+        gradient = tuple(map(jnp.subtract, anchor, pieces)) if self._keeps_gradient else ()
         return *encode(self._codec, pieces, anchor, residual, laid), gradient
 
     def _mix(self, tensors: Parameters, update: Arrays, mixing: jax.Array) -> Parameters:

@@ -17,8 +17,8 @@ SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
 LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # share of the step time spent waiting for data
-LEAST_SHARE = 0.7  # share of the work that should be merged
-TOLERATED = 0.1  # share of a learner's work that may be lost
+MIN_SHARE = 0.7  # share of the work that should be merged
+MAX_LOST = 0.1  # share of a learner's work that may be lost
 _HERE = ("stepping", "waiting", "hung", "finished")
 _WIDE = ("f32", "bf16", "int8")  # codecs with a narrower alternative
 
@@ -152,7 +152,7 @@ def _not_through(one: LearnerView, others: Sequence[LearnerView]) -> str | None:
 
 def _overwritten(view: RunView, one: LearnerView) -> str | None:
     """Each time takes the work of more than MAX_AGE rounds of a fragment."""
-    if one.left_out or one.overwritten * MAX_AGE <= TOLERATED * view.syncer.rounds:
+    if one.left_out or one.overwritten * MAX_AGE <= MAX_LOST * view.syncer.rounds:
         return None
     times = "once" if one.overwritten == 1 else f"{one.overwritten} times"
     return f"An update has overwritten its work {times}: it was not merged within {MAX_AGE} versions."
@@ -301,7 +301,7 @@ def grace_unused(view: RunView) -> Iterator[Advice]:
 def work_lost(view: RunView) -> Iterator[Advice]:
     """Much of the work of all learners is never merged, and no other rule applies."""
     merged = view.summary.get("merged_share")
-    if merged is not None and merged < LEAST_SHARE and _settled(view) and not _explained(view):
+    if merged is not None and merged < MIN_SHARE and _settled(view) and not _explained(view):
         yield Advice(
             f"Only {share(merged)} of what learners train is merged.",
             "What was done between an offer and its update is lost, unless learners rebase.",

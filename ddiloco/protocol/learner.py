@@ -337,11 +337,10 @@ class LearnerCore:
             self._life = max(self.incarnations)
         if not begins and (data.life == self._life or goes_on_after(self._began, self._left, data)):
             return None
-        as_far = (
-            data.life == self._began.life and self._steps - self._began_at >= data.steps - self._began.steps
-        )
+        behind_it = self._began_at + data.steps - self._began.steps  # its own steps when data stood there
+        as_far = data.life == self._began.life and behind_it <= self._steps
         elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life != self._began.life)
-        self._began, self._began_at = data.bare, self._steps
+        self._began, self._began_at = data.bare, behind_it if as_far and elsewhere else self._steps
         return None if elsewhere else data.position
 
     @property
@@ -356,10 +355,10 @@ class LearnerCore:
             held[p] = self._fragments[p].version, at.done
         return dataclasses.replace(at, held=tuple(held))
 
-    def _ready(self, session: _Session) -> actions.TellSyncer:
+    def _ready(self, session: _Session) -> actions.SendToSyncer:
         versions = tuple(self._fragments[p].version for p in session.fragments)
         ready = events.LearnerReady(self.learner, session.incarnation, self.clock, versions)
-        return actions.TellSyncer(ready, session.shard)
+        return actions.SendToSyncer(ready, session.shard)
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
         """Ends if a newer process has replaced it; one that is still starting takes a larger incarnation.
@@ -404,7 +403,7 @@ class LearnerCore:
             return [] if self._last is None else self._reports(self._last)
         return self._say(self._standing())
 
-    def _join(self, session: _Session) -> actions.TellSyncer:
+    def _join(self, session: _Session) -> actions.SendToSyncer:
         joined = events.LearnerJoined(self.learner, session.incarnation, shards=self.shards)
         if self.recovered:
             finished = max(self._reported_step, session.joined_step)  # not the step that is under way
@@ -418,7 +417,7 @@ class LearnerCore:
                 began=self._began,
                 left=tuple(Watermark(life, steps) for life, steps in self._left.items()),
             )
-        return actions.TellSyncer(joined, session.shard)
+        return actions.SendToSyncer(joined, session.shard)
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -559,13 +558,13 @@ class LearnerCore:
     def _standing(self) -> _Standing:
         return _Standing(self.clock, self._held(), self._done)
 
-    def _report(self, session: _Session, at: _Standing) -> actions.TellSyncer:
+    def _report(self, session: _Session, at: _Standing) -> actions.SendToSyncer:
         """A report to a shard, on its fragments."""
         session.known_as = session.incarnation
         held = (at.held[p] for p in session.fragments)
         counters = tuple(FragmentCounters(version, *at.done.since(base)) for version, base in held)
         report = Report(self.learner, session.incarnation, at.clock, counters, session.welcomed, self.shards)
-        return actions.TellSyncer(events.StepReported(report), session.shard)
+        return actions.SendToSyncer(events.StepReported(report), session.shard)
 
     def _reports(self, at: _Standing) -> list[actions.LearnerAction]:
         return [self._report(session, at) for session in self._sessions]

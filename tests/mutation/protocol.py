@@ -311,7 +311,7 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "reports: one that is alone before the others are back sets the pace",
+        "reports: one that is alone before the others are back sets the speed",
         "if self._median is None and median and self._members.count < len(self._witnesses(now)):",
         "if False:",
         PROTOCOL,
@@ -337,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "asking: learners that are late in the window are not asked again",
-        "return [self._tell(r, late, 0)] if late else []",
+        "return [self._request(r, late, 0)] if late else []",
         "return []",
         PROTOCOL,
     ),

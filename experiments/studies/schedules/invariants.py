@@ -42,7 +42,7 @@ class _Process:
         self.known: dict[Contribution, int] = {}  # steps known of when the offer came, and was not early
         self.early: set[Contribution] = set()  # that wait for the reports of their work
         self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
-        self.dismissed: set[Member] = set()  # told that they are no members
+        self.dismissed: set[Member] = set()  # notified that they are no members
         self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
         # For which rounds an offer came, and how often its learner had been asked for each by then
         self.arrived: dict[Contribution, dict[RoundId, int]] = collections.defaultdict(dict)
@@ -65,7 +65,7 @@ class LearnerInvariants:
         self.total_steps = total_steps
         self.checks = 0  # events after which every rule held
         self.largest: dict[tuple[int, int], int] = {}
-        """By shard and learner, the largest incarnation that the shard has heard of, over all histories."""
+        """By shard and learner, the largest incarnation that the shard has seen, over all histories."""
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[tuple[int, int, int], ProcessLedger] = {}  # by shard, learner and incarnation
         self._saved: dict[VirtualCheckpoint, ProcessLedger] = {}
@@ -139,7 +139,7 @@ class Invariants:
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
         self.checks = 0  # events after which every rule held
-        self.longest_welcome = 0.0  # seconds from the first word of a learner to its taking part
+        self.longest_welcome = 0.0  # seconds from a learner's first message to its membership
         self._admitted: dict[Member, float] = {}
         self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
@@ -337,7 +337,7 @@ class Invariants:
                 self._check_due(which)
                 require(which not in self.merged, "what is merged is not given up", action)
                 self.passed.add(which)
-            case actions.Tell(receivers):
+            case actions.Send(receivers):
                 for member in receivers:
                     self._check_message(member, action.to(member[0]))
             case actions.Merge():
@@ -345,13 +345,13 @@ class Invariants:
                 self._check_awaited(action.round, now)
                 by = event.report.learner if isinstance(event, events.StepReported) else None
                 for c in action.contributions:
-                    if c.learner != by:  # else this very report may say that it has gone so far
+                    if c.learner != by:  # else this very report may be the one that shows it
                         self._check_freshness(action.round, c)
             case actions.Finish():
                 self._check_finish()
 
     def _check_awaited(self, which: RoundId, now: float) -> None:
-        """By the core's own word: whom it expected, and until when, depends on all that it measured."""
+        """By the core's own record: whom it expected, and until when, depends on all that it measured."""
         for r in self._syncer.core.rounds:
             owing = r.owed.keys() - r.arrived.keys()  # of one who gave and is asked again there is an offer
             missing = r.awaited & owing if r.id == which else frozenset()
@@ -364,7 +364,7 @@ class Invariants:
                 require(self._stands(member, _Standing.JOINING), "those are welcomed that join", member)
                 known = zip(message.fragments or range(len(versions)), versions, merged_steps, strict=True)
                 made = all(self._was_made(*version) for version in known)
-                require(made and step == max(merged_steps), "a welcome tells what is committed", message)
+                require(made and step == max(merged_steps), "a welcome has what is committed", message)
                 marks = message.watermarks or (NOTHING_MERGED,) * len(versions)
                 fragments = zip(message.fragments or range(len(versions)), versions, marks, strict=True)
                 for p, version, mark in fragments:
@@ -388,7 +388,7 @@ class Invariants:
     def _check_watermark(self, learner: int, p: int, version: int, claimed: Watermark) -> None:
         if version == self.committed.versions[p]:
             truly = self.committed.watermarks[p].get(learner, NOTHING_MERGED)
-            claim = "a learner is told how far its work is in a version"
+            claim = "a learner receives the watermark of its work in a version"
             require(claimed == truly, claim, learner, p, version, claimed, truly)
 
     def _check_due(self, which: RoundId) -> None:
@@ -429,7 +429,7 @@ class Invariants:
         learners = {c.learner for c in given}
         require(len(learners) == len(given), "a learner gives once to a merge", merge)
         if given:
-            require(len(learners) >= self.policy.fewest, "a merge has its quorum", merge)
+            require(len(learners) >= self.policy.min_quorum, "a merge has its quorum", merge)
         else:
             waits = self.policy.max_run_ahead is not None and which in self._syncer.refused
             require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
@@ -461,13 +461,15 @@ class Invariants:
         fresh = since <= max(1, self.policy.interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
         again = asked > self._syncer.arrived[c].get(which, 0)
-        require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
+        require(fresh or again, "a learner far beyond its offer is asked for another", c, since)
 
     def _begin(self, member: Member, event: events.SyncerEvent) -> None:
-        """Forgets what a member reported before its welcome."""
-        self._syncer.reports.pop(member, None)
-        if isinstance(event, events.StepReported):
-            self._syncer.reports[member] = event.report
+        """Forgets what a member reported before its welcome; one that was kept back is of after it."""
+        match event:
+            case events.StepReported(report) if (report.learner, report.incarnation) == member:
+                self._syncer.reports[member] = report
+            case events.LearnerReady() | events.LearnerJoined():
+                self._syncer.reports.pop(member, None)
 
     def _count(self, core: SyncerCore) -> None:
         """Counts reports that the syncer believes, which may be only since others bear them out."""

@@ -60,7 +60,10 @@ class ProcessLedger:
     def copy(self) -> ProcessLedger:
         """The ledger of a process that goes on from a checkpoint that is made now."""
         assert not self._in_flight, "checkpoints are made between two steps"
-        copied = copy.deepcopy(self)
+        copied = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(copied, name, copy.copy(value))
+        copied._applied = [dict(versions) for versions in self._applied]
         copied._made.clear()
         copied._reported, copied._incarnations = -1, ()
         copied._ends.clear()
@@ -132,7 +135,7 @@ class ProcessLedger:
                     self._offered(core, c)
                 case actions.SendOffer(contribution=c):
                     self._sent(c)
-                case actions.TellSyncer(events.StepReported(report), shard):
+                case actions.SendToSyncer(events.StepReported(report), shard):
                     self._check_report(core, report, done, shard)
         self._check_clock(core, event)
         require(core.versions == tuple(self._held), "a learner holds what it applied", core.versions)
@@ -223,7 +226,7 @@ class ProcessLedger:
                 require(rose == 1, "a step is one on the clock", before, core.clock)
             case events.Welcomed():
                 as_welcomed = not rose or core.clock == event.step or len(core.incarnations) > 1
-                require(as_welcomed, "a clock is set to the step that is told", event, core.clock)
+                require(as_welcomed, "a clock is set to the step in the message", event, core.clock)
             case events.UpdateArrived(step=step) if rose and not self._ends_now(core):
                 far = rose > core.policy.band and core.clock == step
                 require(far, "an update sets a clock only if that is far behind", before, core.clock)

@@ -111,6 +111,7 @@ class OfferRequests:
                 self._in_time(m, m.asked.get(r.id.fragment), now)
             elif (owed := r.owed.get(m.learner)) is not None:
                 m.punctual &= owed.expected_at is None or now < owed.expected_at
+                m.missed += 1
                 m.lead = min(self._policy.interval, m.lead + 1)
                 m.margin = min(self._policy.interval / 4, m.margin + MISSED)
         self._longest_lead = max((m.lead for m in members.live()), default=SHORTEST_LEAD)

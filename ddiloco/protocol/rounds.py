@@ -308,6 +308,7 @@ class Rounds:
                 r, able, self.policy.interval * fastest, self._next_quorum(r, now), now
             )
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
+            r.hopeless = frozenset(m.learner for m in able if m.missed > self.policy.num_fragments)
         return out
 
     def _merge(self, r: Round, now: float) -> Actions:
@@ -423,6 +424,8 @@ class Rounds:
             dismissed = [self.members.dismiss(c.learner, c.incarnation, self._shard)] if lost else []
             dropped = [actions.Drop(c.learner, problem, event.round)] if late else self._failed(r, m, problem)
             return [*dropped, *dismissed]
+        if not late:
+            m.missed = 0
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c

@@ -20,7 +20,7 @@ from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.stacks import homes
 
 Arrays = tuple[jax.Array, ...]
-HostArray = np.ndarray | Blocks
+Kept = Any  # a jax.Array, or in host memory numpy's, or `Blocks` where a learner has several hosts
 Parameters = dict[str, jax.Array]
 Shardings = Mapping[str, NamedSharding]
 
@@ -29,11 +29,11 @@ Shardings = Mapping[str, NamedSharding]
 class Offer:
     """A fragment after a step, encoded, on the devices or `stowed`."""
 
-    arrays: tuple[jax.Array | HostArray, ...]  # what the syncer gets, on its way to the host
+    arrays: tuple[Kept, ...]  # what the syncer gets, on its way to the host
     # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
-    residual: tuple[jax.Array | HostArray, ...] = ()
+    residual: tuple[Kept, ...] = ()
     # The outer gradient as it is, which stays with it too: with an exact codec `arrays`. (): not kept.
-    own: tuple[jax.Array | HostArray, ...] = ()
+    own: tuple[Kept, ...] = ()
     # The syncer's formats of `arrays` (`ddiloco.outer.encoding.wire_format`). (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -54,7 +54,7 @@ class Offer:
         return tuple(owned(array) for array in self.arrays)
 
 
-def host_arrays(arrays: Sequence[jax.Array | HostArray]) -> tuple[np.ndarray, ...]:
+def host_arrays(arrays: Sequence[Kept]) -> tuple[np.ndarray, ...]:
     """The arrays in host memory; waits for the copy that was started earlier."""
     return tuple(np.asarray(array) for array in arrays)
 
@@ -127,7 +127,7 @@ class FragmentTransfer:
         pieces: Sequence[np.ndarray | Blocks | jax.Array],
         mixing: float,
         anchor: Sequence[jax.Array] = (),
-        merged: Sequence[jax.Array | HostArray] = (),
+        merged: Sequence[Kept] = (),
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
 

@@ -108,6 +108,11 @@ class SyncPolicy:
         return self.rebase and self.max_run_ahead is None
 
     @property
+    def weight_interval(self) -> int | None:
+        """Steps beyond it add no weight to an offer; None: all do, since no work is older."""
+        return self.interval if self.rebase else None
+
+    @property
     def band(self) -> int:
         """Steps that a learner may lag behind an update without its clock being set forward."""
         return 0 if self.quorum is None else self.interval // 2

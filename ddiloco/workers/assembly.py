@@ -138,7 +138,7 @@ class Assembly:
     ) -> GlobalModel:
         """The syncer's model, from these parameters; `fragments`: those of a shard, None: all."""
         e = self.experiment
-        interval = e.sync.interval if e.sync.rebase else None  # else no work is older
+        interval = e.sync.weight_interval
         tokens = step_tokens(e)
         return GlobalModel(self.layout, parameters, e.outer, e.most_learners, tokens, fragments, interval)
 

@@ -18,6 +18,7 @@ SLOW = (
     "accelerator",
     "donation",
     "tape",
+    "receipts",
     "guard",
 )
 

@@ -36,7 +36,8 @@ class VirtualSyncer:
         self._process = 0
         self._merging_until = 0.0  # merges are made one after the other
         self._updates = {
-            m: WaitingFragments(place.down, fleet.calendar, self._tell) for m, place in fleet.places.items()
+            m: WaitingFragments(place.down, fleet.calendar, self._deliver)
+            for m, place in fleet.places.items()
         }
         self._alarm = Timer(fleet.calendar, lambda: self.take(events.Timeout()))
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
@@ -89,9 +90,12 @@ class VirtualSyncer:
             versions = {p: FragmentVersion(version, self.arrays.fragment(p)) for p, version in committed}
             self._actor = SyncerActor(core, self, versions)
 
-    def take(self, event: events.SyncerEvent, payload: Payload = None) -> None:
-        """Handles an event; while the process is down, the event is lost."""
-        if self._actor is None:
+    def take(self, event: events.SyncerEvent, payload: Payload = None, connection: int | None = None) -> None:
+        """Handles an event; while the process is down, the event is lost.
+
+        `connection`: the lineage of the process that the event was sent to; lost with it, as a handshake is.
+        """
+        if self._actor is None or connection not in (None, self.lineage):
             return
         if isinstance(event, events.FragmentArrived):
             event, payload = self._received(event, payload)
@@ -129,7 +133,7 @@ class VirtualSyncer:
         if isinstance(event, events.UpdateArrived):
             self._updates[receiver[0]].put(event.fragment, receiver, event, delivery.fragments)
         else:
-            self._tell(receiver, event, delivery.fragments)
+            self._deliver(receiver, event, delivery.fragments)
 
     def began(self, learner: int, incarnation: int) -> None:
         """Links need no notification."""
@@ -145,7 +149,9 @@ class VirtualSyncer:
     def finish(self) -> None:
         self.finished_at = self._calendar.now
 
-    def _tell(self, receiver: tuple[int, int], event: events.FromSyncer, payload: Sequence[Payload]) -> None:
+    def _deliver(
+        self, receiver: tuple[int, int], event: events.FromSyncer, payload: Sequence[Payload]
+    ) -> None:
         if self._has(receiver, event):
             return
         if isinstance(event, events.Welcomed):  # it brings what waits
@@ -390,15 +396,16 @@ class Fleet:
     # Messages.
 
     def _send(self, process: VirtualLearner, event: events.SyncerEvent, payload: Payload, shard: int) -> None:
-        size = 0
+        size, connection, syncer = 0, None, self.syncers[shard]
         if isinstance(event, events.LearnerJoined):
             self._routes[shard, event.learner, event.incarnation] = process
+            connection = syncer.lineage
         if isinstance(event, events.FragmentArrived):
             size = self.syncer.arrays.traffic.offer[event.round.fragment]
             self.observer.transferred(event.contribution.learner, size, 0)
         times = process.place.up.arrivals(self.calendar.now, size, shard)
         for time in times:
-            self.calendar.at(time, self.syncers[shard].take, event, payload)
+            self.calendar.at(time, syncer.take, event, payload, connection)
         if isinstance(event, events.FragmentArrived) and times:
             process.sees_off(max(times))
 

@@ -26,7 +26,7 @@ from ddiloco.workers.merging import Arrived, Merged, Merging, OfferArrays
 from ddiloco.workers.snapshots import Completed, SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
-MOST_JOINS = 1024  # that are answered after one write to the disk
+MAX_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
 _ANSWER_SECONDS = 10.0  # for the thread to say what is merged of a learner
 
@@ -202,7 +202,7 @@ class SyncerWorker:
     def _take_joins(self, first: events.LearnerJoined) -> None:
         """Answers this join and those that wait right behind it, after one write to the disk."""
         joins: list[events.LearnerJoined] = [first]
-        while self._held is None and len(joins) < MOST_JOINS and not self._inbox.empty():
+        while self._held is None and len(joins) < MAX_JOINS and not self._inbox.empty():
             following = self._inbox.get()
             if isinstance(following, events.LearnerJoined):
                 joins.append(following)

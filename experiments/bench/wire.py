@@ -109,7 +109,7 @@ def receive(connection: socket.socket, size: int) -> memoryview:
     while left:
         count = connection.recv_into(left)
         if not count:
-            raise ConnectionError("the other end has gone")
+            raise ConnectionError("the other end is closed")
         left = left[count:]
     return received
 
@@ -127,7 +127,7 @@ def _syncer(pipe: Connection, size: int) -> None:
         inbox.put(arrays)
 
     terms = _terms(size)
-    listening = Listening("127.0.0.1:0", Security(), CONFIG, terms.most_learners)
+    listening = Listening("127.0.0.1:0", Security(), CONFIG, terms.max_learners)
     server = SyncerServer(terms, Security(), listening, connect, inbox.put, take_offer, lambda record: None)
     port = server.start()
     server.open()

@@ -22,7 +22,7 @@ from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
-from ddiloco.remote.wire.event_messages import LONGEST_REASON, by_fragment, learner_event
+from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, by_fragment, learner_event
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.telemetry import records
@@ -85,7 +85,7 @@ class SyncerServer:
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
         self._calls = FragmentCalls(terms, self._find, send, take_offer, record, shard)
-        self._management = management or Management(security, terms.most_learners)
+        self._management = management or Management(security, terms.max_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
@@ -106,7 +106,7 @@ class SyncerServer:
         """Begins to take learners' messages; learners that connected earlier have kept theirs until now."""
         self._open.set()
 
-    def tell_where(self, addresses: Sequence[str]) -> None:
+    def send_addresses(self, addresses: Sequence[str]) -> None:
         """Sends all learners, present and future, the addresses of all shards."""
         with self._lock:
             self._addresses = addresses
@@ -126,26 +126,28 @@ class SyncerServer:
             for learner, incarnation in incarnations:
                 self._hear(learner, incarnation)
 
-    def gather(self, patience: float, stop: threading.Event) -> None:
-        """Waits until all learners have joined, `patience` seconds have passed since the first, or `stop`."""
+    def gather(self, timeout: float, stop: threading.Event) -> None:
+        """Waits until all learners have joined, `timeout` seconds have passed since the first, or `stop`."""
         deadline = None
-        drained = sum(map(self._management.drained, range(self._terms.most_learners)))
+        drained = sum(map(self._management.drained, range(self._terms.max_learners)))
         awaited = self._terms.num_learners - drained
         with self._lock:
             while (here := len(self._newest_incarnation)) < awaited and not stop.is_set():
                 now = time.monotonic()
                 if deadline is None and here:
-                    deadline = now + patience
+                    deadline = now + timeout
                 if deadline is not None and now >= deadline:
                     return
                 self._changed.wait(0.2)
 
-    def stop(self, timeout: float, patience: float = 0.0, last: Callable[[], object] = lambda: None) -> bool:
+    def stop(
+        self, timeout: float, reconnect_timeout: float = 0.0, last: Callable[[], object] = lambda: None
+    ) -> bool:
         """Ends the run for all learners and waits for their goodbyes; returns whether all arrived.
 
-        Then `last` is called, before the server stops. Learners that are `away` have `patience` seconds to
-        connect. Unjoined learners need no goodbye: one may compile for minutes, while an engine counts the
-        seconds until it kills this process.
+        Then `last` is called, before the server stops. Learners that are `away` have `reconnect_timeout`
+        seconds to connect. Unjoined learners need no goodbye: one may compile for minutes, while an engine
+        counts the seconds until it kills this process.
         """
         begun = time.monotonic()
         with self._lock:
@@ -154,7 +156,7 @@ class SyncerServer:
             for session in self._sessions.values():
                 session.deliver(Leave())
             while (now := time.monotonic()) < begun + timeout and (
-                (self.away and now < begun + patience)
+                (self.away and now < begun + reconnect_timeout)
                 or any(s.incarnation or now < s.heard_at + JOINING for s in self._sessions.values())
             ):
                 self._changed.wait(0.2)
@@ -203,7 +205,7 @@ class SyncerServer:
         """Learners that may have an inner state to give, beginning with the one after the asking learner."""
         with self._lock:
             others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
-        others.sort(key=lambda s: ((s.learner - own) % self._terms.most_learners, -s.process))
+        others.sort(key=lambda s: ((s.learner - own) % self._terms.max_learners, -s.process))
         # Of the fastest, so that a learner that claims to be slow delays no other.
         seconds = min(filter(None, (self._boundary_seconds(s.learner) for s in others)), default=0.0)
         return pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds)
@@ -312,7 +314,7 @@ class SyncerServer:
             case "checkpoint_written":
                 m = message.checkpoint_written
                 versions = () if m.problem else tuple(by_fragment(m.versions, self._terms.num_fragments))
-                problem = m.problem[:LONGEST_REASON]
+                problem = m.problem[:MAX_REASON_LENGTH]
                 self._send(CheckpointWritten(session.learner, m.snapshot, versions, problem))
             case _:
                 self._hear_event(session, learner_event(message, session.learner, len(self._fragments)))

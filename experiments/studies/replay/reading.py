@@ -67,7 +67,7 @@ def tape_of(path: pathlib.Path, content: Content) -> Tape | None:
                 header = from_json(record_of(payload).header)
             else:
                 entries += entries_of(payload)
-        except Exception as error:  # protobuf does not say which it raises
+        except Exception as error:  # protobuf documents none
             raise TapeError(f"{path}: byte {at}: holds {error}") from None
         records.append((len(entries), head))
     return Tape(path, header, entries, content.torn, records)

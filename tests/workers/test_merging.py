@@ -47,7 +47,7 @@ def test_a_commit_for_which_there_is_no_thread_ends_the_syncer_and_not_its_merge
 
     monkeypatch.setattr(merging._committer, "submit", refused)
     round_id, given = RoundId(1, 0), Contribution(0, 1, 0, 0, 1, 1, 10)
-    merging.merge(actions.Merge(round_id, 1, (given,)), [(given, (np.ones(2, np.float32),))])
+    merging.merge(actions.Merge(round_id, 1, (given,)), [(given, OfferArrays((np.ones(2, np.float32),)))])
     assert str(inbox.get(timeout=30.0)) == "can't start new thread"
     merging.end()
 

@@ -126,6 +126,7 @@ class Merging:
                 [offer.pieces for _, offer in given],
                 [(c.steps, c.tokens) for c, _ in given],
                 [c.learner for c, _ in given],
+                action.interval,
             )
             self._note_guarded(made.notices, action.round)
             seconds = time.monotonic() - begun

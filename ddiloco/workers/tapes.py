@@ -115,7 +115,7 @@ class Tapes:
         signer = keys.Signer(folder, keys.syncer_name(shard))
         share = e.remote.keep_offers
         kept = KeptOffers(self.folder.parent, share) if share else None
-        return Notary(signer, keys.PublicKeys(folder), e.sync.weight_interval, kept)
+        return Notary(signer, keys.PublicKeys(folder), kept)
 
     def _header(
         self, role: str, learner: int | None, process: int, machine: Machine, **begun_from: Any

@@ -57,7 +57,7 @@ def _tape(folder: pathlib.Path, sha256: bytes) -> SyncerTape:
         state=SyncerState.initial(1),
         sha256=(sha256.hex(),),
     )
-    notary = Notary(Signer(folder / FOLDER, "syncer"), PublicKeys(folder / FOLDER), None)
+    notary = Notary(Signer(folder / FOLDER, "syncer"), PublicKeys(folder / FOLDER))
     return SyncerTape(folder / "a.tape", header, notary=notary)
 
 
@@ -76,7 +76,7 @@ def _offer(learner: int) -> Contribution:
 
 
 def _learner(folder: pathlib.Path, pieces: list[np.ndarray], count: int) -> float:
-    receipts = LearnerReceipts(folder, 0, None, lambda line: None)
+    receipts = LearnerReceipts(folder, 0, lambda line: None)
     receipts.connected(0, "")
     tape = _tape(folder, pieces_sha256(pieces))
 
@@ -90,7 +90,7 @@ def _learner(folder: pathlib.Path, pieces: list[np.ndarray], count: int) -> floa
 def _syncer(folder: pathlib.Path, size: int, count: int) -> float:
     """Of a round with offers of so many parameters in int4; hashes of the versions are on every tape."""
     arrays = [np.zeros(size // 2, np.uint8), np.zeros(size // 128, np.float32)]
-    learners = [LearnerReceipts(folder, m, None, lambda line: None) for m in range(LEARNERS)]
+    learners = [LearnerReceipts(folder, m, lambda line: None) for m in range(LEARNERS)]
     for one in learners:
         one.connected(0, "")
     made = [one.sign(0, _ROUND, _offer(m), arrays) for m, one in enumerate(learners)]

@@ -38,7 +38,7 @@ def syncer(tmp_path):
 
 @pytest.fixture
 def learner(tmp_path, alarms):
-    made = LearnerReceipts(tmp_path, 2, None, alarms.append)
+    made = LearnerReceipts(tmp_path, 2, alarms.append)
     made.connected(0, "run")
     return made
 
@@ -48,7 +48,7 @@ def tape(tmp_path, syncer):
     state, machine = SyncerState.initial(1), Machine("cpu", ("cpu",), {}, 1, "", {})
     about = "syncer", None, 1, "remote", "", "", machine, 0.0, 0.0
     header = Header(*about, run="run", state=state, sha256=(pieces_sha256(VERSION).hex(),))
-    notary = Notary(syncer, PublicKeys(tmp_path / FOLDER), None)
+    notary = Notary(syncer, PublicKeys(tmp_path / FOLDER))
     return SyncerTape(tmp_path / "a.tape", header, notary=notary)
 
 
@@ -110,6 +110,8 @@ def of_others(**changes):
             VERSION,
             "its statement is on version 1 of fragment 0 of another lineage or run",
         ),
+        (stated(offers=of_others(weight=200.0), interval=2), VERSION, None),
+        (stated(interval=2), VERSION, "weighs the learner's offer by 400, not 200"),
         (stated(offers=of_others(weight=800.0)), VERSION, "weighs the learner's offer by 800, not 400"),
         (stated(offers=of_others(sha256="ab")), VERSION, "has an offer that the learner never made"),
         (

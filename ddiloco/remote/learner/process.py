@@ -165,7 +165,7 @@ class LearnerProcess:
             raise ConfigError("workdir: is missing, where remote.receipts has the learner's key")
         from ddiloco.remote.learner.receipts import LearnerReceipts
 
-        return LearnerReceipts(workdir, learner, e.sync.weight_interval, note)
+        return LearnerReceipts(workdir, learner, note)
 
     def _connected(
         self,

@@ -27,24 +27,21 @@ class _Sent(NamedTuple):
     """An offer that was sent."""
 
     sha256: str
-    upto: Watermark
-    weight: float
+    contribution: Contribution
 
 
 class LearnerReceipts:
     """For several threads. What is signed and received goes to `receipts/learner-M.jsonl`, a line each."""
 
-    def __init__(
-        self, workdir: pathlib.Path, learner: int, interval: int | None, alarm: Callable[[str], None]
-    ) -> None:
-        """`interval`: `SyncPolicy.weight_interval`. `alarm` takes a line on each wrong version.
+    def __init__(self, workdir: pathlib.Path, learner: int, alarm: Callable[[str], None]) -> None:
+        """`alarm` takes a line on each wrong version.
 
         Raises:
           ConfigError: the learner's key cannot be used.
         """
         self._signer = keys.Signer(workdir / keys.FOLDER, keys.learner_name(learner))
         self._keys = keys.PublicKeys(workdir / keys.FOLDER)
-        self._learner, self._interval, self._alarm = learner, interval, alarm
+        self._learner, self._alarm = learner, alarm
         self._path = workdir / FOLDER / f"learner-{learner}.jsonl"
         self._lock = threading.Lock()
         self._run = ""
@@ -66,9 +63,8 @@ class LearnerReceipts:
         sha256, c = pieces_sha256(arrays), contribution
         with self._lock:
             unsigned = OfferReceipt(sha256, self._heads.get(shard, b""))
-            weight = contribution_weight(c.steps, c.tokens, self._interval)
             sent = self._sent.setdefault(c.fragment, collections.deque(maxlen=_KEPT))
-            sent.append(_Sent(sha256.hex(), c.upto.bare, weight))
+            sent.append(_Sent(sha256.hex(), c))
         signed = receipts.signed_offer(self._run, events.FragmentArrived(round_id, c, unsigned))
         signature = self._signer.sign(signed)
         self._log("offer", signed, signature)
@@ -120,7 +116,7 @@ class LearnerReceipts:
         with self._lock:
             version, before = self._versions.get(p, (-1, mark))
             self._versions[p] = update.version, mark
-            sent = {one.sha256: one for one in self._sent.get(p, ())}
+            sent = {one.sha256: one.contribution for one in self._sent.get(p, ())}
         if statement.offers is None:
             return None
         own = next((offer for offer in statement.offers if offer.learner == self._learner), None)
@@ -129,12 +125,13 @@ class LearnerReceipts:
             return "has the learner's work by its watermark, but not by its statement" if moved else None
         offer = sent.get(own.sha256)
         if offer is None:  # of an earlier process of the learner, which has its own lines in the file
-            alive = any(one.upto.life == mark.life for one in sent.values())
+            alive = any(c.upto.life == mark.life for c in sent.values())
             return "has an offer that the learner never made" if alive else None
-        if offer.upto != mark:
+        if offer.upto.bare != mark:
             return "has an offer of the learner, but another watermark"
-        if offer.weight != own.weight:
-            return f"weighs the learner's offer by {own.weight:g}, not {offer.weight:g}"
+        weight = contribution_weight(offer.steps, offer.tokens, statement.interval)
+        if weight != own.weight:
+            return f"weighs the learner's offer by {own.weight:g}, not {weight:g}"
         return None
 
     def _log(self, kind: str, signed: bytes, signature: bytes, problem: str | None = None) -> None:

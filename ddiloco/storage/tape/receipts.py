@@ -49,6 +49,7 @@ class Statement:
     # None: the process began with the version
     offers: tuple[MergedOffer, ...] | None = None
     left_out: tuple[int, ...] = ()  # learners whose offers the guard left out
+    interval: int | None = None  # steps of an offer beyond it add no weight; None: all do
 
     @property
     def name(self) -> str:
@@ -93,6 +94,7 @@ class Made:
     version: int
     given: Sequence[tuple[Contribution, OfferReceipt]]  # by learner, with those that are left out
     left_out: tuple[int, ...]
+    interval: int | None  # as of `actions.Merge`
 
     @property
     def merged(self) -> list[tuple[Contribution, OfferReceipt]]:
@@ -103,9 +105,9 @@ class Made:
 class Ledger:
     """Follows the decisions of a shard's core, for the statements on its versions."""
 
-    def __init__(self, header: Header, interval: int | None) -> None:
-        """`header`: of the shard's tape. `interval`: `SyncPolicy.weight_interval`."""
-        self._header, self._interval = header, interval
+    def __init__(self, header: Header) -> None:
+        """`header`: of the shard's tape."""
+        self._header = header
         self._offers: dict[Contribution, OfferReceipt] = {}  # whose arrays the shard has
         self._merging: dict[int, tuple[actions.Merge, list[tuple[Contribution, OfferReceipt]]]] = {}
         self.made: dict[int, Made] = {}  # by fragment, the newest version that the process made
@@ -117,7 +119,7 @@ class Ledger:
                 self._offers.setdefault(c, receipt)
             case events.MergeFinished(round=which, left_out=left_out):
                 merge, given = self._merging.pop(which.fragment)
-                self.made[which.fragment] = Made(which, merge.version, given, tuple(left_out))
+                self.made[which.fragment] = Made(which, merge.version, given, tuple(left_out), merge.interval)
         for action in decided:
             match action:
                 case actions.Merge(round=which, contributions=contributions):
@@ -126,9 +128,10 @@ class Ledger:
                 case actions.Release(offer):
                     self._offers.pop(offer, None)
 
-    def merging(self, fragment: int) -> list[tuple[Contribution, OfferReceipt]]:
-        """The offers in a fragment's merge that has begun, and not finished."""
-        return self._merging[fragment][1]
+    def begun(self, fragment: int) -> Made:
+        """The version of a fragment's merge that has begun and not finished, if nobody is left out."""
+        merge, given = self._merging[fragment]
+        return Made(merge.round, merge.version, given, (), merge.interval)
 
     def statement(self, fragment: int, sha256: bytes, record: int, head: bytes) -> Statement:
         """On the newest version of a fragment, whose pieces have this hash.
@@ -145,8 +148,8 @@ class Ledger:
             return Statement(*where, *which)
         offers = tuple(
             MergedOffer(
-                c.learner, receipt.sha256.hex(), contribution_weight(c.steps, c.tokens, self._interval)
+                c.learner, receipt.sha256.hex(), contribution_weight(c.steps, c.tokens, made.interval)
             )
             for c, receipt in made.merged
         )
-        return Statement(*where, *which, offers, made.left_out)
+        return Statement(*where, *which, offers, made.left_out, made.interval)

@@ -193,7 +193,6 @@ class Notary(NamedTuple):
 
     signer: Signer
     keys: PublicKeys
-    interval: int | None  # `SyncPolicy.weight_interval`
     kept_offers: KeptOffers | None = None  # None: none are
 
 
@@ -220,7 +219,7 @@ class SyncerTape(Recorder):
         self._notary, self._heads = notary, {b""}  # heads in its statements, which learners may name
         self._run = "" if header is None else header.run
         if notary is not None and header is not None:
-            self._ledger = receipts.Ledger(header, notary.interval)
+            self._ledger = receipts.Ledger(header)
             for p, sha256 in zip(header.fragments, header.sha256, strict=True):
                 self._sign(p, bytes.fromhex(sha256))
 

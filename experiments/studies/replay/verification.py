@@ -121,7 +121,7 @@ class _ProcessCheck(SyncerProcess):
         super().__init__(tapes, number, log.policy, log.total_steps, None)
         header = self.tape.header
         self._log, self._following = log, tapes[number + 1] if number + 1 < len(tapes) else None
-        self._ledger = Ledger(header, log.policy.weight_interval)
+        self._ledger = Ledger(header)
         self._id = Process(log.histories, header.shard, header.process)
         self._sha256 = dict(zip(header.fragments, map(bytes.fromhex, header.sha256), strict=True))
         self._to_sign = list(header.fragments)  # fragments of which a statement must follow
@@ -199,7 +199,7 @@ class _ProcessCheck(SyncerProcess):
             self._find(f"{self.tape.torn} bytes follow its end")
         for merge in self.unnoted():
             p = merge.round.fragment
-            made = Made(merge.round, merge.version, self._ledger.merging(p), ())
+            made = self._ledger.begun(p)
             self._log.versions[p, merge.version] = Version(self._id, made, None, b"", merge.number)
         if self._following is None:
             return
@@ -404,7 +404,7 @@ class MergesAgain:
         guard = _LoggedGuard(version.made.left_out, self._guards[version.process] if reliable else None)
         self.model.guard = guard
         counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
-        self.model.merge(p, decoded, counts, learners)
+        self.model.merge(p, decoded, counts, learners, version.made.interval)
         self.made += 1
         if guard.found != frozenset(version.made.left_out):
             own, logged = (

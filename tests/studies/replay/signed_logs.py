@@ -45,8 +45,8 @@ class Parties:
         self.signers = {name: Signer(folder, name) for name in names}
         self.public = PublicKeys(folder)
 
-    def notary(self, shard, policy):
-        return Notary(self.signers[syncer_name(shard)], self.public, policy.weight_interval)
+    def notary(self, shard):
+        return Notary(self.signers[syncer_name(shard)], self.public)
 
     def signed(self, run, offer, head):
         """The offer with its learner's receipt."""
@@ -99,7 +99,7 @@ class SignedSchedule(RandomSchedule):
         about = "remote", "", "", MACHINE, now, now
         header = Header("syncer", None, process, *about, **which, **begun)
         path = syncer_tape(self.folder, process, shard)
-        tape = SyncerTape(path, header, notary=self.parties.notary(shard, self.plan.policy))
+        tape = SyncerTape(path, header, notary=self.parties.notary(shard))
         self.known.update({p: state.versions[p] for p in own})
         self.tapes[shard] = syncer.lineage, tape
         return tape
@@ -339,7 +339,7 @@ class Forger:
         core = SyncerCore(
             policy, self.log.plan.total_steps, header.state, header.lineage, header.shard, header.shards
         )
-        tape = SyncerTape(path, header, notary=self.parties.notary(header.shard, policy))
+        tape = SyncerTape(path, header, notary=self.parties.notary(header.shard))
         now = header.now
         for entry in entries:
             match entry.content:

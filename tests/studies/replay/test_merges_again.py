@@ -54,7 +54,7 @@ class Run:
         out = made.left_out if left_out is None else left_out
         state = self.model.state(0)
         hashes = pieces_sha256(state.pieces), pieces_sha256(state.optimizer)
-        record = Made(RoundId(number, 0), number, given, tuple(out))
+        record = Made(RoundId(number, 0), number, given, tuple(out), None)
         self.log.versions[0, number] = Version(PROCESS, record, *hashes, number)
 
     def check(self, **more):

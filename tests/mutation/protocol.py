@@ -227,7 +227,7 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: the grace window does not end when all are in",
-        "return self.window_closes if owing or awaits_learners else 0.0",
+        "return self.window_closes if owing - self.hopeless or awaits_learners else 0.0",
         "return self.window_closes",
         PROTOCOL,
     ),

@@ -135,19 +135,6 @@ def test_an_update_that_memory_refuses_costs_the_connection_and_no_later_update(
     assert_same(learner.next(events.UpdateArrived).fragments[0], arrays(1, 2))
 
 
-def test_records_of_the_time_without_a_syncer_arrive_when_it_is_back(address):
-    syncer = SyncerEnd(address=address)
-    with ended(learner := LearnerEnd(syncer.address)):
-        joined(syncer, learner)
-        syncer.die()
-        until(lambda: learner.client._connection is None)
-        for step in range(1, 301):
-            learner.client.outbox.record(records.StepDone(0, step, float(step), 10, {"loss": 1.0}))
-        with ended(again := SyncerEnd(address=address)):
-            until(lambda: len(steps_in(again.records)) == 300)
-            assert steps_in(again.records) == list(range(1, 301))
-
-
 @pytest.mark.parametrize(("metrics", "steps"), [(160, 300), (1100, 1)])
 def test_records_of_many_metrics_arrive_in_messages_that_may_be(metrics, steps, address):
     syncer = SyncerEnd(address=address)

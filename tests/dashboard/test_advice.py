@@ -75,12 +75,6 @@ def test_a_narrower_codec_is_advised_only_where_there_is_one(name, view_of):
         assert ("int4" in said.do) == advised
 
 
-def test_a_host_may_take_a_while_to_connect(view_of):
-    view = view_of("missing_host")
-    lately = [dataclasses.replace(at, state_seconds=3.0) for at in view.learners[2].hosts]
-    assert advice(changed(view, hosts=[(), (), lately, ()])) == []
-
-
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("everybody_waits", "streaming"), ("one_job_waits", "data_parallel")]
 )
@@ -113,11 +107,6 @@ def test_the_commands_are_those_of_the_program(name, view_of):
     for command in commands:
         verb = command.removeprefix("python -m experiments.control --syncer=HOST:PORT ").split()
         assert verb[0] in VERBS and verb[1].isdecimal() and len(verb) == 2
-
-
-def test_trouble_comes_before_what_could_be_better(view_of):
-    view = changed(view_of("third_speed"), starts=[1, 9, 1, 1], quarantined=[True, False, False, False])
-    assert [one.trouble for one in advice(view)] == [True, False, False]
 
 
 def test_every_setting_that_advice_names_exists(data_dir):

@@ -165,16 +165,6 @@ def test_a_goodbye_ends_the_session_after_the_last_record(ends):
     assert steps_in(syncer.records) == [1]
 
 
-def test_a_new_process_hears_of_the_newest_incarnation(ends):
-    syncer, learner = ends
-    joined(syncer, learner, 500)
-    learner.client.finish(0.0)
-    assert syncer.next(events.LearnerLost).incarnation == 500
-    with ended(newer := LearnerEnd(syncer.address, process=200)):
-        assert newer.client.accepted.wait(PATIENCE)
-        assert newer.client.newest_incarnation == 500
-
-
 def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be_lost_is_let_in(ends):
     syncer, learner = ends
     joined(syncer, learner)

@@ -10,7 +10,6 @@ from experiments.studies.chaos.lanes import (
     gaps_of,
     lane,
     recoveries,
-    survivor_gaps,
     timelines,
 )
 from experiments.studies.chaos.run_files import Blow, read_trace
@@ -105,16 +104,6 @@ def test_a_hang_is_a_hang_and_no_stall(made):
     assert [span.state for span in lane(trace, "learner 0")] == ["recovering", "stepping", "hung", "stepping"]
     assert StateSpan("hung", T0 + 20.1, T0 + 25.0) in lane(trace, "learner 0")
     assert max(gap.seconds for gap in gaps_of(trace, "learner 0")) == pytest.approx(0.6)
-
-
-def test_the_longest_gap_of_a_survivor_is_that_around_the_fault(made):
-    made.restart("learner 0", 20.0, 22.0)
-    made.no_step(0, 20.0, 30.0)
-    made.no_step(1, 21.0, 24.0)  # while learner 0 is down
-    made.no_step(1, 50.0, 56.0)  # long after it is back
-    (after,) = survivor_gaps(made.trace())
-    assert (after.learner, after.blow.kind) == ("learner 1", "kill")
-    assert (after.gap_seconds, after.gap_steps) == (3.0, 6.0)
 
 
 def test_the_syncer_merges_between_its_first_round_and_its_death(made):

@@ -43,7 +43,7 @@ def test_the_grace_window_is_gamma_times_the_slack_of_measured_times(gamma):
             desk.offer(0, (clock, 0))
             desk.offer(1, (clock, 0))
             windows.append(desk.core.next_deadline() - desk.now)
-            assert merges(desk.tell(events.Timeout(), at=desk.now + windows[-1]))
+            assert merges(desk.handle(events.Timeout(), at=desk.now + windows[-1]))
             desk.merged(clock, 0, at=desk.now + 0.25)
     assert windows[1:] == pytest.approx([gamma * (2 * 1.0 - (0.125 + 0.25))] * 3)
 
@@ -55,7 +55,7 @@ def test_the_grace_window_is_never_negative():
     for clock in (1, 2):
         desk.report(0, clock, at=clock)
     assert not merges(desk.offer(0, (2, 0)))
-    assert merges(desk.tell(events.Timeout(), at=desk.core.next_deadline()))
+    assert merges(desk.handle(events.Timeout(), at=desk.core.next_deadline()))
     desk.merged(2, 0, at=9.0)  # synchronising took longer than the step that it may overlap
     desk.report(0, 3, at=9.5)
     desk.report(0, 4, at=10.5)

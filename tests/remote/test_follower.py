@@ -20,7 +20,7 @@ from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.inbox import Inbox
 from tests.learner_states import needs_all
 from tests.remote.donors import OF_A_HOST
-from tests.remote.ends import PATIENCE, assert_same, update
+from tests.remote.ends import TIMEOUT, assert_same, update
 
 
 class Alone(Follower):
@@ -41,11 +41,11 @@ class Alone(Follower):
     def comes(self, delivery):
         self._deliver(delivery)
 
-    def _patience(self):
-        return PATIENCE
+    def _donation_timeout(self):
+        return TIMEOUT
 
     def says(self):
-        return self.said.get(timeout=PATIENCE)
+        return self.said.get(timeout=TIMEOUT)
 
     def copies(self):
         return {**self._states, **self._fetched}
@@ -118,7 +118,7 @@ def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_lat
     follower, comes = Alone(), threading.Event()
 
     def fetch(*_):
-        assert comes.wait(PATIENCE)
+        assert comes.wait(TIMEOUT)
         return "blocks"
 
     monkeypatch.setattr("ddiloco.remote.learner.follower.fetch_copy", fetch)

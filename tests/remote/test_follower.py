@@ -24,11 +24,11 @@ from tests.remote.ends import TIMEOUT, assert_same, update
 
 
 class Alone(Follower):
-    """Host 1 of 2, on its own: arrays of the test's, no connection, no stream; `said` is to host 0."""
+    """Host 1 of 2 without a connection or a stream, with the test's arrays."""
 
     def __init__(self, arrays=None, folder=None):
         self.arrays = self._arrays = arrays or unittest.mock.Mock()
-        self.said = self._say = queue.SimpleQueue()
+        self._say = queue.SimpleQueue()
         self._states, self._held, self._fetched, self._here, self._token = {}, {}, {}, {}, ""
         self._place, self._security, self._config = HostPlace(1, 2, "127.0.0.1:1"), Security(), RemoteConfig()
         self._inner, self._kept = OF_A_HOST, LearnerStates(folder, needs_all, 1)
@@ -38,19 +38,20 @@ class Alone(Follower):
     def do(self, **order):
         self._do(pb.Order(**order))
 
-    def comes(self, delivery):
+    def deliver(self, delivery):
         self._deliver(delivery)
 
     def _donation_timeout(self):
         return TIMEOUT
 
-    def says(self):
-        return self.said.get(timeout=TIMEOUT)
+    def next_message(self):
+        """Its next message to host 0."""
+        return self._say.get(timeout=TIMEOUT)
 
     def copies(self):
         return {**self._states, **self._fetched}
 
-    def here(self):
+    def fragments(self):
         return sorted(self._here)
 
 
@@ -65,7 +66,7 @@ def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
     follower = Alone(NoMemory())
     follower.do(copy_all=7)
     follower.do(save=pb.Order.Save(copy=7, snapshot=3))
-    alarm, done = follower.says().alarm, follower.says().done
+    alarm, done = follower.next_message().alarm, follower.next_message().done
     assert alarm.startswith("host 1: a checkpoint is not kept: RESOURCE_EXHAUSTED")
     assert (done.copy, done.problem) == (7, "host 1: RESOURCE_EXHAUSTED: out of memory")
     follower.do(drop=7)
@@ -76,7 +77,7 @@ def test_a_host_that_cannot_read_its_blocks_of_a_checkpoint_says_so_and_lives(tm
     """The other hosts may have read theirs: host 0 has all of them begin otherwise."""
     follower = Alone(folder=tmp_path)
     follower.do(go_on=3)
-    done = follower.says().done
+    done = follower.next_message().done
     assert (done.copy, done.problem[:8]) == (3, "host 1: ") and "state.1.3" in done.problem
 
 
@@ -89,7 +90,7 @@ def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted
     if versions == (3, 5):
         follower.do(adopt=order)
         follower.arrays.adopt.assert_called_once_with(["three", "five"], None)
-        assert not follower.here()
+        assert not follower.fragments()
     else:
         with pytest.raises(WireError, match="not the versions that host 0 has"):
             follower.do(adopt=order)
@@ -102,15 +103,15 @@ def test_of_the_versions_that_come_amid_a_long_step_hosts_hold_the_newest_as_hos
     client._followers.order = follower._do
     for version in range(1, 100):
         for told in (update(0, version), update(1, version)):
-            follower.comes(told)
+            follower.deliver(told)
             client.put(told)
-    assert follower.here() == [(0, 0, 99, 0), (0, 1, 99, 0)]
+    assert follower.fragments() == [(0, 0, 99, 0), (0, 1, 99, 0)]
     newest = client._inbox.get(0.0)
-    follower.comes(update(0, 100))
+    follower.deliver(update(0, 100))
     client.put(update(0, 100))
     follower.do(apply=pb.Order.Apply(fragment=0, version=99))
     assert_same(follower.arrays.apply.call_args.args[2], newest.fragments[0])
-    assert follower.here() == [(0, 0, 100, 0), (0, 1, 99, 0)]
+    assert follower.fragments() == [(0, 0, 100, 0), (0, 1, 99, 0)]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -127,7 +128,7 @@ def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_lat
     if late:
         follower.do(drop=7)
     comes.set()
-    assert {follower.says().done.copy for _ in range(2)} == {7, 8}
+    assert {follower.next_message().done.copy for _ in range(2)} == {7, 8}
     if not late:
         follower.do(drop=7)
     assert follower.copies() == {8: "blocks"}

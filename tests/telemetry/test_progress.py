@@ -51,6 +51,12 @@ def test_a_glance_has_what_matters_most_first(state):
     )
 
 
+def test_a_timing_that_was_set_is_shown_with_its_reason(state):
+    values = {"step": 300, "interval": 12, "quorum": 1, "reason": "plan"}
+    state.apply(Noted("timing_set", values, 700.0))
+    assert "  merged 91%  H 12 (plan)  quorum 3" in "  ".join(glance(state, paced(), 725.0))
+
+
 @given(st.lists(st.text("abc ", min_size=1, max_size=60), min_size=1, max_size=12), st.integers(1, 200))
 def test_no_line_is_as_wide_as_the_terminal_and_the_first_part_comes_first(parts, columns):
     line = fitted(parts, columns)

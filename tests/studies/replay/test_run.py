@@ -112,7 +112,7 @@ def test_a_run_whose_timing_changes_comes_to_its_parameters_again(data_dir, tmp_
     run_job(e, tmp_path)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     changes = [line for line in map(json.loads, lines) if line["event"] == "timing_set"]
-    assert [(line["interval"], line["overlap"]) for line in changes] == [(3, 2), (3, 1), (8, 1)]
+    assert [(line["interval"], line["overlap"]) for line in changes] == [(3, 1), (8, 1)]
     (merges,) = replay.make_plan(e, read_run(tmp_path)).merges
     assert {work.interval for work in merges} == {4, 3, 8}, "and so the weights of late steps"
     done = again(tmp_path, e)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, FragmentCounters, Report, Watermark
-from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, TOO_OLD, SyncPolicy
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total, goes_on_after
 
@@ -23,8 +23,7 @@ BEYOND_REJOINING = 1 << 20
 """More incarnations than a process ever takes by rejoining; jumps of it avoid collisions."""
 
 KEPT_OFFERS = 4
-"""Maximum copies of a fragment's offers since an update last had some of its work; each takes the fragment's
-memory on the devices."""
+"""Maximum copies of a fragment's offers since an update last had some of its work."""
 
 KEPT_LIVES = 16
 """Maximum number of earlier lives that a learner remembers."""
@@ -535,7 +534,7 @@ class LearnerCore:
         merged, out = self._merged_offer(old, event.watermark), []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
         if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
-            out.append(actions.Drop(self.learner, f"unmerged work older than {MAX_AGE} versions"))
+            out.append(actions.Drop(self.learner, TOO_OLD))
             goes_on = False
         if goes_on:
             new.base, new.offered = old.base, old.offered

@@ -15,6 +15,9 @@ MAX_AGE = 8
 """With rebase, maximum age in versions of a learner's oldest unmerged work on a fragment; older work is
 overwritten. It covers round trips of two intervals and links of a quarter of the need; it was not tuned."""
 
+TOO_OLD = f"unmerged work older than {MAX_AGE} versions"
+"""Reason of the drop of such work."""
+
 TIMING = ("interval", "overlap", "quorum", "gamma", "max_grace")
 """The settings that may change during a run, where no learner waits for merges."""
 

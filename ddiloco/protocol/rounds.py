@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.asking import OfferRequests, Overdue, worth_waiting
+from ddiloco.protocol.asking import MIN_IN_TIME, OfferRequests, Overdue, worth_waiting
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, MemberState
@@ -340,6 +340,7 @@ class Rounds:
                 r, able, self.policy.interval * fastest, self._next_quorum(r, now), now
             )
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
+            r.hopeless = frozenset(m.learner for m in able if (m.in_time.value or 0.0) < MIN_IN_TIME)
         return out
 
     def _merge(self, r: Round, now: float) -> Actions:
@@ -456,6 +457,8 @@ class Rounds:
             dismissed = [self.members.dismiss(c.learner, c.incarnation, self._shard)] if lost else []
             dropped = [actions.Drop(c.learner, problem, event.round)] if late else self._failed(r, m, problem)
             return [*dropped, *dismissed]
+        if not late:
+            m.in_time.add(1.0)
         r.owed.pop(c.learner, None)
         r.unasked.discard(c.learner)
         r.arrived[c.learner] = c

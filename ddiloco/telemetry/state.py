@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.goodput.accounting import State, Timelines
+from ddiloco.protocol.policy import TOO_OLD
 from ddiloco.telemetry.records import (
     LOST,
     READY,
@@ -196,6 +197,7 @@ class RunState:
         self.received_by_learner: collections.Counter[int] = collections.Counter()
         self.evaluations: list[Evaluated] = []
         self.drops: collections.Counter[str] = collections.Counter()
+        self.overwritten: collections.Counter[int] = collections.Counter()  # times, by learner
         self.inner_states: collections.Counter[str] = collections.Counter()  # by source
         self.failures: list[LearnerDied] = []
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=MAX_EVENTS)
@@ -262,6 +264,7 @@ class RunState:
             counted = summary.get(f"bytes_{name}_by_learner", {})
             known.update({int(m): count for m, count in counted.items()})
         self.drops.update(summary.get("drops", {}))
+        self.overwritten.update({int(m): n for m, n in summary.get("work_overwritten", {}).items()})
         # Lines of rounds have no offers of those that made no version.
         left_out = {int(m): count for m, count in summary.get("offers_left_out", {}).items()}
         self.rounds.left_out |= collections.Counter(left_out)
@@ -345,6 +348,8 @@ class RunState:
                 self.rounds.left_out.update(values["left_out"])
             case "drop":
                 _count(self.drops, values.get("reason", "unknown"))
+                if values.get("reason") == TOO_OLD:
+                    self.overwritten[int(values["learner"])] += 1
             case "recovered":
                 _count(self.inner_states, values.get("inner_state", "unknown"))
             case _ if name in LOST + READY:
@@ -558,6 +563,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "bytes_received_by_learner": dict(sorted(state.received_by_learner.items())),
         "inner_states": dict(sorted(state.inner_states.items())),
         "drops": dict(sorted(state.drops.items())),
+        "work_overwritten": dict(sorted(state.overwritten.items())),
         "offers_left_out": dict(sorted(rounds.left_out.items())),
         "quarantined": sorted(state.quarantined),
         "failures": [dataclasses.asdict(death) for death in state.failures],

@@ -152,3 +152,15 @@ def test_alarms_have_remedies():
         "snapshots: learner 1 wrote no checkpoint within snapshot.timeout: ..."
     )
     assert remedy("something that nobody foresaw") is None
+
+
+def test_work_that_is_overwritten_for_its_age_is_said_of_the_link(view_of):
+    view = view_of("steady")
+    times = view.syncer.rounds // 20
+    [said] = advice(changed(view, overwritten=[0, times, 0, 0]))
+    assert (said.rule, said.learner) == ("thin_link", 1)
+    assert (
+        said.why == f"An update has overwritten its work {times} times: it was not merged within 8 versions."
+    )
+    assert not advice(changed(view, overwritten=[0, 1, 0, 0]))
+    assert remedy("learner 1: unmerged work is overwritten: its link to the syncer is too slow")

@@ -149,6 +149,8 @@ def figures(view: RunView) -> dict[str, str]:
         found["accuracy"] = f"{s['eval_accuracy']:.1%}"
     if s.get("mfu") is not None:
         found["MFU"] = share(s["mfu"])
+    if s.get("epsilon") is not None:
+        found["epsilon"] = f"{s['epsilon']:.2f}"
     return found
 
 

@@ -552,7 +552,9 @@ class LearnerCore:
             self.clock = event.step
         rebase = new.base is not self._done
         apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
-        return [*out, apply, *self._say_last(), *self._end_with_others()]
+        out += [apply, *self._say_last(), *self._end_with_others()]
+        # A request may have come before its version; no further step would bring the work that is kept.
+        return [*out, *(self._offer_now() if self.blocked else [])]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the kept offer that is in an update; None if it has none."""

@@ -100,6 +100,7 @@ class LearnerProgress:
     last_seen: float = -math.inf  # its last step or change of state
     changed_at: float = -math.inf  # its last change of state
     not_finite: bool = False  # the newest loss
+    epsilon: float | None = None  # of its steps so far, as a loop with differential privacy reports it
     silent: bool = False  # no message for the silence timeout
     starts: int = 0  # of its processes
     lane: Lane = dataclasses.field(default_factory=Lane)
@@ -296,6 +297,8 @@ class RunState:
         learner.stepped_at = learner.last_seen = time
         learner.skips.append(skipped)
         learner.performance.add(record.metrics)
+        if "epsilon" in record.metrics:
+            learner.epsilon = as_float(record.metrics["epsilon"])
         sums: dict[Any, float] = {("tokens", number): tokens, "tokens": tokens}
         # The time of a skipped step is lost; a baseline is one job, reported by learner 0.
         ended = max(time, learner.changed_at)
@@ -540,6 +543,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "train_loss": state.train_loss(),
         "eval_loss": last.loss if last else None,
         **({f"eval_{name}": value for name, value in last.statistics.items()} if last else {}),
+        **_privacy(learners),
         "eval_history": [_evaluation(record, started) for record in state.evaluations],
         "rounds": rounds.count,
         "outer_steps": {f: rounds.by_fragment[f] for f in {*range(info.num_fragments), *rounds.by_fragment}},
@@ -569,6 +573,12 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "interrupted": False,
     }
     return as_json(values)
+
+
+def _privacy(learners: Mapping[int, LearnerProgress]) -> dict[str, Any]:
+    """Epsilon of the run and by learner, where loops report it; no row of data is on two learners."""
+    known = {m: one.epsilon for m, one in learners.items() if one.epsilon is not None}
+    return {"epsilon": max(known.values()), "epsilon_by_learner": known} if known else {}
 
 
 def _evaluation(record: Evaluated, started: float) -> dict[str, Any]:

@@ -59,6 +59,11 @@ def test_the_run_keeps_its_settings_unless_others_are_clearly_better():
     narrow = Played(dataclasses.replace(own, interval=13, codec="int4"), outcome(work=13.0, sent=30.0))
     assert best([there, little, much]) is much
     assert best([there, little, much, narrow]) is narrow, "nearly as good, for fewer bytes"
+    lean = [
+        Played(dataclasses.replace(own, interval=h, codec="int4"), outcome(work=12.0, sent=30.0))
+        for h in (6, 24)
+    ]
+    assert best([there, *lean]) is lean[1], "nearest to what the run has"
 
 
 def test_a_learner_is_looked_at_whose_work_is_merged_less_or_later():

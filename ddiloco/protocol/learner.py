@@ -455,7 +455,9 @@ class LearnerCore:
         out += [actions.SendOffer(o.asked.round, o.settled) for o in offers if o.settled.steps]
         self._unsent += len(out)
         for asked in empty:
-            self._asked.setdefault(asked.round.fragment, asked)
+            newest = self._asked.setdefault(asked.round.fragment, asked)
+            if newest.round.step < asked.round.step:  # of two offers of one step
+                self._asked[asked.round.fragment] = asked
         return [*out, *(self._offer_now() if empty else ())]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:

@@ -10,7 +10,6 @@ from ddiloco.baselines.wall import JobArrays
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.virtual.availability import Change, write_trace
 from experiments.studies import averages
@@ -56,13 +55,6 @@ def test_all_that_is_scored_is_scored_on_the_same_rows_and_dead_learners_are_not
     assert scored[16].keys() == {"learner 1", AVERAGE, GLOBAL, *OF_ROUNDS}
     assert scored[16]["learner 1"] == scored[16][AVERAGE]  # of one
     assert len(set(scored[16].values())) == 2 + len(OF_ROUNDS)
-
-
-def test_a_budget_of_tokens_says_where_a_run_ends(data_dir):
-    e = virtual(data_dir, train={"steps": 40, "tokens": 700}, eval={"every": 0})
-    with workbench.devices(1):
-        points = averages.scored_run(e, threading.Event())
-    assert points[-1]["step"] == with_steps(e, lambda: assembly_of(e)).train.steps < 40
 
 
 def test_a_job_without_learners_has_averages_over_the_steps_of_as_many_rounds(data_dir):

@@ -343,7 +343,6 @@ _REMEDIES = (
         "Look at the held-out data; roll back to a snapshot from before (experiments.rollback).",
     ),
     (r"of its work is merged", "Its link is thin, or it is late: see the advice at the top."),
-    (r"are never merged", "Raise config.train.steps, or lower config.sync.interval."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),
     (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is too long."),
     (r"snapshot\.timeout", "Raise config.snapshot.timeout: checkpoints take longer, or that learner hangs."),

@@ -119,7 +119,7 @@ class LearnerCore:
         self.policy = policy
         own = (fragments_of(shard, shards, policy.num_fragments) for shard in range(shards))
         self._sessions = [_Session(shard, incarnation, fragments) for shard, fragments in enumerate(own)]
-        self.schedule = Schedule(policy.num_fragments, policy.interval)
+        self.schedule = Schedule(policy.num_fragments, policy.interval, total_steps)
         self.total_steps = total_steps
         self.clock = 0
         self._reported_step = -1
@@ -545,7 +545,8 @@ class LearnerCore:
             self.clock = event.step
         rebase = new.base is not self._done
         apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
-        return [*out, apply, *self._say_last(), *self._end_with_others()]
+        out += [apply, *self._say_last(), *self._end_with_others()]
+        return [*out, *self._offer_now()] if self.done and not self._started else out
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the kept offer that is in an update; None if it has none."""
@@ -572,11 +573,12 @@ class LearnerCore:
         return [self._report(session, at) for session in self._sessions]
 
     def _say_last(self) -> list[actions.LearnerAction]:
-        """A report without a step: an update set the clock to the last step."""
-        if self._started or not self.done or self._reported_step >= self.clock:
+        """A report without a step: an update came after the last step, or set the clock to it."""
+        at = self._standing()
+        if self._started or not self.done or (self._reported_step >= self.clock and self._last == at):
             return []
         self._reported_step = self.clock
-        return self._say(self._standing())
+        return self._say(at)
 
     def _say(self, at: _Standing) -> list[actions.LearnerAction]:
         self._last = at

@@ -23,6 +23,9 @@ from ddiloco.protocol.updates import Updates
 
 Actions = list[actions.SyncerAction]
 
+LAST_WAIT = 2.0
+"""Maximum wait of a last round for offers, in intervals: all fragments are due, which fill a link for one."""
+
 
 class Rounds:
     """Moves every round of its fragments from the first request to the update.
@@ -54,8 +57,8 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, members.fragments, lineage, shard)
-        self._prospects = Prospects(policy, total_steps, members)
-        self._schedule = Schedule(policy.num_fragments, policy.interval)
+        self._schedule = Schedule(policy.num_fragments, policy.interval, total_steps)
+        self._prospects = Prospects(policy, self._schedule, members)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
         self._sync_time = MovingAverage()
@@ -228,9 +231,13 @@ class Rounds:
         learner = m.learner
         self._heard.add(learner)
         for r in self._open.values():
+            if learner in r.awaited and not self._prospects.may_give(m, r):
+                r.awaited -= {learner}
+                self._touched.add(r.id.fragment)
             asked = r.owed.get(learner)
             if asked is not None and asked.expires is None and m.step >= asked.clock:
-                self._overdue.expect(r, m, asked, now)
+                if self._prospects.may_hold(m, r):
+                    self._overdue.expect(r, m, asked, now)
             elif r.has_aged(m, self.policy.interval // 2):
                 r.old.add(learner)
                 r.unasked.add(learner)
@@ -305,6 +312,9 @@ class Rounds:
             whom, seconds = worth_waiting(
                 r, able, self.policy.interval * fastest, self._next_quorum(r, now), now
             )
+            if r.id.step == self.total_steps and fastest < math.inf:  # what misses it is never merged
+                whom = {m.learner for m in able if m.lag.value is not None}
+                seconds = LAST_WAIT * self.policy.interval * fastest
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
         return out
 
@@ -482,7 +492,7 @@ class Rounds:
     def _next_quorum(self, r: Round, now: float) -> float:
         """Seconds until the fragment's next quorum, if as late as this one; 0: unknown speed."""
         front = self._asking.front
-        turn = self._schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
+        turn = self._schedule.next_due(r.id.fragment, max(front.step, r.id.step))
         at = front.reaches(turn, now)
         return 0.0 if at is None else at - now + r.quorum_seconds
 

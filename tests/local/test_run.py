@@ -43,7 +43,7 @@ def plain(data_dir):
 def test_every_fragment_is_merged_as_often_as_it_is_due(algorithm, plain):
     run = plain(algorithm)
     sync = run.experiment.sync
-    schedule = Schedule(sync.num_fragments, sync.interval)
+    schedule = Schedule(sync.num_fragments, sync.interval, 12)
     due = collections.Counter(p for t in range(1, 13) for p in schedule.due(t))
     merged = fragments_of(run, "round")
     # A decoupled syncer that a busy machine keeps from its turn skips it, or finds learners that are done and
@@ -321,6 +321,6 @@ def test_runs_in_a_row_all_end(data_dir, one_device):
     assembly = assembly_of(experiment(data_dir, train={"steps": 8}))
     runs = [run_local(assembly, limit=60.0) for _ in range(3)]
     assert all(run.outcome.finished and run.outcome.failure is None for run in runs)
-    due = sum(len(Schedule(3, 4).due(t)) for t in range(1, 9))
+    due = sum(len(Schedule(3, 4, 8).due(t)) for t in range(1, 9))
     names = ("round", "round_skipped", "round_abandoned")
     assert {sum(len(run.noted(name)) for name in names) for run in runs} == {due}

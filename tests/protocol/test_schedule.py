@@ -1,5 +1,8 @@
 """The closed forms of the schedule against counting, for any number of fragments and any interval."""
 
+import dataclasses
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,4 +57,19 @@ def test_a_small_schedule_written_out(fragments, interval, by_step):
 
 
 def test_at_the_start_nothing_is_due():
-    assert Schedule(3, 1).due(0) == ()
+    assert Schedule(3, 1).due(0) == () == Schedule(3, 1, last=0).due(0)
+
+
+def test_at_the_last_step_all_fragments_are_due():
+    schedule = Schedule(2, 4, last=7)
+    assert [schedule.due(t) for t in range(1, 8)] == [(), (1,), (), (0,), (), (1,), (0, 1)]
+    assert [schedule.last_due(0, t) for t in (3, 4, 6, 7)] == [0, 4, 4, 7]
+
+
+@given(schedules, st.integers(0, 60), st.integers(1, 60), st.data())
+def test_next_due_is_the_first_step_found_by_looking_ahead(schedule, step, last, data):
+    fragment = data.draw(st.integers(0, schedule.num_fragments - 1))
+    with_end = dataclasses.replace(schedule, last=last)
+    for one in (schedule, with_end) if step < last else (schedule,):
+        found = next(t for t in itertools.count(step + 1) if fragment in one.due(t))
+        assert one.next_due(fragment, step) == found

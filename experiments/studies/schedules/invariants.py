@@ -139,7 +139,7 @@ class Invariants:
         self.checks = 0  # events after which every rule held
         self.longest_welcome = 0.0  # seconds from the first word of a learner to its taking part
         self._admitted: dict[Member, float] = {}
-        self._schedule = Schedule(policy.num_fragments, policy.interval)
+        self._schedule = Schedule(policy.num_fragments, policy.interval, total_steps)
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
         self._syncer: _Process | None = None
         self._merged_steps: set[tuple[int, int]] = set()  # fragment, and number of the step in the ledgers
@@ -470,8 +470,8 @@ class Invariants:
     def _check_finish(self) -> None:
         require(self.total_steps is not None, "a run without an end does not finish")
         for p in self._own:
-            first = self._schedule.offset(p) or self.policy.interval
-            for step in range(first, self.total_steps + 1, self.policy.interval):
+            step = 0
+            while (step := self._schedule.next_due(p, step)) <= self.total_steps:
                 which = RoundId(step, p)
                 known = which in self.merged or which in self.passed
                 require(known, "every round is merged, skipped or abandoned at the end", which)

@@ -35,7 +35,7 @@ _NAME = flags.DEFINE_string(
     "name", "ddiloco", "gke, slurm, cloud_tpu: of the run, lower case letters, digits and dashes."
 )
 _GRACE = flags.DEFINE_float(
-    "grace", 25.0, "gke, cloud_tpu: seconds from the word to stop to a process's end.", lower_bound=0
+    "grace", 25.0, "gke, cloud_tpu: seconds from the order to stop to a process's end.", lower_bound=0
 )
 _PORT = flags.DEFINE_integer(
     "port",
@@ -75,8 +75,8 @@ _INSTEAD = {
     ("output", "ray"): "give the run's folder as --workdir",
     ("workdir", "gke"): "the run's folder is on the disk of the syncer's pod",
     ("workdir", "cloud_tpu"): "the run's folder is that of the syncer, which is started elsewhere",
-    ("hosts", "gke"): "--topology and --chips say how many there are",
-    ("grace", "slurm"): "--notice says how long before its end a job is told",
+    ("hosts", "gke"): "--topology and --chips give their number",
+    ("grace", "slurm"): "--notice is how long before its end a job is warned",
 }
 # Settings that engines have no use for: which, and who decides instead.
 _SETTINGS = {
@@ -109,7 +109,7 @@ def main(_) -> int:
     fleet = LaunchedRun(
         _NAME.value,
         [argument for argument in program.config_arguments() if not argument.startswith("--config.driver=")],
-        experiment.most_learners,
+        experiment.max_learners,
         processes=_HOSTS.value,
         grace=_GRACE.value,
         port=_PORT.value,
@@ -192,7 +192,7 @@ def _gke(fleet, experiment):
 
 
 def _settings_of(kind: type, **given: Any) -> Any:
-    """An engine's settings: those that are not given are what the flags of their names say."""
+    """An engine's settings: those that are not given have the values of the flags of their names."""
     names = {field.name for field in dataclasses.fields(kind)} - given.keys()
     return kind(**given, **{name: flags.FLAGS[name].value for name in names})
 

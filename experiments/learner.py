@@ -16,7 +16,7 @@ _LEARNER_ID = roles.define(
     flags.DEFINE_integer, "learner_id", None, "Its number, from 0.", variable="learner", lower_bound=0
 )
 _SPARE = flags.DEFINE_bool(
-    "spare", False, "Compile all, then wait to be told NUMBER HOST:PORT in a line on standard input."
+    "spare", False, "Compile all, then wait for a line NUMBER HOST:PORT on standard input."
 )
 _WORKDIR = roles.define(
     flags.DEFINE_string,

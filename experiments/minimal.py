@@ -60,11 +60,11 @@ class Run:
     def perform(self, core, action) -> None:
         """Does what a core asks for."""
         match action:
-            case actions.TellSyncer(event):
+            case actions.SendToSyncer(event):
                 if isinstance(event, events.StepReported):
                     print(f"learner {core.learner} reports step {event.report.step}")
                 self.mail.append((self.syncer, event))
-            case actions.Tell(receivers, event):
+            case actions.Send(receivers, event):
                 if isinstance(event, events.OfferAsked):
                     asked = " and ".join(f"learner {m}" for m, _ in receivers)
                     wanted = f"fragment {event.round.fragment} at step {event.clock}"

@@ -20,7 +20,7 @@ class LinkShape:
     buffer_bytes: int = 1 << 22  # on the way in one direction at most
 
 
-class Pace:
+class Schedule:
     """When bytes that come into one direction of a connection leave it; reads no clock."""
 
     def __init__(self, shape: LinkShape, rng: random.Random) -> None:
@@ -49,5 +49,5 @@ class BadNetwork(Proxy):
         self.buffer_bytes = shape.buffer_bytes
         self._shape, self._rng = shape, random.Random("bad network")
 
-    def pace(self):
-        return Pace(self._shape, self._rng).due
+    def schedule(self):
+        return Schedule(self._shape, self._rng).due

@@ -26,7 +26,7 @@ _BACKWARD_SHARE = 2 / 3  # of a step's time; it has twice the operations of the 
 
 @dataclasses.dataclass(frozen=True)
 class JobPhase:
-    """State and speed of the job's chips from `time` on; `pace` 1 is that of a whole steady fleet."""
+    """State and speed of the job's chips from `time` on; `speed` 1 is that of a whole steady fleet."""
 
     time: float  # virtual seconds
     state: State
@@ -71,7 +71,7 @@ def exchange_seconds(experiment: Experiment, num_params: int) -> float:
 
 
 class JobClock:
-    """The job's virtual time: a step takes as long as for the slowest learner, at the pace of the phase.
+    """The job's virtual time: a step takes as long as for the slowest learner, at the speed of the phase.
 
     Gradients are exchanged while the backward pass makes them, as if the first were there when it begins and
     the last could go at once: what the exchange takes beyond it, all chips wait for the network.

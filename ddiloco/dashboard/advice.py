@@ -16,7 +16,7 @@ SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
 LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # share of the step time spent waiting for data
-LEAST_SHARE = 0.7  # share of the work that should be merged
+MIN_SHARE = 0.7  # share of the work that should be merged
 _HERE = ("stepping", "waiting", "hung", "finished")
 _WIDE = ("f32", "bf16", "int8")  # codecs with a narrower alternative
 
@@ -291,7 +291,7 @@ def grace_unused(view: RunView) -> Iterator[Advice]:
 def work_lost(view: RunView) -> Iterator[Advice]:
     """Much of the work of all learners is never merged, and no other rule applies."""
     merged = view.summary.get("merged_share")
-    if merged is not None and merged < LEAST_SHARE and _settled(view) and not _explained(view):
+    if merged is not None and merged < MIN_SHARE and _settled(view) and not _explained(view):
         yield Advice(
             f"Only {share(merged)} of what learners train is merged.",
             "What was done between an offer and its update is lost, unless learners rebase.",

@@ -33,7 +33,7 @@ READ = 0.1  # seconds at a time for what is new in the files
 UNSEEN = 10.0  # seconds between two readings without visitors
 
 COOKIE = "ddiloco_token"
-LONGEST_TOKEN = 1000
+MAX_TOKEN_LENGTH = 1000
 _SILENCE = 10.0  # seconds between keep-alives to a visitor
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -241,7 +241,7 @@ class PageServer:
         body = b""
         async for part in request.stream():
             body += part
-            if len(body) > LONGEST_TOKEN:
+            if len(body) > MAX_TOKEN_LENGTH:
                 return Response(status_code=413)
         token = body.decode(errors="replace").strip().removeprefix("token=")
         answer = Response(status_code=303, headers={"location": "."})

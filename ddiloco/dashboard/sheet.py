@@ -43,7 +43,7 @@ _MERGED = (22, 6)  # top and height of the strip below, which shows the share of
 COLOURS = 8
 
 FEW = 8  # learners that have a colour each
-MOST_HOSTS = 8  # of a learner that have a lane each
+MAX_HOSTS = 8  # of a learner that have a lane each
 _CAUSES = {
     "skipping": "skipped steps",
     "waiting_for_peers": "waiting for peers",
@@ -164,7 +164,7 @@ def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
 def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
     """A learner's hosts, if there are many those that are gone or came last; and the others."""
     known = sorted(one.hosts, key=lambda at: (at.state != "gone", at.state_seconds))
-    return sorted(known[:MOST_HOSTS], key=lambda at: at.host), known[MOST_HOSTS:]
+    return sorted(known[:MAX_HOSTS], key=lambda at: at.host), known[MAX_HOSTS:]
 
 
 def in_words(spans: Sequence[StateSpan]) -> str:

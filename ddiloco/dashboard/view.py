@@ -13,7 +13,7 @@ from ddiloco.telemetry.series import Slots, StateSpan
 from ddiloco.telemetry.state import ROUND_SECONDS, LearnerProgress
 
 SPANS = 8192  # of all lanes together
-LEAST_SPANS = 48  # of a lane
+MIN_SPANS = 48  # of a lane
 SHOWN_ROUNDS = 24
 RATE_SECONDS = 30.0  # that tokens a second are taken over; more where a few steps take longer
 
@@ -220,7 +220,7 @@ def _status(run: RunFiles) -> str:
 def _learner(run: RunFiles, slots: Slots, number: int) -> LearnerView:
     of, summary, now = run.state.learners[number], run.summary, run.now
     state, since = _state(of, now, run.going_on)
-    most = max(LEAST_SPANS, SPANS // sum(1 + len(one.hosts) for one in run.state.learners.values()))
+    most = max(MIN_SPANS, SPANS // sum(1 + len(one.hosts) for one in run.state.learners.values()))
     began = run.started
     lane = _since(began, of.lane.spans(now, most))
     if state == "hung" and lane:
@@ -335,12 +335,12 @@ def _rate_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> floa
 
 
 def _due(run: RunFiles) -> float | None:
-    """Rounds a second that are due at the pace of the fastest learner."""
+    """Rounds a second that are due at the speed of the fastest learner."""
     sync = run.config.get("sync") or {}
-    paces = [one.step_seconds for one in run.state.learners.values() if one.step_seconds]
-    if not paces or not sync.get("interval"):
+    step_times = [one.step_seconds for one in run.state.learners.values() if one.step_seconds]
+    if not step_times or not sync.get("interval"):
         return None
-    return sync["num_fragments"] / (sync["interval"] * min(paces))
+    return sync["num_fragments"] / (sync["interval"] * min(step_times))
 
 
 def _events(run: RunFiles) -> list[EventView]:

@@ -57,7 +57,7 @@ class Cover:
         self._joined = len(self._starts)
 
 
-MOST_UNCUT = 10_000  # spans of a learner that may reach out of the window; only one that lies has more
+MAX_UNCUT = 10_000  # spans of a learner that may reach out of the window; only one that lies has more
 
 
 class State(enum.Enum):
@@ -281,7 +281,7 @@ class _Track:
         self.worked += self._working(now)
         if self.allocated and self.state is not None:
             self.uncut.append(self._current(now))
-            del self.uncut[:-MOST_UNCUT]
+            del self.uncut[:-MAX_UNCUT]
         if state in ACTIVE or self.state in ACTIVE:  # the window reaches to `now` at least
             self._settle()
         self.state, self.since, self.present, self.away_since = state, now, present, math.inf

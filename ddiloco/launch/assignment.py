@@ -44,7 +44,7 @@ class Assignment:
     # Whether a syncer goes on with the run in the workdir, or the snapshot from which; None: if one has begun
     resume: bool | int | None = False
     health: str = ""  # HOST:PORT at which probes are answered; empty: nowhere
-    grace: float = 0.0  # seconds from the word to stop to the end of the process; 0: as many as it takes
+    grace: float = 0.0  # seconds from the order to stop to the end of the process; 0: as many as it takes
     shard: int = 0  # which process of the syncer this is, from 0
     refused: int = REFUSED  # exit code of what is refused: FAILED once an engine has restarted the process
 

@@ -160,7 +160,7 @@ class RayRun:
 
     def _start_all(self, host: str, port: int) -> None:
         address = f"{host}:{port}"
-        e, places = self._experiment, [self._places(m) for m in range(self._experiment.most_learners)]
+        e, places = self._experiment, [self._places(m) for m in range(self._experiment.max_learners)]
         remote = dataclasses.replace(e.remote, hosts=tuple(map(len, places)), spares=0)
         e = self._experiment = dataclasses.replace(e, remote=remote)
         security = Security(tokens={m: secrets.token_hex(24) for m in range(len(places))})

@@ -462,7 +462,7 @@ def run_all(
       study: what a study of failures sees and does.
       resume: whether the run in the workdir goes on.
     """
-    count, played = experiment.most_learners, study.played
+    count, played = experiment.max_learners, study.played
     processes.warm_up()
     with contextlib.ExitStack() as held:
         port = held.enter_context(reserved_port())

@@ -25,7 +25,7 @@ from ddiloco.config import setting
 _FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/guards.md
 _DISPUTED = 100.0  # the same if half of a round have about the same norm: either half may be right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
-_PACE = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
+_GROWTH = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)
 _WARM_UP = 6  # rounds of a fragment before offers are judged by those of earlier rounds
 _STRIKES = 3  # offers left out, of the last 12, that put a learner in quarantine
 _RELEASE = 24  # offers in a row that would have passed, after which a learner is let in again
@@ -53,9 +53,9 @@ class Offered(NamedTuple):
     tokens: int = 0  # claimed tokens of the steps
 
     @property
-    def pace(self) -> tuple[float, float]:
-        """Logarithms of norm and peak, by which offers of different numbers of steps can be compared."""
-        longest = _PACE * math.log(max(1, self.steps))
+    def normalized(self) -> tuple[float, float]:
+        """Logarithms of norm and peak, less the growth expected of so many steps."""
+        longest = _GROWTH * math.log(max(1, self.steps))
         return _log(self.norm) - longest, _log(self.peak) - longest
 
     @property
@@ -74,7 +74,7 @@ class Past:
     newest: Mapping[int, Offered] = dataclasses.field(default_factory=dict)
     # By learner, its newest cosines in rounds of any fragment
     scores: Mapping[int, Sequence[float]] = dataclasses.field(default_factory=dict)
-    # The largest `pace` that has passed in the fragment's last rounds
+    # The largest `Offered.normalized` that has passed in the fragment's last rounds
     passed: tuple[float, float] = (-math.inf, -math.inf)
     # Gives that of the fragment's parameters before the round, for which they are read
     length: Callable[[], float] = lambda: 0.0
@@ -134,8 +134,8 @@ def norm(offers: Sequence[Offered], past: Past) -> dict[int, str]:
             earlier = {m: other for m, other in past.newest.items() if m != offer.learner and m not in here}
             others += earlier.values()
         if len(others) >= 2:
-            of_others = zip(*(other.pace for other in others), strict=True)
-            columns = zip(offer.pace, past.passed, of_others, strict=True)
+            of_others = zip(*(other.normalized for other in others), strict=True)
+            columns = zip(offer.normalized, past.passed, of_others, strict=True)
             too_long = any(
                 own > max(passed, _bound(own, values, together)) for own, passed, values in columns
             )
@@ -239,7 +239,7 @@ class Guard:
         )  # by fragment, the offers of its last rounds
         self._passed: dict[int, collections.deque[tuple[float, float]]] = collections.defaultdict(
             lambda: collections.deque([(-math.inf, -math.inf)], maxlen=_RECALL)
-        )  # by fragment, the largest pace that passed in its last rounds
+        )  # by fragment, the largest `normalized` that passed in its last rounds
         self._rounds: collections.Counter[int] = collections.Counter()
 
     @property
@@ -260,7 +260,7 @@ class Guard:
         for offer in offers:
             notices += self._stands(offer.learner, bad.get(offer.learner))
         self._recent[fragment].append(list(offers))
-        passed = [offer.pace for offer in offers if offer.learner not in bad]
+        passed = [offer.normalized for offer in offers if offer.learner not in bad]
         if passed:
             self._passed[fragment].append(tuple(map(max, zip(*passed, strict=True))))
         self._rounds[fragment] += 1

@@ -12,7 +12,7 @@ from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId, Wat
 
 
 @dataclasses.dataclass(frozen=True)
-class Tell:
+class Send:
     """Send an event to the cores of these (learner, incarnation) pairs.
 
     A Welcomed carries all fragments, an UpdateArrived one fragment and the receiver's own watermark:
@@ -91,11 +91,11 @@ class Finish:
     """Every round up to the last step is merged, skipped or abandoned: learners may leave."""
 
 
-SyncerAction = Tell | Merge | Drop | Release | Record | Finish
+SyncerAction = Send | Merge | Drop | Release | Record | Finish
 
 
 @dataclasses.dataclass(frozen=True)
-class TellSyncer:
+class SendToSyncer:
     """Send an event to the core of a shard of the syncer, without waiting for an answer."""
 
     event: events.LearnerJoined | events.LearnerReady | events.StepReported
@@ -161,4 +161,4 @@ class ApplyUpdate:
     rebase: bool = False
 
 
-LearnerAction = TellSyncer | EndProcess | AdoptAll | DrawFrom | MakeOffer | SendOffer | ApplyUpdate | Drop
+LearnerAction = SendToSyncer | EndProcess | AdoptAll | DrawFrom | MakeOffer | SendOffer | ApplyUpdate | Drop

@@ -11,7 +11,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.estimates import MovingAverage
 from ddiloco.protocol.membership import SHORTEST_LEAD, Asked, Member, Membership
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.protocol.policy import ALLOWANCE, SyncPolicy
+from ddiloco.protocol.policy import TIMEOUT_SLACK, SyncPolicy
 from ddiloco.protocol.round import Round
 
 MISSED, IN_TIME = 1.0, 0.05
@@ -36,20 +36,20 @@ class Front:
 
     step: int = 0
     at: float | None = None  # when it was reached
-    pace: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds a step
+    step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds a step
 
     def move(self, step: int, now: float, joined: bool) -> None:
         """Sets the front's step: it may fall when learners leave, and jump when some join."""
         if step > self.step and self.at is not None and not joined:
-            self.pace.add((now - self.at) / (step - self.step))
+            self.step_time.add((now - self.at) / (step - self.step))
         if step != self.step or self.at is None:
             self.step, self.at = step, now
 
     def reaches(self, step: int, now: float) -> float | None:
         """When it will reach a step, in the seconds of `now`; None: its speed is unknown."""
-        if self.at is None or self.pace.value is None:
+        if self.at is None or self.step_time.value is None:
             return None
-        return max(now, self.at + (step - self.step) * self.pace.value)
+        return max(now, self.at + (step - self.step) * self.step_time.value)
 
 
 class OfferRequests:
@@ -76,13 +76,13 @@ class OfferRequests:
             of = m.step if self._policy.quorum is None else self.front.step
             if r.id.step - of <= m.lead and not r.has_failed(m):
                 asked.setdefault(self._clock(m, r, now), []).append(m)
-        return [self._tell(r, members, clock) for clock, members in asked.items()]
+        return [self._request(r, members, clock) for clock, members in asked.items()]
 
     def ask_late(self, r: Round, members: Membership) -> list[actions.SyncerAction]:
         """Asks learners that are later than expected to offer at once."""
         owing = ((m, r.owed.get(m.learner)) for m in members.live())
         late = [m for m, asked in owing if asked is not None and asked.clock > m.step + 1]
-        return [self._tell(r, late, 0)] if late else []
+        return [self._request(r, late, 0)] if late else []
 
     def arrived(self, m: Member, c: Contribution, now: float) -> None:
         """Updates the learner's delivery time and lead from an offer."""
@@ -95,11 +95,13 @@ class OfferRequests:
             return
         made = m.reported_at - (m.step - c.step) * m.step_time.value
         m.delivery.add(max(0.0, now - made))
-        if asked is None or asked.steps is None or not self.front.pace.value:
+        if asked is None or asked.steps is None or not self.front.step_time.value:
             return
         late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
         if late > 0:  # the request arrived after the requested clock
-            m.lead = min(self._policy.interval, m.lead + late * m.step_time.value / self.front.pace.value)
+            m.lead = min(
+                self._policy.interval, m.lead + late * m.step_time.value / self.front.step_time.value
+            )
             self._longest_lead = max(self._longest_lead, m.lead)
 
     def merging(self, r: Round, members: Membership, now: float) -> None:
@@ -119,7 +121,7 @@ class OfferRequests:
         if m.step_time.value is not None and now - arrived_at > m.step_time.value:
             m.margin = max(0.0, m.margin - IN_TIME)
 
-    def _tell(self, r: Round, members: Sequence[Member], clock: int) -> actions.Tell:
+    def _request(self, r: Round, members: Sequence[Member], clock: int) -> actions.Send:
         """The request, recorded to measure the learner's next offer."""
         for m in members:
             known = m.counters[r.id.fragment] if m.counters else None
@@ -129,7 +131,7 @@ class OfferRequests:
             r.unasked.discard(m.learner)
             r.asked.add((m.learner, m.incarnation))
         pairs = tuple((m.learner, m.incarnation) for m in members)
-        return actions.Tell(pairs, events.OfferAsked(r.id, r.version, clock))
+        return actions.Send(pairs, events.OfferAsked(r.id, r.version, clock))
 
     def _clock(self, m: Member, r: Round, now: float) -> int:
         """The clock for the learner's offer: the due step, or less for a slow or distant learner."""
@@ -192,7 +194,7 @@ class Overdue:
         in_the_making = m.step_time.value or 0.0  # the request may have arrived in mid-step
         # Its share of the welcome's time or its delivery time; rejoined learners had no welcome.
         on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
-        asked.expires = now + in_the_making + self._timeout + ALLOWANCE * on_its_way
+        asked.expires = now + in_the_making + self._timeout + TIMEOUT_SLACK * on_its_way
         heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
 
     def next(self, rounds: Mapping[int, Round]) -> float | None:

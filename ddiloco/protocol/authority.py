@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.membership import MOST_LEARNERS, Member, Membership, MemberState
+from ddiloco.protocol.membership import MAX_LEARNERS, Member, Membership, MemberState
 from ddiloco.protocol.messages import Report
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.report_validator import ReportValidator
@@ -20,7 +20,7 @@ TAKEN = "the number of a live learner"
 TOO_EARLY = "a step too far ahead of the other learners"
 DRAWN_AGAIN = "rejoined before data that are merged"
 
-MOST_INCARNATIONS = 1 << 62
+MAX_INCARNATIONS = 1 << 62
 """Incarnations are below it, so that there is always a next one."""
 
 
@@ -49,7 +49,7 @@ class Authority:
         starts = policy.quorum is None and not state.step
         self._not_yet = {learner for learner, _ in state.incarnations}
         self._not_yet |= set(range(policy.num_learners)) if starts else set()
-        self._patience = 0.0  # until when to wait for those, once one learner is live
+        self._wait_until = 0.0  # until when to wait for those, once one learner is live
         self._kept_back: dict[int, Report] = {}  # by learner, reports that are too early so far
         self._idle_since: float | None = None  # since when learners that are done cannot contribute
         self._called: set[tuple[int, int]] = set()  # (learner, incarnation) asked to end with the others
@@ -82,7 +82,7 @@ class Authority:
         silent = self._quietest()
         times = [] if silent is None else [silent.heard_at + self.policy.silence_timeout]
         if self._not_yet and self.members.count:
-            times.append(self._patience)
+            times.append(self._wait_until)
         return min(times, default=None)
 
     # Joining and leaving.
@@ -94,9 +94,9 @@ class Authority:
         is or was a member is of another process: that takes the next incarnation.
         """
         learner, incarnation = event.learner, event.incarnation
-        if not 0 <= learner < MOST_LEARNERS:
+        if not 0 <= learner < MAX_LEARNERS:
             return [actions.Drop(learner, "learner number out of range")]
-        if not 0 <= incarnation < MOST_INCARNATIONS:
+        if not 0 <= incarnation < MAX_INCARNATIONS:
             return [actions.Drop(learner, "incarnation out of range")]
         old = self.members.newest(learner)
         if old is not None and incarnation < old.incarnation:
@@ -196,7 +196,7 @@ class Authority:
     def mark_silent(self, now: float) -> Actions:
         """Marks learners silent that have sent nothing for the silence timeout."""
         out: Actions = []
-        if self._not_yet and self.members.count and now >= self._patience:
+        if self._not_yet and self.members.count and now >= self._wait_until:
             self._not_yet.clear()
             self._rounds.all_present()
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
@@ -240,7 +240,7 @@ class Authority:
         heapq.heappush(self._quiet, (now, m.learner, m.incarnation))
         if self.members.count == 1:
             self._not_yet |= self.members.lost_with_the_last(1.5 * self.policy.heartbeat) | {m.learner}
-            self._patience = now + self.policy.silence_timeout
+            self._wait_until = now + self.policy.silence_timeout
         self._waited_for_no_longer(m.learner)
 
     def _waited_for_no_longer(self, learner: int) -> None:
@@ -284,9 +284,9 @@ class Authority:
             m.reported_at = now
         m.heard_at = now
         self.members.take(m, report)
-        pace = self._validator.reached(report.step, now)
-        if pace is not None and self.policy.quorum == 1:
-            out.append(actions.Record("clock_ahead", {"learner": m.learner, "pace": pace}))
+        speed = self._validator.reached(report.step, now)
+        if speed is not None and self.policy.quorum == 1:
+            out.append(actions.Record("clock_ahead", {"learner": m.learner, "speed": speed}))
         return [*out, *self._rounds.heard(m, now)]
 
     def _keep_back(self, report: Report, m: Member | None, now: float) -> Actions:
@@ -326,9 +326,9 @@ class Authority:
             return [*out, self._replaced(newest, report.incarnation)]
         return [*out, self.members.dismiss(report.learner, report.incarnation, self._shard)]
 
-    def _replaced(self, newest: Member, incarnation: int) -> actions.Tell:
+    def _replaced(self, newest: Member, incarnation: int) -> actions.Send:
         known = "a newer incarnation is known", newest.incarnation, self._shard
-        return actions.Tell(((newest.learner, incarnation),), events.Rejected(incarnation, *known))
+        return actions.Send(((newest.learner, incarnation),), events.Rejected(incarnation, *known))
 
     # The end.
 
@@ -344,21 +344,21 @@ class Authority:
         behind = ((m.learner, m.incarnation) for m in self.members.live() if not self._done(m))
         rest = tuple(who for who in behind if self._rounds.stuck and who not in self._called)
         self._called |= set(rest)
-        return [actions.Tell(rest, events.ClockSet(last, self._shard))] if rest else []
+        return [actions.Send(rest, events.ClockSet(last, self._shard))] if rest else []
 
     def _call_back(self) -> Actions:
         """Revokes that for learners that still step, as their further work is needed after all."""
         known = ((m, m.incarnation) for m in self.members.live() if not self._done(m))
         told = tuple((m.learner, n) for m, n in known if (m.learner, n) in self._called)
         self._called.clear()
-        return [actions.Tell(told, events.ClockSet(0, self._shard))] if told else []
+        return [actions.Send(told, events.ClockSet(0, self._shard))] if told else []
 
     def _leave_behind(self, idle: float, now: float) -> Actions:
         """Drops learners that are not done after so many idle seconds, enough for any honest one."""
         live = self.members.live()
         longest = max((m.step_time.value or 0.0 for m in live), default=0.0)
-        patience = self.policy.silence_timeout + 2 * self.policy.interval * longest
-        if idle < patience or not any(map(self._done, live)):
+        timeout = self.policy.silence_timeout + 2 * self.policy.interval * longest
+        if idle < timeout or not any(map(self._done, live)):
             return []
         late = [(m.learner, m.incarnation) for m in live if not self._done(m)]
         lost = (events.LearnerLost(*who, "never at the last step") for who in late)

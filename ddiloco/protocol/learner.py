@@ -338,11 +338,10 @@ class LearnerCore:
             self._life = max(self.incarnations)
         if not begins and (data.life == self._life or goes_on_after(self._began, self._left, data)):
             return None
-        as_far = (
-            data.life == self._began.life and self._steps - self._began_at >= data.steps - self._began.steps
-        )
+        behind_it = self._began_at + data.steps - self._began.steps  # its own steps when data stood there
+        as_far = data.life == self._began.life and behind_it <= self._steps
         elsewhere = not begins and len(self._sessions) > 1 and (as_far or data.life != self._began.life)
-        self._began, self._began_at = data.bare, self._steps
+        self._began, self._began_at = data.bare, behind_it if as_far and elsewhere else self._steps
         return None if elsewhere else data.position
 
     @property
@@ -357,10 +356,10 @@ class LearnerCore:
             held[p] = self._fragments[p].version, at.done
         return dataclasses.replace(at, held=tuple(held))
 
-    def _ready(self, session: _Session) -> actions.TellSyncer:
+    def _ready(self, session: _Session) -> actions.SendToSyncer:
         versions = tuple(self._fragments[p].version for p in session.fragments)
         ready = events.LearnerReady(self.learner, session.incarnation, self.clock, versions)
-        return actions.TellSyncer(ready, session.shard)
+        return actions.SendToSyncer(ready, session.shard)
 
     def _rejected(self, event: events.Rejected) -> list[actions.LearnerAction]:
         """Ends if a newer process has replaced it; one that is still starting takes a larger incarnation.
@@ -405,7 +404,7 @@ class LearnerCore:
             return [] if self._last is None else self._reports(self._last)
         return self._say(self._standing())
 
-    def _join(self, session: _Session) -> actions.TellSyncer:
+    def _join(self, session: _Session) -> actions.SendToSyncer:
         joined = events.LearnerJoined(self.learner, session.incarnation, shards=self.shards)
         if self.recovered:
             finished = max(self._reported_step, session.joined_step)  # not the step that is under way
@@ -419,7 +418,7 @@ class LearnerCore:
                 began=self._began,
                 left=tuple(Watermark(life, steps) for life, steps in self._left.items()),
             )
-        return actions.TellSyncer(joined, session.shard)
+        return actions.SendToSyncer(joined, session.shard)
 
     def _step_started(self, event: events.StepStarted) -> list[actions.LearnerAction]:
         if not self.recovered or self.blocked or self.done:
@@ -526,14 +525,14 @@ class LearnerCore:
         )
         merged, out = self._merged_offer(old, event.watermark), []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
-        if goes_on and event.version - old.begun_on > MAX_AGE and old.base.steps < self._done.steps:
+        if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
             out.append(actions.Drop(self.learner, f"unmerged work older than {MAX_AGE} versions"))
             goes_on = False
         if goes_on:
-            new.base, new.offered, new.begun_on = old.base, old.offered, old.begun_on
-            if (
-                p in self._asked and self.policy.takes_late_work
-            ):  # the request holds, since an offer can be added to any version
+            new.base, new.offered = old.base, old.offered
+            new.begun_on = old.begun_on if self._has_work(old) else event.version
+            # The request holds, since an offer can be added to any version.
+            if p in self._asked and self.policy.takes_late_work:
                 newest = max(event.version, self._asked[p].version)
                 self._asked[p] = dataclasses.replace(self._asked[p], version=newest)
         else:
@@ -561,13 +560,13 @@ class LearnerCore:
     def _standing(self) -> _Standing:
         return _Standing(self.clock, self._held(), self._done)
 
-    def _report(self, session: _Session, at: _Standing) -> actions.TellSyncer:
+    def _report(self, session: _Session, at: _Standing) -> actions.SendToSyncer:
         """A report to a shard, on its fragments."""
         session.known_as = session.incarnation
         held = (at.held[p] for p in session.fragments)
         counters = tuple(FragmentCounters(version, *at.done.since(base)) for version, base in held)
         report = Report(self.learner, session.incarnation, at.clock, counters, session.welcomed, self.shards)
-        return actions.TellSyncer(events.StepReported(report), session.shard)
+        return actions.SendToSyncer(events.StepReported(report), session.shard)
 
     def _reports(self, at: _Standing) -> list[actions.LearnerAction]:
         return [self._report(session, at) for session in self._sessions]

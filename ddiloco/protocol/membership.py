@@ -15,7 +15,7 @@ from ddiloco.protocol.policy import SyncPolicy
 SHORTEST_LEAD = 2.0
 """Steps of the front before a due step, by which every learner has been asked."""
 
-MOST_LEARNERS = 1 << 16
+MAX_LEARNERS = 1 << 16
 """Learner numbers are below it, which bounds the memory for them."""
 
 SELDOM = 16
@@ -79,7 +79,7 @@ class Member:
     delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer
     lag: Delay = dataclasses.field(default_factory=Delay)  # seconds from a round's quorum to its offer
     punctual: bool = True  # whether its last offer arrived by `expected_at`
-    most_tokens: float = 0.0  # bound on a step's tokens: twice the reported ones
+    max_step_tokens: float = 0.0  # bound on a step's tokens: twice the reported ones
     margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
     asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
     lead: float = SHORTEST_LEAD  # steps of the front before a due step at which it is asked
@@ -120,7 +120,7 @@ class Member:
         steps, tokens = (known.steps, known.tokens) if goes_on else (0, 0)
         # An update may have set its clock forward.
         unreported = min(policy.interval, max(0, c.step - self.step))
-        return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.most_tokens
+        return c.steps <= steps + unreported and c.tokens <= tokens + unreported * self.max_step_tokens
 
     def knows_better(self, report: Report) -> bool:
         """Whether the report is older than an earlier one of the same step."""
@@ -139,7 +139,7 @@ class Member:
         """Applies a newer report on these fragments."""
         self.reports += 1
         of_a_step = (2 * c.tokens / c.steps for c in report.counters if c.steps)
-        self.most_tokens = max(self.most_tokens, *of_a_step, 0.0)
+        self.max_step_tokens = max(self.max_step_tokens, *of_a_step, 0.0)
         self.step = report.step
         self.counters = dict(zip(fragments, report.counters, strict=True))
 
@@ -187,14 +187,14 @@ class Membership:
         m = self.current(c.learner, c.incarnation)
         return m is not None and m.state is MemberState.LIVE and m.step < c.step and not m.can_have(c, policy)
 
-    def dismiss(self, learner: int, incarnation: int, shard: int) -> actions.Tell:
+    def dismiss(self, learner: int, incarnation: int, shard: int) -> actions.Send:
         """Sends NotMember to an incarnation; its process takes the next one."""
         m = self.current(learner, incarnation)
         if m is not None:
             m.dismissed = True
-        elif 0 <= learner < MOST_LEARNERS:
+        elif 0 <= learner < MAX_LEARNERS:
             self._strangers[learner] = incarnation
-        return actions.Tell(((learner, incarnation),), events.NotMember(incarnation, shard))
+        return actions.Send(((learner, incarnation),), events.NotMember(incarnation, shard))
 
     def was_dismissed(self, learner: int, incarnation: int) -> bool:
         """Whether an incarnation was dismissed before it joined; forgets it."""

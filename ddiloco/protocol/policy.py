@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-ALLOWANCE = 4.0
+TIMEOUT_SLACK = 4.0
 """Timeout slack: factor on the transfer time predicted from earlier transfers of as many bytes."""
 
 MAX_AGE = 8
@@ -93,7 +93,7 @@ class SyncPolicy:
             )
 
     @property
-    def fewest(self) -> int:
+    def min_quorum(self) -> int:
         """Minimum number of learners in a merge."""
         return self.quorum or 1
 

@@ -10,7 +10,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.schedule import Schedule
 
-MOST_TRIES = 4  # of an offer, once all learners are done
+MAX_TRIES = 4  # of an offer, once all learners are done
 
 
 class Prospects:
@@ -25,8 +25,8 @@ class Prospects:
     def __init__(self, policy: SyncPolicy, schedule: Schedule, members: Membership) -> None:
         self.awaits_learners = False
         self.waits_until: float | None = None
-        self._patience = policy.silence_timeout
-        self._quorum, self._fewest, self._schedule = policy.quorum, policy.fewest, schedule
+        self._timeout = policy.silence_timeout
+        self._quorum, self._min_quorum, self._schedule = policy.quorum, policy.min_quorum, schedule
         self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = schedule.last
         self._members = members
@@ -39,7 +39,7 @@ class Prospects:
     def somebody_left(self, now: float) -> None:
         """A learner has left. If it was the last, as after a network failure, all may soon reconnect."""
         if not self._members.count:
-            self.awaits_learners, self.waits_until = True, now + self._patience
+            self.awaits_learners, self.waits_until = True, now + self._timeout
 
     def all_present(self) -> None:
         """All known learners are present; if all have left meanwhile, the wait for them continues."""
@@ -67,19 +67,18 @@ class Prospects:
         return [r for r in rounds if r.phase is Phase.GATHERING and not self._may_complete(r)]
 
     def has_quorum(self, r: Round, front: int) -> bool:
-        """Whether enough learners have reached the round's step, and enough offers have arrived."""
+        """Whether the offers of enough learners that have reached the round's step have arrived."""
         if self._quorum is not None:
             if r.counted < self._quorum or self._awaits_others(r):
                 return False
-            departed = 0 if self.awaits_learners else len(r.departed)
-            return self._members.come_to(r.id.step) + departed >= self._quorum
+            return sum(self._is_in_quorum(learner, r) for learner in r.arrived) >= self._quorum
         if self.awaits_learners or not r.arrived or front < r.id.step:
             return False
         return self._nobody_owes(r)
 
     def too_late(self, due: RoundId, front: int) -> bool:
         """Whether a quorum has reached the fragment's next round; never where learners wait for updates."""
-        enough = self._members.count >= self._fewest
+        enough = self._members.count >= self._min_quorum
         return enough and front >= self._schedule.next_due(due.fragment, due.step) and self._nobody_waits
 
     def is_stuck(self, rounds: Collection[Round]) -> bool:
@@ -89,6 +88,16 @@ class Prospects:
         if not self._members.come_to(self._total_steps):
             return False
         return all(r.phase is Phase.GATHERING and not self._may_gain(r) for r in rounds)
+
+    def _is_in_quorum(self, learner: int, r: Round) -> bool:
+        """Whether a learner whose offer has arrived, maybe one that missed its round, is at the round's step.
+
+        Departed learners count as if they were, unless they may return.
+        """
+        if learner in r.departed:
+            return not self.awaits_learners
+        m = self._members.newest(learner)
+        return learner not in r.old and m is not None and m.step >= r.id.step
 
     def _nobody_owes(self, r: Round) -> bool:
         """Whether no live learner owes an offer; begins with the one that last owed."""
@@ -113,7 +122,7 @@ class Prospects:
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough offers left."""
         able = sum(not r.has_given(m.learner) and self._has_left(m, r) for m in self._members.live())
-        return r.counted + able >= self._fewest
+        return r.counted + able >= self._min_quorum
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a live learner has work to offer, or has not reported yet."""
@@ -124,12 +133,12 @@ class Prospects:
         if self._unreported(m, r):
             return True
         left = m.steps_on(r.id.fragment, r.version) > r.refused.get(m.learner, 0)
-        return left and r.tries[m.learner] < MOST_TRIES
+        return left and r.tries[m.learner] < MAX_TRIES
 
     def _unreported(self, m: Member, r: Round) -> bool:
         """Whether a learner has yet to report its work: its first or, once done, on the newest version."""
         behind = bool(m.counters) and self.done(m) and m.version(r.id.fragment) < r.version
-        return not m.counters or (behind and r.tries[m.learner] < MOST_TRIES)
+        return not m.counters or (behind and r.tries[m.learner] < MAX_TRIES)
 
     def may_hold(self, m: Member, r: Round) -> bool:
         """Whether a learner has work on the round's version, as far as its reports tell."""
@@ -138,8 +147,8 @@ class Prospects:
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has offered or still may, and enough live ones still may."""
         able = [m for m in self._members.live() if not r.has_given(m.learner) and self.may_give(m, r)]
-        few = r.counted + len(able) < self._fewest
-        if few and self._members.count >= self._fewest:  # else others may join
+        few = r.counted + len(able) < self._min_quorum
+        if few and self._members.count >= self._min_quorum:  # else others may join
             return False
         return bool(r.arrived) or any(m.step >= r.id.step for m in able)
 

@@ -91,13 +91,13 @@ class ReportValidator:
         if gone < UNUSUAL_SPEED * self._policy.interval and not self._returning(now):
             return None
         seconds, self._since = now - self._since[1], (step, now)
-        pace = gone * (self._members.median_step() or 0.0) / seconds if seconds > 0 else 0.0
-        return None if self._returning(now) or pace <= UNUSUAL_SPEED else pace
+        speed = gone * (self._members.median_step() or 0.0) / seconds if seconds > 0 else 0.0
+        return None if self._returning(now) or speed <= UNUSUAL_SPEED else speed
 
     def too_early(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
         """Whether the learner's clock, on these versions, may be true but cannot be confirmed yet."""
         ahead = not self._allows(learner, step, now)
-        may_be = self._pace(now) is None and step <= self._most(now) + self._policy.interval
+        may_be = self._step_time(now) is None and step <= self._most(now) + self._policy.interval
         return ahead and may_be and self._exists(step, versions)
 
     def is_possible(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
@@ -155,17 +155,17 @@ class ReportValidator:
         self._claims[learner] = max(step, self._claims.get(learner, 0))
         if step <= self._known:
             return True
-        furthest = self._vouched(learner, now) if self._pace(now) is None else self._certain(now)
+        furthest = self._vouched(learner, now) if self._step_time(now) is None else self._certain(now)
         return step <= furthest + self._policy.interval
 
-    def _pace(self, now: float) -> float | None:
+    def _step_time(self, now: float) -> float | None:
         """Median step time for the bound on clocks; None: unknown."""
         return self._median if now >= self._paused_until else self._before[2]
 
     def _certain(self, now: float) -> float:
         """The furthest possible clock, by elapsed time."""
         step, at = (self._step, self._at) if now >= self._paused_until else self._before[:2]
-        return step + (now - at) * MAX_SPEED / (self._pace(now) or SHORTEST_STEP)
+        return step + (now - at) * MAX_SPEED / (self._step_time(now) or SHORTEST_STEP)
 
     def _vouched(self, learner: int, now: float) -> float:
         """The bound on the learner's clock by the lower half of all claims."""

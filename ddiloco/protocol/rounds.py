@@ -242,6 +242,8 @@ class Rounds:
                 r.old.add(learner)
                 r.unasked.add(learner)
                 self._touched.add(r.id.fragment)
+            if r.phase is Phase.GATHERING and learner in r.arrived and m.step >= r.id.step:
+                self._touched.add(r.id.fragment)
         moves = self.policy.quorum is None or m.step > self._asking.front.step or self._prospects.done(m)
         self._moved |= moves or any(r.departed for r in self._open.values())
         return [*self._updates.resend(m, now)]

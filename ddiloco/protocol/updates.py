@@ -52,7 +52,7 @@ class Updates:
         """How far the learner's work is in the newest version."""
         return self.merged.watermarks[fragment].get(learner, NOTHING_MERGED)
 
-    def welcome(self, learner: int, incarnation: int, data: Watermark) -> actions.Tell:
+    def welcome(self, learner: int, incarnation: int, data: Watermark) -> actions.Send:
         """Sends all fragments to a joining learner, whose data continue behind the work `data`."""
         merged, own = self.merged, self.fragments
         marks = tuple(self.watermark(p, learner).bare for p in own)
@@ -67,14 +67,14 @@ class Updates:
             data,
             self._shard,
         )
-        return actions.Tell(((learner, incarnation),), welcome, {p: merged.watermarks[p] for p in own})
+        return actions.Send(((learner, incarnation),), welcome, {p: merged.watermarks[p] for p in own})
 
-    def bring_up_to_date(self, m: Member, held: Mapping[int, int], now: float) -> list[actions.Tell]:
+    def bring_up_to_date(self, m: Member, held: Mapping[int, int], now: float) -> list[actions.Send]:
         """Sends all versions newer than those that a learner holds."""
         behind = [p for p in self.fragments if held[p] < self.merged.versions[p]]
-        return [tell for p in behind for tell in self.send(p, [m], now)]
+        return [sent for p in behind for sent in self.send(p, [m], now)]
 
-    def send(self, fragment: int, receivers: Sequence[Member], now: float) -> list[actions.Tell]:
+    def send(self, fragment: int, receivers: Sequence[Member], now: float) -> list[actions.Send]:
         """Sends a fragment's newest version, to each learner with its own watermark."""
         if not receivers:
             return []
@@ -84,11 +84,11 @@ class Updates:
             m.sent[fragment] = (version, now)
         pairs = tuple((m.learner, m.incarnation) for m in receivers)
         update = events.UpdateArrived(fragment, version, step, lineage=merged.lineages[fragment])
-        return [actions.Tell(pairs, update, {fragment: merged.watermarks[fragment]})]
+        return [actions.Send(pairs, update, {fragment: merged.watermarks[fragment]})]
 
-    def resend(self, m: Member, now: float) -> list[actions.Tell]:
+    def resend(self, m: Member, now: float) -> list[actions.Send]:
         """Sends updates again that the learner's reports do not confirm within the resend timeout."""
-        out: list[actions.Tell] = []
+        out: list[actions.Send] = []
         for fragment, (version, sent_at) in list(m.sent.items()):
             if m.version(fragment) >= version:
                 del m.sent[fragment]

@@ -33,7 +33,7 @@ from ddiloco.workers.transfer import FragmentTransfer
 _POLL = 0.2  # seconds
 _UNTOLD_WAIT = 20.0  # seconds that a run may take to begin without a word
 _TRIES = 450  # to see the fragments that the syncer has left: NFS may show those of a minute ago
-_LONGEST_WAIT = 600.0  # seconds for another run to begin, where an evaluator begins after the end of one
+_MAX_WAIT = 600.0  # seconds for another run to begin, where an evaluator begins after the end of one
 
 
 class FollowedModel:
@@ -101,7 +101,7 @@ class EvaluatorProcess:
         self._evaluations: Evaluations | None = None
         self._answered: set[str] = set()
         self._tries = 0
-        self._patience = time.monotonic() + _LONGEST_WAIT
+        self._deadline = time.monotonic() + _MAX_WAIT
         self._over, self._look_at = False, 0.0  # by the summary; when to look again anyhow
 
     def run(self, stop: threading.Event) -> None:
@@ -133,7 +133,7 @@ class EvaluatorProcess:
         """
         wanted = self._scores.wanted()
         if self._is_over(wanted):
-            return bool(self._answered) or time.monotonic() > self._patience
+            return bool(self._answered) or time.monotonic() > self._deadline
         mark = run_mark.begun(self._workdir / FOLDER)
         if mark is None:
             return False
@@ -151,7 +151,7 @@ class EvaluatorProcess:
         """Reads the summary, which may be in a bucket, only after the last score of the present versions."""
         asked = wanted is not None and self._model is not None and wanted.versions == self._model.versions
         if self._over or asked or time.monotonic() > self._look_at:
-            self._look_at = time.monotonic() + _LONGEST_WAIT
+            self._look_at = time.monotonic() + _MAX_WAIT
             self._over = is_over(self._workdir, self._experiment.train.steps)
         return self._over
 

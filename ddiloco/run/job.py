@@ -363,7 +363,7 @@ def _run_info(experiment: Experiment, assembly: Assembly | None) -> RunInfo:
 
         chips = chips_by_learner(experiment)
     elif experiment.driver == "remote":  # this process does not see their devices: all count the same
-        chips = dict.fromkeys(range(experiment.most_learners), 1)
+        chips = dict.fromkeys(range(experiment.max_learners), 1)
     else:
         chips = {learner: mesh.size for learner, (mesh, _) in enumerate(assembly.jobs())}
     first = experiment.sync.num_learners if experiment.driver == "remote" else len(chips)

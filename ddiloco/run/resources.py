@@ -78,7 +78,7 @@ def syncer_needs(experiment: Experiment, layout: FragmentLayout, shard: int = 0)
     """
     e, whole = experiment, sum(layout.bytes)
     own = fragments_of(shard, e.syncer_shards, layout.num_fragments)
-    merging = merging_needs(layout, e.outer, e.sync.overlap, e.most_learners, own)
+    merging = merging_needs(layout, e.outer, e.sync.overlap, e.max_learners, own)
     return merging if shard else Needs(max(merging.least, whole), merging.most + whole)
 
 
@@ -179,7 +179,7 @@ CHECKPOINTS = "checkpoints"  # of a run, in its workdir
 def check_places(experiment: Experiment, workdir: pathlib.Path) -> None:
     """Tries what an earlier start has left in the workdir, where the run goes on with it; raises OSError."""
     names = {name: name in FOLDERS for name in sorted(OF_RUNS)}
-    check_inside(workdir, names | {f"learners/{m}": True for m in range(experiment.most_learners)})
+    check_inside(workdir, names | {f"learners/{m}": True for m in range(experiment.max_learners)})
 
 
 def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:

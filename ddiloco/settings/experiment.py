@@ -282,7 +282,7 @@ class Experiment:
         """Contradicting settings, each in a line that begins with the one to change."""
         if self.driver == "remote":  # only the first of all problems is shown
             yield from self._problems_of_joining()
-        learners, baseline = self.most_learners, self.algorithm in BASELINES
+        learners, baseline = self.max_learners, self.algorithm in BASELINES
         known = "remote.max_learners" if self._more_learners else "sync.num_learners"
         for name in ("batch_sizes", "min_step_seconds"):
             count = len(getattr(self.train, name))
@@ -376,7 +376,7 @@ class Experiment:
             yield "virtual.arrays: is False, but must be True for a loop"
 
     @property
-    def most_learners(self) -> int:
+    def max_learners(self) -> int:
         """Learners are numbered below it."""
         return self._more_learners or self.sync.num_learners
 
@@ -412,9 +412,9 @@ class Experiment:
         return self.sync.num_learners * self.train.sub_shards
 
     @property
-    def most_hosts(self) -> int:
+    def max_hosts(self) -> int:
         """Processes that all learners are at most."""
-        return sum(map(self.hosts, range(self.most_learners)))
+        return sum(map(self.hosts, range(self.max_learners)))
 
     @property
     def syncer_shards(self) -> int:
@@ -471,7 +471,7 @@ def step_tokens(experiment: Experiment) -> int | None:
     """Maximum tokens of a step of any learner; None: known only to the user's loop."""
     if isinstance(experiment.model, LoopConfig):
         return None
-    rows = max(experiment.batch_size(m) for m in range(experiment.most_learners))
+    rows = max(experiment.batch_size(m) for m in range(experiment.max_learners))
     return rows * task_of(experiment).row_tokens
 
 

@@ -35,7 +35,7 @@ from ddiloco.storage import array_file, checksummed_json, fragment_history
 from ddiloco.storage.run_mark import FRAGMENT, RunMark
 from ddiloco.storage.workdir import Owner
 from ddiloco.telemetry import records
-from ddiloco.telemetry.throughput import Pace
+from ddiloco.telemetry.throughput import Throughput
 
 FOLDER = "syncer"  # of a run, in its workdir
 
@@ -102,7 +102,7 @@ class DurableState:
         self.run = run
         self._shard = shard
         self.lineage = secrets.randbits(52)  # of what this process commits: no other start draws the same
-        self.pace = Pace()  # of what was made durable
+        self.throughput = Throughput()  # of what was made durable
         self._layout = layout
         self._record = record
         self._stop = stop
@@ -294,7 +294,7 @@ class DurableState:
             raise _Superseded(errno.ESTALE, "the run was started again")
         begun, arrays = time.monotonic(), [*state.pieces, *state.optimizer]
         array_file.save(self._path(p), FRAGMENT, header, arrays)
-        self.pace.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
+        self.throughput.add(sum(array.nbytes for array in arrays), time.monotonic() - begun)
         self._keep_version(p, made.version, made.round.step)
 
     def _which(self) -> tuple[int, int]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ddiloco.telemetry.terminal import printable
 
-MOST_ALARMS = 200
-MOST_OF_A_KIND = 25  # that begin with the same two words, so that one liar's do not hide all others
+MAX_ALARMS = 200
+MAX_OF_A_KIND = 25  # that begin with the same two words, so that one liar's do not hide all others
 NO_MORE = "there are more alarms than are kept and shown"
 
 
@@ -35,15 +35,15 @@ class Alarms:
 
     def raise_once(self, key: str, sentence: str) -> None:
         """Keeps and shows the sentence unless the key has been raised before."""
-        if key in self._by_key or len(self._by_key) > MOST_ALARMS:
+        if key in self._by_key or len(self._by_key) > MAX_ALARMS:
             return
         kind = _kind(sentence)
         self._kinds[kind] += 1
-        if self._kinds[kind] > MOST_OF_A_KIND:
+        if self._kinds[kind] > MAX_OF_A_KIND:
             key, sentence = kind, f"{kind} ...: there are more alarms that begin so than are kept"
             if key in self._by_key:
                 return
-        sentence = printable(sentence) if len(self._by_key) < MOST_ALARMS else NO_MORE
+        sentence = printable(sentence) if len(self._by_key) < MAX_ALARMS else NO_MORE
         self._by_key[key] = sentence
         self._show(sentence)
 

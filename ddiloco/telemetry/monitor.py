@@ -44,7 +44,7 @@ FLUSH_EVERY = 0.5
 SUMMARY_EVERY = 2.0
 BATCH = 256
 CLOCKS_APART = 60.0  # seconds that another machine's clock may be off without an alarm
-LONGEST_RECALL = 900.0  # seconds to read what earlier processes have left, a GiB of lines at most
+MAX_RECALL_SECONDS = 900.0  # seconds to read what earlier processes have left, a GiB of lines at most
 
 
 class Monitor:
@@ -120,7 +120,7 @@ class Monitor:
         self._extra = {**self._extra, **(extra or {})}
         self.queue.put(Stop())
         self._wake.set()
-        self._recalled.wait(LONGEST_RECALL)
+        self._recalled.wait(MAX_RECALL_SECONDS)
         self._thread.join(timeout)
         if self._thread.is_alive():
             late = f"the monitor did not end within {timeout:g} seconds; the summary may be incomplete"
@@ -222,9 +222,9 @@ class Monitor:
             case "snapshot_given_up":
                 self._print(f"snapshot {values.get('number')} given up: {values.get('reason')}")
             case "clock_ahead":
-                pace = f"its clock goes {values['pace']:.0f} times as fast as others step"
+                speed = f"its clock goes {values['speed']:.0f} times as fast as others step"
                 hint = "with a sync.quorum of 2 or more it would not hurry them"
-                self._alarms.raise_once(f"pace of {learner}", f"learner {learner}: {pace}; {hint}")
+                self._alarms.raise_once(f"speed of {learner}", f"learner {learner}: {speed}; {hint}")
             case "learner_lost" if not finished:
                 self._print(f"learner {learner} lost: {values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:

@@ -14,14 +14,14 @@ from ddiloco.telemetry.formatting import amount, clock, number, seconds
 from ddiloco.telemetry.scalars import as_float
 from ddiloco.telemetry.series import together
 from ddiloco.telemetry.state import RunState
-from ddiloco.telemetry.terminal import LONGEST_LINE, has_room, printable
+from ddiloco.telemetry.terminal import MAX_LINE_LENGTH, has_room, printable
 from ddiloco.telemetry.waits import SHOWN_AFTER
 from ddiloco.telemetry.watches import MANY
 
 LIVE_EVERY = 0.25
 PLAIN_EVERY = 10.0
 WINDOW = 30.0  # seconds that a speed is taken over; more where these steps take longer
-LEAST_STEPS = 4
+MIN_STEPS = 4
 PLAIN_COLUMNS = 180  # of a line where there is no terminal
 
 
@@ -106,7 +106,7 @@ class RecentSpeed:
         while (
             len(self._samples) > 2
             and self._samples[1][0] <= time - WINDOW
-            and self._samples[0][1] < step - LEAST_STEPS
+            and self._samples[0][1] < step - MIN_STEPS
         ):
             self._samples.popleft()
 
@@ -174,7 +174,7 @@ class Progress:
         """A line that the stream has no room for is dropped, so that nothing waits for its reader."""
         if not has_room(stream) or not has_room(self._out):
             return
-        line = printable(line, LONGEST_LINE)
+        line = printable(line, MAX_LINE_LENGTH)
         if self._live_line:
             self._out.write("\r" + " " * len(self._live_line) + "\r")
             self._out.flush()

@@ -45,7 +45,7 @@ OTHERS = "others"
 RECENT_STEPS = 32  # of a learner, for its share of skipped ones
 RECENT_ROUNDS = 64
 STANDSTILL = 10.0  # steps without a step
-LEAST_STANDSTILL = 5.0  # seconds
+MIN_STANDSTILL = 5.0  # seconds
 
 # The protocol's records that are only counted, with the summary's field for the count.
 _COUNTED = {
@@ -115,12 +115,12 @@ class LearnerProgress:
 
     def standstill(self) -> float:
         """Seconds without a step after which it has hung."""
-        return max(LEAST_STANDSTILL, STANDSTILL * (self.step_seconds or math.inf))
+        return max(MIN_STANDSTILL, STANDSTILL * (self.step_seconds or math.inf))
 
     def stood_still(self, moment: float) -> None:
         """It has taken no step until then: if that is too long, it had hung."""
         waited = 0.0 if self.stepped_at is None else moment - self.stepped_at
-        if waited > LEAST_STANDSTILL and waited > self.standstill():
+        if waited > MIN_STANDSTILL and waited > self.standstill():
             self.lane.hung(moment - waited, moment)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import select
 from typing import TextIO
 
-LONGEST_LINE = 2000  # characters; few enough for any pipe that has room at all
-LONGEST_TEXT = 1000  # characters of a sentence that somebody else may have written
+MAX_LINE_LENGTH = 2000  # characters; few enough for any pipe that has room at all
+MAX_TEXT_LENGTH = 1000  # characters of a sentence that somebody else may have written
 
 
-def printable(text: str, longest: int = LONGEST_TEXT) -> str:
+def printable(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
     """The text in a line that no terminal takes for a command, cut where it is longer than `longest`."""
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
@@ -29,6 +29,6 @@ def print_line(line: str, stream: TextIO) -> bool:
     """Writes a line, unless that had to wait for the stream's reader; returns whether it did."""
     if not has_room(stream):
         return False
-    stream.write(line[:LONGEST_LINE] + "\n")
+    stream.write(line[:MAX_LINE_LENGTH] + "\n")
     stream.flush()
     return True

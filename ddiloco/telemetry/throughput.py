@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from ddiloco.protocol.policy import ALLOWANCE
+from ddiloco.protocol.policy import TIMEOUT_SLACK
 
 UNMEASURED = 3600.0  # seconds of a transfer over a link of which nothing is known
 
 
-class Pace:
+class Throughput:
     """Bytes and seconds of what was measured; several threads add to it."""
 
     def __init__(self) -> None:
@@ -21,23 +21,23 @@ class Pace:
         with self._lock:
             self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
 
-    def patience(self, least: float, size: int) -> float:
-        """Seconds to wait for bytes: `least`, and ALLOWANCE times what they take at the measured pace.
+    def timeout(self, minimum: float, size: int) -> float:
+        """Seconds to wait for bytes: `minimum`, and TIMEOUT_SLACK times what they take as measured.
 
         Example:
-          >>> pace = Pace()
-          >>> pace.add(1000, 0.5)
-          >>> pace.patience(30.0, 4000)
+          >>> throughput = Throughput()
+          >>> throughput.add(1000, 0.5)
+          >>> throughput.timeout(30.0, 4000)
           38.0
         """
         with self._lock:
-            return least + (ALLOWANCE * size * self._seconds / self._bytes if self._bytes else 0.0)
+            return minimum + (TIMEOUT_SLACK * size * self._seconds / self._bytes if self._bytes else 0.0)
 
-    def limit(self, least: float, size: int) -> float:
-        """Seconds after which a transfer is broken off: `patience`, but UNMEASURED before anything was added.
+    def limit(self, minimum: float, size: int) -> float:
+        """Seconds after which a transfer is broken off: `timeout`, but UNMEASURED before anything was added.
 
         What is broken off begins again, for ever if the limit is below what the transfer takes.
         """
         with self._lock:
             known = self._bytes > 0
-        return self.patience(least, size) if known else max(least, UNMEASURED)
+        return self.timeout(minimum, size) if known else max(minimum, UNMEASURED)

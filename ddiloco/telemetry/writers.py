@@ -28,7 +28,7 @@ PROJECT = "ddiloco"
 NEEDS = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 """By name of a writer, the package that it needs."""
 
-MOST_WAITING = 10_000  # points that a service has not taken yet
+MAX_WAITING = 10_000  # points that a service has not taken yet
 _TIMEOUT = 20.0  # seconds for a service to end
 
 _COUNTED = ("tokens", "skipped")  # metrics of a step that the summary adds up
@@ -165,7 +165,7 @@ class Aside:
         """`warn` takes a sentence, on any thread."""
         self._make, self._warn, self._name = make, warn, name
         self._waiting: queue.Queue[tuple[str, int, float, Mapping[str, float]] | None]
-        self._waiting = queue.Queue(MOST_WAITING)
+        self._waiting = queue.Queue(MAX_WAITING)
         self._lost = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

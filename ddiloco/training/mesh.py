@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ddiloco.config import ConfigError, setting
 
 MESH_AXES = ("slice", "data", "stage", "fsdp", "tensor", "expert")
-MOST_EXPERT_SHARDS = 8  # by default: more would leave too few experts to each
+MAX_EXPERT_SHARDS = 8  # by default: more would leave too few experts to each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MeshConfig:
     expert: int = setting(
         1,
         "shards of the experts, each with rows of its own; -1 is what is left, "
-        f"and where fsdp is -1 too at most {MOST_EXPERT_SHARDS} of it",
+        f"and where fsdp is -1 too at most {MAX_EXPERT_SHARDS} of it",
     )
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class MeshConfig:
             raise ConfigError(f"mesh: {asked} needs {wanted} devices, but a learner has {num_devices}")
         left = num_devices // fixed
         if self.fsdp == self.expert == -1:
-            expert = math.gcd(left, MOST_EXPERT_SHARDS)
+            expert = math.gcd(left, MAX_EXPERT_SHARDS)
             return dataclasses.replace(self, fsdp=left // expert, expert=expert).shape(num_devices)
         return tuple(left if size == -1 else size for size in self.sizes)
 

@@ -36,7 +36,8 @@ class VirtualSyncer:
         self._process = 0
         self._merging_until = 0.0  # merges are made one after the other
         self._updates = {
-            m: WaitingFragments(place.down, fleet.calendar, self._tell) for m, place in fleet.places.items()
+            m: WaitingFragments(place.down, fleet.calendar, self._deliver)
+            for m, place in fleet.places.items()
         }
         self._alarm = Timer(fleet.calendar, lambda: self.take(events.Timeout()))
         self._sent: dict[tuple[tuple[int, int], int], int] = {}  # by receiver and fragment, the last version
@@ -132,7 +133,7 @@ class VirtualSyncer:
         if isinstance(event, events.UpdateArrived):
             self._updates[receiver[0]].put(event.fragment, receiver, event, delivery.fragments)
         else:
-            self._tell(receiver, event, delivery.fragments)
+            self._deliver(receiver, event, delivery.fragments)
 
     def began(self, learner: int, incarnation: int) -> None:
         """Links need no notification."""
@@ -148,7 +149,9 @@ class VirtualSyncer:
     def finish(self) -> None:
         self.finished_at = self._calendar.now
 
-    def _tell(self, receiver: tuple[int, int], event: events.FromSyncer, payload: Sequence[Payload]) -> None:
+    def _deliver(
+        self, receiver: tuple[int, int], event: events.FromSyncer, payload: Sequence[Payload]
+    ) -> None:
         if self._has(receiver, event):
             return
         if isinstance(event, events.Welcomed):  # it brings what waits

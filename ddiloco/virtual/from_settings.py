@@ -18,7 +18,7 @@ from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 
-_PATIENCE = 20  # times the length of a run without failures: nothing is drawn beyond
+_HORIZON = 20  # times the length of a run without failures: nothing is drawn beyond
 _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "step", State.FAILED: "fail"}
 
 
@@ -62,10 +62,10 @@ def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
     elif experiment.virtual.seconds is not None:
         steps = math.ceil(experiment.virtual.seconds / min(experiment.virtual.step_seconds))
     step = max(experiment.virtual.step_seconds) + exchange
-    return _PATIENCE * (steps + experiment.sync.interval) * step
+    return _HORIZON * (steps + experiment.sync.interval) * step
 
 
-def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
+def merge_timeout(experiment: Experiment, traffic: Traffic) -> float:
     """Seconds without a merge after which a run that makes no progress is ended."""
     v = experiment.virtual
     told = (
@@ -75,7 +75,7 @@ def patience_for_merges(experiment: Experiment, traffic: Traffic) -> float:
     )
     sent = sum(traffic.offer + traffic.version) / min(v.bandwidth) if v.bandwidth else 0.0
     turn = sent + 2 * (max(v.latency) + max(v.jitter)) + v.merge_seconds
-    return told + v.recovery_seconds + horizon(experiment) + _PATIENCE * turn
+    return told + v.recovery_seconds + horizon(experiment) + _HORIZON * turn
 
 
 def fleet_changes(experiment: Experiment, until: float) -> list[JobChange]:

@@ -25,7 +25,7 @@ from ddiloco.storage.tape.recorder import LearnerTape
 from ddiloco.telemetry import records
 from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observer
 from ddiloco.virtual.fleet import Fleet
-from ddiloco.virtual.from_settings import chips_by_learner, make_fleet, patience_for_merges
+from ddiloco.virtual.from_settings import chips_by_learner, make_fleet, merge_timeout
 from ddiloco.virtual.learner_process import VirtualLearner
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.evaluator import Evaluations
@@ -103,8 +103,8 @@ def play(
     fleet: Fleet, experiment: Experiment, observer: RecordingObserver, stop: threading.Event
 ) -> str | None:
     """Runs a fleet until it is over, nothing can happen, or `stop` is set; returns why it failed, or None."""
-    patience = patience_for_merges(experiment, fleet.syncer.arrays.traffic)
-    fleet.run(stop=lambda: stop.is_set() or fleet.calendar.now > observer.merged_at + patience)
+    timeout = merge_timeout(experiment, fleet.syncer.arrays.traffic)
+    fleet.run(stop=lambda: stop.is_set() or fleet.calendar.now > observer.merged_at + timeout)
     now = fleet.calendar.now
     for learner, chips in chips_by_learner(experiment).items():
         process = fleet.processes.get(learner)
@@ -285,13 +285,13 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     observer = RecordingObserver()
     fleet = _counting_fleet(experiment, None, traffic, observer)
     tokens, seconds = experiment.train.tokens, experiment.virtual.seconds
-    patience = patience_for_merges(experiment, traffic)
+    timeout = merge_timeout(experiment, traffic)
     spent = math.inf if tokens is None else tokens
     if seconds is not None:  # time stops there first, and no later step counts
         fleet.calendar.at(math.nextafter(seconds, math.inf), lambda: None)
 
     def over() -> bool:
-        return observer.tokens >= spent or fleet.calendar.now > (seconds or observer.stepped_at + patience)
+        return observer.tokens >= spent or fleet.calendar.now > (seconds or observer.stepped_at + timeout)
 
     fleet.run(stop=over)
     if tokens is not None and observer.tokens < tokens:

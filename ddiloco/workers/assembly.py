@@ -140,7 +140,7 @@ class Assembly:
         e = self.experiment
         interval = e.sync.interval if e.sync.rebase else None  # else no work is older
         tokens = step_tokens(e)
-        return GlobalModel(self.layout, parameters, e.outer, e.most_learners, tokens, fragments, interval)
+        return GlobalModel(self.layout, parameters, e.outer, e.max_learners, tokens, fragments, interval)
 
     def decoder(self) -> FragmentDecoder | None:
         """A decoder of updates that travel as differences; None: they travel whole."""

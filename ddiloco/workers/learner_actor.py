@@ -138,7 +138,7 @@ class LearnerActor:
     def _perform(self, action: actions.LearnerAction, came: Mapping[int, Payload]) -> None:
         driver, arrays = self._driver, self.arrays
         match action:
-            case actions.TellSyncer(event, shard):
+            case actions.SendToSyncer(event, shard):
                 driver.send(event, shard)
             case actions.EndProcess(why):
                 driver.leave(why)

@@ -15,7 +15,7 @@ from ddiloco.protocol.state import SyncerState, Watermarks
 from ddiloco.settings.experiment import Experiment
 from ddiloco.telemetry import records
 
-MOST_SHARDS = 1 << 20  # that an earlier run is believed to have had
+MAX_SHARDS = 1 << 20  # that an earlier run is believed to have had
 
 
 def with_positions(state: SyncerState, positions: Mapping[int, str]) -> SyncerState:
@@ -47,7 +47,7 @@ def dealt(state: SyncerState, experiment: Experiment) -> SyncerState:
     states = [at for at in found if _shards(at)]
     if not states:
         return state
-    groups = [experiment.data_shards((m,)) for m in range(experiment.most_learners)]
+    groups = [experiment.data_shards((m,)) for m in range(experiment.max_learners)]
     new = enumerate(shards.reshard(states, experiment.num_data_shards, groups))
     return with_positions(state, {m: "" if at is None else json.dumps(at) for m, at in new})
 
@@ -59,7 +59,7 @@ def dealt_or_told(state: SyncerState, experiment: Experiment, record: Callable[[
     except DataError as error:
         problem = f"{error}: rejoining learners start their data over"
         record(records.Alarm(problem, time.time()))
-        return with_positions(state, dict.fromkeys(range(experiment.most_learners), ""))
+        return with_positions(state, dict.fromkeys(range(experiment.max_learners), ""))
 
 
 def _position(mark: Watermark) -> dict[str, Any]:
@@ -76,4 +76,4 @@ def _shards(position: Mapping[str, Any]) -> int:
         found = int(position["stream"]["num_shards"])
     except (ValueError, TypeError, LookupError, OverflowError):
         return 0
-    return found if 0 < found <= MOST_SHARDS else 0
+    return found if 0 < found <= MAX_SHARDS else 0

@@ -141,14 +141,14 @@ class SyncerActor:
     def perform(self, decided: Sequence[Any]) -> None:
         """Carries out what the core has decided, in order."""
         for action in decided:
-            if not self._ended or not isinstance(action, actions.Tell | actions.Merge | actions.Finish):
+            if not self._ended or not isinstance(action, actions.Send | actions.Merge | actions.Finish):
                 self._perform(action)
 
     def _perform(self, action: Any) -> None:
         driver = self._driver
         match action:
-            case actions.Tell():
-                self._tell(action)
+            case actions.Send():
+                self._send(action)
             case actions.Merge(contributions=given):
                 driver.merge(action, [(c, self.offers.pop(c)) for c in given])
             case actions.Drop(learner, reason):
@@ -166,7 +166,7 @@ class SyncerActor:
             case actions.Finish():
                 driver.finish()
 
-    def _tell(self, told: actions.Tell) -> None:
+    def _send(self, told: actions.Send) -> None:
         if isinstance(told.event, events.Welcomed):
             told = dataclasses.replace(told, event=self._with_data(told.event, told))
         delivery = self._with_pieces(told)
@@ -174,7 +174,7 @@ class SyncerActor:
             own = dataclasses.replace(delivery, event=told.to(receiver[0]))
             self._driver.deliver(receiver, own)
 
-    def _with_pieces(self, told: actions.Tell) -> EventDelivery:
+    def _with_pieces(self, told: actions.Send) -> EventDelivery:
         """A message with the fragments that it carries."""
         event, known = told.event, {"watermarks": told.watermarks}
         match event:
@@ -186,7 +186,7 @@ class SyncerActor:
                 return EventDelivery(event, [self.version(p, version).pieces for p, version in held], **known)
         return EventDelivery(event)
 
-    def _with_data(self, event: events.Welcomed, told: actions.Tell) -> events.Welcomed:
+    def _with_data(self, event: events.Welcomed, told: actions.Send) -> events.Welcomed:
         """The welcome; a learner beyond the first ones begins beside the one whose shard it reads too."""
         [(learner, _)] = told.receivers
         first = learner - self.core.policy.num_learners

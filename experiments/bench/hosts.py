@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ddiloco.launch.ports import reserved_ports
 from ddiloco.outer.fragments import FragmentLayout
-from ddiloco.remote.learner.follower import TellingBatches
+from ddiloco.remote.learner.follower import ReportingBatches
 from ddiloco.run.recipes import assembly_of
 from ddiloco.settings.experiment import parse
 from ddiloco.telemetry.files import read_values
@@ -143,7 +143,7 @@ def trace_learner() -> None:
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     _traced_from(LearnerWorker, "start")  # of the only host, or of host 0
-    _traced_from(TellingBatches, "begin")  # of the others
+    _traced_from(ReportingBatches, "begin")  # of the others
     try:
         runpy.run_module("experiments.learner", run_name="__main__", alter_sys=True)
     finally:

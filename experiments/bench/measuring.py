@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-TIMEOUT = 120.0  # seconds for another process to say something
+TIMEOUT = 120.0  # seconds to wait for a message of another process
 _CPU_CLOCK_OF_A_THREAD = 6  # in Linux's numbers of clocks, beside the complement of its id
 Seconds = dict[str, float]
 
@@ -122,5 +122,5 @@ def receive_from(pipe: Connection) -> Any:
       EOFError: it has ended.
     """
     if not pipe.poll(TIMEOUT):
-        raise TimeoutError(f"the other process said nothing in {TIMEOUT:g} s")
+        raise TimeoutError(f"no message of the other process in {TIMEOUT:g} s")
     return pipe.recv()

@@ -23,8 +23,8 @@ from etils import epath
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.remote.learner.donation import Donation, Recipient
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import Asking, Gift
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire.security import Security
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
@@ -203,15 +203,15 @@ def _bare(equipment: Equipment, fragments: list[Any], count: int) -> float:
 def _take(
     pipe: Connection, address: str, leaves: list[tuple[tuple[int, ...], str]], num_fragments: int
 ) -> None:
-    """The other process: takes one donation after the other while it is told to."""
+    """The other process: takes one donation after another until it is stopped."""
     platform.prepare(cache=False)
     inner = InnerFormat([jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for shape, dtype in leaves])
     donating, taken = False, 0
     while donating is not None:
         if donating and not pipe.poll():
-            gift = Gift(Asking(inner, Security(), 20.0), address, (0,) * num_fragments, TIMEOUT)
-            with contextlib.closing(gift):
-                gift.open().take()
+            donation = Donation(Recipient(inner, Security(), 20.0), address, (0,) * num_fragments, TIMEOUT)
+            with contextlib.closing(donation):
+                donation.open().take()
             taken += 1
         else:
             donating = pipe.recv()

@@ -247,7 +247,7 @@ def _prepared(pipe: Connection, traffic: PlayedTraffic) -> tuple[Assembly, Liste
     _answer(pipe)
     assembly = assembly_of(traffic)
     e = assembly.experiment
-    return assembly, Listening("127.0.0.1:0", Security(), e.remote, e.most_learners)
+    return assembly, Listening("127.0.0.1:0", Security(), e.remote, e.max_learners)
 
 
 def _main(pipe: Connection, traffic: PlayedTraffic, folder: pathlib.Path) -> None:
@@ -341,7 +341,7 @@ class _Learner(LearnerDriver):
         self.client.attach(self.inbox)
 
     def run(self) -> None:
-        """Steps whenever it may, until it is told to leave and has the update of every round."""
+        """Steps whenever it may, until it must leave and has the update of every round."""
         core, leaving = self._actor.core, False
         self.client.start()
         self._take(events.Heartbeat())

@@ -23,12 +23,13 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import ShardBook, SyncerClient
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.syncer.server import SyncerPort, SyncerServer
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.training import platform
-from ddiloco.workers.exchange import EventDelivery
+from ddiloco.workers.exchange import CheckpointWritten, EventDelivery
+from ddiloco.workers.links import LearnerLink
 from ddiloco.workers.transfer import Offer
 from experiments.bench.measuring import TIMEOUT, another_process, medians, receive_from, row
 
@@ -109,7 +110,7 @@ def receive(connection: socket.socket, size: int) -> memoryview:
     while left:
         count = connection.recv_into(left)
         if not count:
-            raise ConnectionError("the other end has gone")
+            raise ConnectionError("the other end is closed")
         left = left[count:]
     return received
 
@@ -120,15 +121,19 @@ def _syncer(pipe: Connection, size: int) -> None:
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     links = []
 
-    def connect(learner: int, incarnation: int, link) -> None:
-        links.append(link)
+    class Port(SyncerPort):
+        def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
+            links.append(link)
 
-    def take_offer(event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
-        inbox.put(arrays)
+        def send(self, event: events.SyncerEvent | CheckpointWritten) -> None:
+            inbox.put(event)
+
+        def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+            inbox.put(arrays)
 
     terms = _terms(size)
-    listening = Listening("127.0.0.1:0", Security(), CONFIG, terms.most_learners)
-    server = SyncerServer(terms, Security(), listening, connect, inbox.put, take_offer, lambda record: None)
+    listening = Listening("127.0.0.1:0", Security(), CONFIG, terms.max_learners)
+    server = SyncerServer(terms, Security(), listening, Port(), lambda record: None)
     port = server.start()
     server.open()
     beside = socket.create_server(("127.0.0.1", 0))

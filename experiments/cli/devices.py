@@ -1,4 +1,4 @@
-"""What to tell of a program that ends because JAX has not the devices that it was told to use."""
+"""Error messages for programs that end because JAX lacks the devices that they are set to use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VARIABLES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 
 
 class DeviceError(Exception):
-    """JAX starts no platform, though it was told of none; the message is one line."""
+    """JAX starts no platform, though none is set; the message is one line."""
 
 
 def cause(error: BaseException) -> ConfigError | DeviceError | None:
@@ -49,7 +49,7 @@ def _explained(error: Exception, platform: str | None) -> ConfigError | DeviceEr
 
 
 def _same(one: BaseException, other: BaseException) -> bool:
-    """Whether JAX has said the same twice; frames of its own tell nothing, since it may remove them."""
+    """Whether JAX has raised the same twice; its own frames do not count, since it may remove them."""
     return type(one) is type(other) and str(one) == str(other)
 
 
@@ -61,7 +61,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _available_platforms() -> list[str]:
-    """Those that JAX finds where it is told of none."""
+    """Those that JAX finds where none is set."""
     logging.getLogger(backends.__module__).setLevel(logging.ERROR)  # it would recommend packages
     for name in _VARIABLES:
         jax.config.update(name.lower(), "")

@@ -107,7 +107,7 @@ def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
         largest = max(needs.most for needs in others)
         of_syncer = f"first of {shards} syncer shards {_size(syncer.most)}, each other {_size(largest)}"
     slack, every = experiment.sync.overlap, range(layout.num_fragments)
-    arriving = resources.round_bytes(layout, experiment.outer, experiment.most_learners, every)
+    arriving = resources.round_bytes(layout, experiment.outer, experiment.max_learners, every)
     leaving = resources.offer_bytes(layout, experiment.outer) // hosts
     scoring = []
     if experiment.driver == "remote" and experiment.eval.every is not None:

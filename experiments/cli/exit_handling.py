@@ -85,7 +85,7 @@ def _ignored(number: int) -> bool:
 def _listen(numbers: int, stop: threading.Event, received: list[int], grace: float, saving: str) -> None:
     """Waits for signals' numbers in a pipe: they come at once, while a handler waits for what is compiled.
 
-    An operator's word is not in it, nor another host's: for these no engine counts the seconds of grace.
+    Orders of an operator or of another host are not in it: for these no engine counts the seconds of grace.
     """
     while True:
         number = os.read(numbers, 1)[0]
@@ -106,7 +106,7 @@ def _listen(numbers: int, stop: threading.Event, received: list[int], grace: flo
 
 
 def _end_late(grace: float, number: int) -> None:
-    program.print_err(f"not done {grace:g} s after the word to stop: the process ends as it is")
+    program.print_err(f"not done {grace:g} s after the order to stop: the process ends as it is")
     sys.stdout.flush()
     os._exit(128 + number)
 

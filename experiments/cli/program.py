@@ -323,7 +323,7 @@ def print_err(line: str) -> None:
 
 
 def _suggest(flag: str) -> str | None:
-    """What to say of a flag that there is not, if it is a setting without the word `config`."""
+    """The hint for an unknown flag that is a setting without the prefix `config`."""
     from ddiloco.settings.experiment import Experiment
 
     for other in _FOLDERS.get(flag, ()):

@@ -1,4 +1,4 @@
-"""One role of a run as this process, from what it was told to its exit code: what every launcher calls."""
+"""One role of a run as this process, from its flags to its exit code: what every launcher calls."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _Process:
 
     def syncer(self, finish: bool) -> int:
         from ddiloco.dashboard.visitors import Visitors, check_page
-        from ddiloco.remote.syncer.process import run_syncer, tell_of_the_end
+        from ddiloco.remote.syncer.process import announce_end, run_syncer
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run.job import Hooks, run_job
         from ddiloco.run.rollback import going_on
@@ -122,7 +122,7 @@ class _Process:
             program.print_err(over)  # an engine starts everything again, also after the end
             run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
             with contextlib.suppress(ConfigError, RunMarkError):
-                tell_of_the_end(self._assembly(), **run)
+                announce_end(self._assembly(), **run)
             return DONE
         resume = going_on(resume, workdir, with_steps_of_tokens(experiment), program.print_err)
         runner = functools.partial(
@@ -131,7 +131,7 @@ class _Process:
             security=security,
             folder=workdir / FOLDER,
             alone=finish,
-            # Who asks for "auto" starts another; an operator's word, and a Ctrl-C, are for the run.
+            # Who asks for "auto" starts another; an operator's order, and a Ctrl-C, are for the run.
             comes_back=lambda: resume is None and bool(exit_handling.OF_OTHERS & {*self.received}),
         )
         try:
@@ -193,7 +193,7 @@ class _Process:
         take_descriptors()
         platform.compute_on_cpu()  # whatever accelerators there are, they are for learners
         roles.name_process(self.assignment.name)
-        hosts, ready = self.experiment.most_hosts, self.health.ready.set
+        hosts, ready = self.experiment.max_hosts, self.health.ready.set
         return Listening(address, self.security, self.experiment.remote, hosts, ready)
 
     def learner(self, profiled: str | None, spare: Callable[[], Assignment | None] | None) -> int:
@@ -311,7 +311,7 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
 
     if is_over(workdir, steps):
         return f"the run in {workdir} is over"
-    with contextlib.suppress(RunMarkError):  # who goes on with the run is told
+    with contextlib.suppress(RunMarkError):  # whoever resumes the run is shown it
         if (over := operator_orders.load(workdir / FOLDER).over) is not None:
             remedy = f"--resume goes on with it, or --resume=auto without {FOLDER}/{operator_orders.NAME}"
             return f"the run in {workdir} {over}: {remedy}"

@@ -34,7 +34,7 @@ def define_role() -> None:
         flags.DEFINE_float,
         "grace",
         0.0,
-        "Seconds from the word to stop to the end of the process; 0: as many as it takes.",
+        "Seconds from the order to stop to the end of the process; 0: as many as it takes.",
         lower_bound=0.0,
     )
     often = "How often this process was started before: above 0, what is refused is a failure, exit code 1."
@@ -77,7 +77,7 @@ def define_security() -> None:
 
 
 def assignment(role: str, **given: Any) -> Assignment:
-    """What the flags say of this process; `given` is what the program has read itself."""
+    """This process by its flags; `given` is what the program has read itself."""
     values = flags.FLAGS
     common = {"health": values.health or "", "grace": values.grace, "refused": refused()}
     if role == LEARNER:

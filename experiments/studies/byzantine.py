@@ -122,7 +122,7 @@ def run(experiment: Experiment, liars: dict[int, str]) -> LiarOutcome:
 
 
 def outcome(taken: Sequence[Any], ended: Outcome) -> LiarOutcome:
-    """What the records and the result of a run say."""
+    """Figures of a run, from its records and its result."""
     squares = sum(float(np.square(x, dtype=np.float64).sum()) for x in ended.params.values())
     notes = [record for record in taken if isinstance(record, records.Noted)]
     rounds = [note.values for note in notes if note.name == "round"]

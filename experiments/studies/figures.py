@@ -31,7 +31,7 @@ _SKIPPED = 0.1  # share of a curve's start that may lie above the picture: the f
 _MANY = 6  # lines of a panel above which the legend stands below the panels
 _LETTER = 0.06  # inches that a letter of a row's name takes
 _WIDE = 8.0  # the largest over the smallest place from which on an axis is logarithmic
-_LEAST_SHARE = 5e-4  # of the time that a cause took, to be shown
+_MIN_SHARE = 5e-4  # of the time that a cause took, to be shown
 _SMALL = {"frameon": False, "fontsize": 8}  # legends
 
 
@@ -237,7 +237,7 @@ def _draw_shares(frame: pd.DataFrame, axes: Axes) -> None:
     """Goodput and what the rest of the time went to, with the paper's goodput where there is one."""
     done = frame[frame.goodput.notna()]
     lost = pd.DataFrame(done["lost"].tolist(), done.index).fillna(0.0)
-    lost = lost[[cause for cause in lost if (lost[cause] >= _LEAST_SHARE).any()]]
+    lost = lost[[cause for cause in lost if (lost[cause] >= _MIN_SHARE).any()]]
     shares = pd.concat([done.goodput, lost], axis=1).groupby(done.label, sort=False).mean()
     _stacked(axes, shares, "share of the chips' time (%)")
     for place, label in enumerate(shares.index):
@@ -364,7 +364,7 @@ def draw_goodput(stem: pathlib.Path, cells: Sequence[Cell]) -> list[pathlib.Path
     frame = pd.DataFrame([{**cell.lost, **dataclasses.asdict(cell), "system": cell.label} for cell in cells])
     figures = ["goodput", "ci95", "uptime", "quorum_uptime"]
     percent = frame.assign(**{name: 100 * frame[name].astype(float) for name in figures})
-    causes = [cause for cause in cells[0].lost if (frame[cause] >= _LEAST_SHARE).any()]
+    causes = [cause for cause in cells[0].lost if (frame[cause] >= _MIN_SHARE).any()]
 
     def goodput(axes: Axes) -> None:
         _lines(axes, percent, "system", "num_chips", "goodput", "goodput (%)", bars="ci95")

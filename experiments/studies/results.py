@@ -75,7 +75,7 @@ COLUMNS |= {
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Runs that are told in one table.
+    """The runs of one table.
 
     Attributes:
       rows: of each run what it differs in: settings or a label, and its seed.
@@ -138,7 +138,7 @@ def columns_of(argument: str, flag: str) -> Sequence[str]:
 
 
 def unknown(name: str) -> str:
-    """What to say of a figure that there is not."""
+    """The message for a missing figure."""
     return f"no figure {name!r}; known: {', '.join(COLUMNS)}"
 
 

@@ -19,15 +19,15 @@ from ddiloco.telemetry.files import read_json
 from experiments.cli import exit_handling, program
 
 PROGRAM = "experiments.train"
-_LONGEST_NAME = 200  # file systems allow 255 bytes
+_MAX_NAME_LENGTH = 200  # file systems allow 255 bytes
 
 
 def folder_name(text: str) -> str:
     """A name for a run's folder that a person can still read; a long one ends in a digest of the whole."""
     name = "".join(c if (c.isascii() and c.isalnum()) or c in "=,._-" else "-" for c in text)
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _MAX_NAME_LENGTH:
         return name
-    return f"{name[: _LONGEST_NAME - 13]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"{name[: _MAX_NAME_LENGTH - 13]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def default_output(program: str, config: str) -> str:
@@ -155,7 +155,7 @@ def train(planned: Sequence[PlannedRun], jobs: int, ended: Callable[[PlannedRun]
     Processes are forked from one that has imported everything, where that can be, divide the cores among
     them, and end with this one. Calls `ended` after each. Returns the names of those that failed, with why.
     What `ended` raises, like Ctrl-C, SIGTERM and SIGHUP, ends the processes under way by SIGTERM; the
-    exception goes on when they are gone. A second Ctrl-C kills them.
+    exception is raised again once they have ended. A second Ctrl-C kills them.
 
     Raises:
       UsageError: the first run to end had one, as all others might; those are ended too.

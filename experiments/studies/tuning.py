@@ -1,4 +1,4 @@
-"""A tuning protocol: one climb on one grid with one budget for every algorithm, told with what it cost."""
+"""A tuning protocol: one climb on one grid with one budget for every algorithm, with its cost."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def check_free(row: TuningRow, given: Sequence[str]) -> None:
     """
     for name in ("seed", *row.axes):
         if name in given or name in row.settings:
-            by = "--seeds and --tuning_seeds say which there are" if name == "seed" else "it is tuned"
+            by = "--seeds and --tuning_seeds set it" if name == "seed" else "it is tuned"
             raise program.UsageError(f"config.{name}: is set for {row.label!r}, but {by}")
 
 

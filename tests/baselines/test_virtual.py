@@ -61,13 +61,13 @@ def extra(monkeypatch):
     return listed
 
 
-def step_ends(*paces):
-    """When each of 12 seconds of work is done; `paces`: (time, pace) from each time on, sorted."""
+def step_ends(*speeds):
+    """When each of 12 seconds of work is done; `speeds`: (time, speed) from each time on, sorted."""
     ends, work = [], 0.0
-    for (time, pace), (until, _) in zip(paces, [*paces[1:], (float("inf"), 0.0)], strict=True):
-        while pace and len(ends) < 12 and time + (len(ends) + 1 - work) / pace <= until:
-            ends.append(time + (len(ends) + 1 - work) / pace)
-        work += (until - time) * pace if until < float("inf") else 0.0
+    for (time, speed), (until, _) in zip(speeds, [*speeds[1:], (float("inf"), 0.0)], strict=True):
+        while speed and len(ends) < 12 and time + (len(ends) + 1 - work) / speed <= until:
+            ends.append(time + (len(ends) + 1 - work) / speed)
+        work += (until - time) * speed if until < float("inf") else 0.0
     return ends
 
 
@@ -128,11 +128,11 @@ def test_changes_within_a_resize_wait_for_it_and_what_came_and_went_meanwhile_co
     extra((0.0, 0), (3.5, 1), (4.0, 2), (4.5, 1), (8.25, 2), (9.0, 0))
     spare = {"availability": "spare_capacity", "spare_capacity": {"extra_learners": 2}, "resize_seconds": 2.0}
     run = without_arrays("elastic_data_parallel", **spare)
-    paces = ((0.0, 1.0), (3.5, 0.0), (5.5, 1.5), (8.25, 0.0), (12.25, 1.0))  # two resizes without a gap
-    assert times(run) == pytest.approx(step_ends(*paces), rel=1e-12)
+    speeds = ((0.0, 1.0), (3.5, 0.0), (5.5, 1.5), (8.25, 0.0), (12.25, 1.0))  # two resizes without a gap
+    assert times(run) == pytest.approx(step_ends(*speeds), rel=1e-12)
 
 
-def test_a_job_goes_at_its_slowest_learners_pace_and_the_others_chips_wait(without_arrays):
+def test_a_job_goes_at_its_slowest_learners_speed_and_the_others_chips_wait(without_arrays):
     run = without_arrays("data_parallel", step_seconds=(1.0, 3.0))
     assert times(run) == pytest.approx([3.0 * n for n in range(1, 13)])
     assert run.timelines.goodput(run.seconds) == pytest.approx(2 / 3, rel=1e-12)

@@ -82,8 +82,8 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(changes, told, da
 
 @pytest.mark.parametrize(("algorithm", "least"), [("data_parallel", 9000.0), ("lone_learner", 0.0)])
 def test_a_job_waits_for_the_slowest_of_its_learners(algorithm, least, data_dir, one_device, monkeypatch):
-    pace = {"steps": 4, "min_step_seconds": (0.0, 10_000.0)}
-    assembly = assembly_of(experiment(data_dir, algorithm, train=pace, eval={"every": None}))
+    slow = {"steps": 4, "min_step_seconds": (0.0, 10_000.0)}
+    assembly = assembly_of(experiment(data_dir, algorithm, train=slow, eval={"every": None}))
     waited, stop = [], threading.Event()
     monkeypatch.setattr(stop, "wait", waited.append)
     assert BaselineRun(assembly, lambda record: None, stop).run().finished

@@ -137,7 +137,7 @@ def test_a_run_is_the_same_whatever_a_file_says_of_other_drivers(driver):
     own = "eval" if driver == "local" else driver
     others = {group: values for group, values in ODD.items() if group != own}
     expected, found = parse(plain), parse({**plain, **others})
-    for name in ("most_learners", "most_hosts", "syncer_shards", "eval_devices", "virtual_seconds"):
+    for name in ("max_learners", "max_hosts", "syncer_shards", "eval_devices", "virtual_seconds"):
         assert getattr(found, name) == getattr(expected, name), name
     assert [found.hosts(m) for m in range(4)] == [expected.hosts(m) for m in range(4)]
     if driver != "virtual":

@@ -84,7 +84,7 @@ def core(data):
                 told = offer_of(parse(pb.UpHeader, payload), learner, 2)
             else:
                 told = learner_event(parse(pb.FromLearner, payload), learner, 2)
-            desk.tell(told, desk.now + 0.1)
+            desk.handle(told, desk.now + 0.1)
         while desk.merging:
             made = desk.merging[0]
             desk.merged(made.step, made.fragment)

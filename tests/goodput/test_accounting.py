@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.goodput.accounting import ACTIVE, CAUSES, MOST_UNCUT, State, Timelines
+from ddiloco.goodput.accounting import ACTIVE, CAUSES, MAX_UNCUT, State, Timelines
 from tests.long import times
 
 STARTING, STEPPING, WAITING = State.STARTING, State.STEPPING, State.WAITING_FOR_PEERS
@@ -97,9 +97,9 @@ def test_a_learner_beyond_those_that_the_run_begins_with_counts_once_it_has_come
 
 def test_a_learner_that_never_steps_and_changes_without_end_takes_no_more_memory():
     lines = Timelines({0: 1, 1: 1})
-    for n in range(3 * MOST_UNCUT):
+    for n in range(3 * MAX_UNCUT):
         lines.enter(1, (State.RECONFIGURING, State.STANDBY)[n % 2], float(n))
-    assert len(lines._tracks[1].uncut) == MOST_UNCUT
+    assert len(lines._tracks[1].uncut) == MAX_UNCUT
 
 
 def test_what_cannot_be_is_refused_in_a_sentence():

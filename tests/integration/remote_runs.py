@@ -47,7 +47,7 @@ def processes_of(parent):
             parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if name.startswith(("learner-", "part-", "syncer")):
+        if name.startswith(("learner-", "syncer", "evaluator")):
             found[name.removeprefix("learner-"), int(path.name)] = parents[int(path.name)]
     return {name: pid for (name, pid), server in found.items() if parents.get(server) == parent.pid}
 

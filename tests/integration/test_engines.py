@@ -68,7 +68,7 @@ def test_a_process_that_cannot_end_in_its_grace_counts_as_preempted():
     process.send_signal(signal.SIGTERM)  # an engine may tell it twice
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
+    assert told == "not done 0.2 s after the order to stop: the process ends as it is\n"
 
 
 @pytest.fixture
@@ -114,14 +114,14 @@ def test_seconds_of_grace_are_counted_from_the_signal_where_somebody_else_said_s
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert told == "not done 0.2 s after the word to stop: the process ends as it is\n"
+    assert told == "not done 0.2 s after the order to stop: the process ends as it is\n"
 
 
 def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stopped_by_command(
     programs, new_job
 ):
-    pace = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
-    job = new_job((*TRANSFORMER, pace, "--config.remote.max_learners=3"))
+    step_time = "--config.train.min_step_seconds=(0.05, 0.05, 0.05)"
+    job = new_job((*TRANSFORMER, step_time, "--config.remote.max_learners=3"))
     syncer = job.syncer()
     learners = [job.learner(m) for m in range(2)]
     job.wait_for(lambda: job.merges(0) and job.merges(1), "merges of both", [syncer, *learners])

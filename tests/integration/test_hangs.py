@@ -128,5 +128,5 @@ def test_hangs_a_successor_and_a_liar_stop_nobody_and_change_nothing_that_was_co
     versions = {r["fragment"]: r["version"] for r in job.rounds()}
     for p, version in enumerate(job.durable()):
         assert version - versions[p] in (0, 1), (
-            "durable is what was committed, and what was as the word to stop came"
+            "durable is what was committed, and what was as the order to stop came"
         )

@@ -14,7 +14,7 @@ from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.security import Security
 from experiments.studies.chaos.unauthorized_client import UnauthorizedClient
 from tests.integration.hand import LIMIT, SECURITY, assert_counted_once, assert_nothing_twice
-from tests.remote.ends import PATIENCE, greeting, said
+from tests.remote.ends import TIMEOUT, greeting, said
 from tests.remote.test_identity import silent_calls
 
 CHANGES = (
@@ -60,7 +60,7 @@ def test_hostile_peers_end_nothing_and_keep_nobody_from_being_merged(job):
     host, port = job.address.split(":")
     idle = []
     for _ in range(300):  # that say nothing; the system may refuse some, or the syncer end them
-        idle.append(socket.create_connection((host, int(port)), PATIENCE))
+        idle.append(socket.create_connection((host, int(port)), TIMEOUT))
     merged_on()
     for connection in idle:
         connection.close()

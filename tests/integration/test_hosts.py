@@ -167,24 +167,26 @@ def test_processes_that_are_killed_at_any_time_lose_no_outer_step_and_no_token_a
 ):
     rng, killed = random.Random(0), collections.Counter()
     often = (f"--config.remote.restarts={KILLS}", f"--config.remote.syncer_shards={shards}")
-    process = start(
-        programs, tmp_path, *UNENDING, "--config.recovery.checkpoint_every=0.5", *often, PACED, devices=4
-    )
-    rounds, everyone = tmp_path / "rounds.jsonl", ["syncer", "0", "0", "0.1", "0.1", "1"]
-    if shards > 1:
-        everyone += [f"syncer-{shard}" for shard in range(1, shards)]
+    scored = ("--config.eval.every=12", "--config.recovery.checkpoint_every=0.5")
+    begin = functools.partial(start, programs, tmp_path, *UNENDING, *scored, *often, PACED, devices=4)
+    process, rounds = begin(), tmp_path / "rounds.jsonl"
+    running = ["syncer", "0", "0", "0.1", "0.1", "1", "evaluator"]
+    running += [f"syncer-{shard}" for shard in range(1, shards)]
     while killed.total() < KILLS:
-        until(lambda: set(everyone) <= set(processes_of(process)), "all processes", LIMIT)
-        here, begun = processes_of(process), len(lines(rounds))
-        name = rng.choice(everyone)
+        until(lambda p=process: set(running) <= set(processes_of(p)), "all processes", LIMIT)
+        here, merged = processes_of(process), len(lines(rounds))
+        name = rng.choice([*running, "launcher"])
         time.sleep(rng.uniform(0, 4))  # at any time: while they start, join, train or save
         with contextlib.suppress(ProcessLookupError, KeyError):  # it ends or begins by itself
-            os.kill(here[name], signal.SIGKILL)
+            os.kill(process.pid if name == "launcher" else here[name], signal.SIGKILL)
             killed[name] += 1
-        until(lambda begun=begun: len(lines(rounds)) > begun + rng.randrange(6), "more merges", LIMIT)
+        if name == "launcher":
+            process.wait(LIMIT)
+            process = begin("--resume")
+        until(lambda merged=merged: len(lines(rounds)) > merged + rng.randrange(6), "more merges", LIMIT)
     process.send_signal(signal.SIGTERM)
     assert programs.finish(process).returncode == 143
-    assert min(killed.values()) > 0
+    assert set(killed) == {*running, "launcher"}
     work = check_work(lines(rounds))
     assert (work.twice_tokens, work.problems) == (0, [])
     for fragment in range(3):

@@ -21,7 +21,7 @@ from ddiloco.storage.durable import DurableState
 from tests import small_disks
 from tests.integration.programs import ROOT
 from tests.long import times
-from tests.remote.ends import PATIENCE, until
+from tests.remote.ends import TIMEOUT, until
 from tests.storage.test_durable import Disk, merge, model
 
 KILLS = times(8, 50)
@@ -82,7 +82,7 @@ def kill_in_a_write(server, folder, version, at):
     server.stdin.flush()
     said = [server.stdout.readline() for _ in range(2)]  # its number, and its first commit, in any order
     child = next(int(line) for line in said if line[0].isdigit())
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while size_of(folder) < at:  # without a pause: a moment later it may be over
         assert time.monotonic() < end, "the child does not write"
     os.kill(child, signal.SIGKILL)

@@ -11,7 +11,7 @@ from ddiloco.settings.remote import RemoteConfig
 class Bare:
     """What is asked of an experiment; the imports of a whole one are half of a short actor's time."""
 
-    most_learners: int = 1
+    max_learners: int = 1
     remote: RemoteConfig = RemoteConfig(restarts=1)
     syncer_shards: int = 1
     eval = types.SimpleNamespace(every=None)

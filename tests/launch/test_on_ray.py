@@ -164,7 +164,7 @@ def test_a_run_that_is_told_to_stop_does_so_though_its_syncer_fails_meanwhile(no
     thread = threading.Thread(target=lambda: codes.append(run.run(stop)), daemon=True)
     thread.start()
     stop.set()
-    until((tmp_path / "told").exists, "the word to stop", LIMIT)
+    until((tmp_path / "told").exists, "the order to stop", LIMIT)
     ray.get(run.actors["syncer"].where.remote())  # the word was answered before
     (tmp_path / "go_on").touch()
     until(lambda: codes == [143], "the end", 180.0)
@@ -301,8 +301,8 @@ def test_four_learners_reach_the_loss_of_an_undisturbed_run_though_nodes_die_dra
     """docs/results/engines.md has the figures."""
     nodes.have(4)
     steps, workdir, calm = 600, tmp_path / "run", tmp_path / "undisturbed"
-    pace = "--config.train.min_step_seconds=(0.1, 0.1, 0.1, 0.1)"
-    with running(settings(*FOUR, pace, f"--config.train.steps={steps}"), workdir, workdir) as run:
+    step_time = "--config.train.min_step_seconds=(0.1, 0.1, 0.1, 0.1)"
+    with running(settings(*FOUR, step_time, f"--config.train.steps={steps}"), workdir, workdir) as run:
 
         def at(step):
             return lambda: any(r["step"] >= step for r in run.rounds())

@@ -82,7 +82,7 @@ class Slurm:
         until((folder / "munge.socket").exists, "munge")
         self._start("slurmctld", "-D")
         self._start("slurmd", "-D", "-N", host)
-        until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), "a node", patience=60.0)
+        until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), "a node", timeout=60.0)
 
     def _start(self, name, *arguments):
         program = shutil.which(name, path=os.pathsep.join(PATHS))
@@ -132,9 +132,9 @@ def test_who_is_killed_or_told_to_leave_comes_back_and_the_run_ends(slurm, tmp_p
     assert made.returncode == 0, made.stderr
     with reserved_ports(16) as port:
         smallest = [setting for setting in SMALLEST if "step" not in setting]
-        pace = ["--config.train.steps=600", "--config.train.min_step_seconds=(0.15, 0.15)"]
+        steps = ["--config.train.steps=600", "--config.train.min_step_seconds=(0.15, 0.15)"]
         more = [f"--config.tape.enabled={shards == 1}", f"--config.remote.syncer_shards={shards}"]
-        told = [*smallest, *pace, *more, f"--config.data.data_dir={programs.data_dir}"]
+        told = [*smallest, *steps, *more, f"--config.data.data_dir={programs.data_dir}"]
         engine = ["--launcher=slurm", "--dry_run", f"--workdir={run}", f"--output={scripts}", "--name=trial"]
         setup = f"--setup=export PATH={pathlib.Path(sys.executable).parent}:$PATH"
         written = programs.run("launch", *told, *engine, setup, f"--port={port}", "--notice=20")

@@ -19,7 +19,7 @@ from tests.remote.ends import alive, until
 
 @pytest.fixture(autouse=True, scope="module")
 def fork_server():
-    """One that holds back the word to stop, as one that `tests.warm` started before does not."""
+    """One that holds back the order to stop, as one that `tests.warm` started before does not."""
     forkserver._forkserver._stop()
     processes.warm_up()
 

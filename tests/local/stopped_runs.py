@@ -20,7 +20,7 @@ LIMIT = 120.0
 EVERY = 8
 
 
-PACE = 0.03
+STEP_TIME = 0.03
 
 
 @dataclasses.dataclass
@@ -49,7 +49,7 @@ class Ran:
 def settings(data_dir, learners=2, **groups):
     groups.setdefault("sync", {})
     groups["sync"] = {"quorum": None, "max_run_ahead": 2, **groups["sync"], "num_learners": learners}
-    train = {"steps": 1000, "min_step_seconds": (PACE,) * learners, **groups.pop("train", {})}
+    train = {"steps": 1000, "min_step_seconds": (STEP_TIME,) * learners, **groups.pop("train", {})}
     return experiment(
         data_dir,
         "streaming",

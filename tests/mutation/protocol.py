@@ -129,9 +129,9 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "rounds: offers alone make a quorum, before learners have come to the step",
-        "return self._members.come_to(r.id.step) + departed >= self._quorum",
-        "return True",
+        "rounds: offers alone make a quorum, before their learners have come to the step",
+        "return learner not in r.old and m is not None and m.step >= r.id.step",
+        "return learner not in r.old",
         PROTOCOL,
     ),
     Mutant(
@@ -179,8 +179,8 @@ MUTANTS = (
     ),
     Mutant(
         "learner: an update without its work ends its offers",
-        "new.base, new.offered, new.begun_on = old.base, old.offered, old.begun_on",
-        "new.base, new.begun_on = old.base, old.begun_on",
+        "new.base, new.offered = old.base, old.offered",
+        "new.base = old.base",
         PROTOCOL,
     ),
     Mutant(
@@ -311,7 +311,7 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
-        "reports: one that is alone before the others are back sets the pace",
+        "reports: one that is alone before the others are back sets the speed",
         "if self._median is None and median and self._members.count < len(self._witnesses(now)):",
         "if False:",
         PROTOCOL,
@@ -337,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "asking: learners that are late in the window are not asked again",
-        "return [self._tell(r, late, 0)] if late else []",
+        "return [self._request(r, late, 0)] if late else []",
         "return []",
         PROTOCOL,
     ),

@@ -69,8 +69,8 @@ MUTANTS = (
     ),
     Mutant(
         "offers: a position of any length is kept",
-        "if len(contribution.upto.position) > LONGEST_POSITION:",
-        "if len(contribution.upto.position) > 100 * LONGEST_POSITION:",
+        "if len(contribution.upto.position) > MAX_POSITION_LENGTH:",
+        "if len(contribution.upto.position) > 100 * MAX_POSITION_LENGTH:",
         WIRE,
     ),
     Mutant(
@@ -123,8 +123,8 @@ MUTANTS = (
     ),
     Mutant(
         "recovery: a peer's state with fewer steps in it replaces the own copy",
-        "state = self._tried(self._taken, gift) if gift.trained >= least else None",
-        "state = self._tried(self._taken, gift)",
+        "state = self._tried(self._taken, donation) if donation.trained >= least else None",
+        "state = self._tried(self._taken, donation)",
         ("remote/test_recovery.py",),
     ),
     Mutant(

@@ -130,7 +130,7 @@ def test_the_last_learner_that_is_left_is_not_held_against_those_that_went_long_
         assert not guard.judge(0, offers, length=lambda: 10.0).left_out
 
 
-def test_a_new_pace_of_all_learners_is_believed_once_half_have_shown_it(rng, guard):
+def test_a_new_size_of_all_learners_is_believed_once_half_have_shown_it(rng, guard):
     for learner in 2 * list(range(5)):
         assert not guard.judge(0, [honest(rng, learner, cosine=None)]).left_out
     faster = [guard.judge(0, [honest(rng, m, 10.0, None)]).left_out for m in 2 * list(range(5))]
@@ -220,7 +220,7 @@ def test_a_learner_that_does_not_move_is_no_reason_to_leave_others_out():
     still = [Offered(m, 24, 0.0, 0.0) for m in range(3)]
     moving = Offered(3, 24, 1.0, 0.1)
     assert not norm([still[0], moving, moving._replace(learner=4)], Past())
-    assert np.isfinite(still[0].pace).all()
+    assert np.isfinite(still[0].normalized).all()
 
 
 def test_cosines_with_fewer_than_two_others_say_nothing():

@@ -32,7 +32,7 @@ class Desk:
         for learner in range(learners):
             self.enter(learner)
 
-    def tell(self, event: events.SyncerEvent, at: float | None = None) -> list[actions.SyncerAction]:
+    def handle(self, event: events.SyncerEvent, at: float | None = None) -> list[actions.SyncerAction]:
         self.now = self.now if at is None else at
         out = self.core.handle(event, self.now)
         for learner, incarnation, asked in questions(out):
@@ -41,8 +41,8 @@ class Desk:
         return out
 
     def enter(self, learner: int, incarnation: int = 1) -> list[actions.SyncerAction]:
-        welcome = only(events.Welcomed, self.tell(events.LearnerJoined(learner, incarnation)))
-        return self.tell(events.LearnerReady(learner, incarnation, welcome.step, welcome.versions))
+        welcome = only(events.Welcomed, self.handle(events.LearnerJoined(learner, incarnation)))
+        return self.handle(events.LearnerReady(learner, incarnation, welcome.step, welcome.versions))
 
     def report(
         self, learner: int, step: int, *, at: float | None = None, incarnation: int = 1, steps: int = 1
@@ -50,7 +50,7 @@ class Desk:
         """A report of a learner that holds the newest versions and has taken `steps` steps on each."""
         counters = tuple(FragmentCounters(v, steps, steps * TOKENS_PER_STEP) for v in self.core.versions)
         self.reports[learner] = Report(learner, incarnation, step, counters)
-        return self.tell(events.StepReported(self.reports[learner]), at)
+        return self.handle(events.StepReported(self.reports[learner]), at)
 
     def offer(
         self, learner: int, due: tuple[int, int], *, at: float | None = None, incarnation: int = 1
@@ -63,16 +63,16 @@ class Desk:
         since = self.core.state().watermarks[which.fragment].get(learner, NOTHING_MERGED)
         upto = Watermark(0, report.step)  # all are of one life
         contribution = Contribution(learner, incarnation, which.fragment, *work, since=since.bare, upto=upto)
-        return self.tell(events.FragmentArrived(which, contribution), at)
+        return self.handle(events.FragmentArrived(which, contribution), at)
 
     def fail(self, learner: int, due: tuple[int, int]) -> list[actions.SyncerAction]:
         """An offer breaks on its way."""
-        return self.tell(events.OfferFailed(RoundId(*due), learner, 1, "connection closed"))
+        return self.handle(events.OfferFailed(RoundId(*due), learner, 1, "connection closed"))
 
     def merged(self, step: int, fragment: int, at: float | None = None) -> list[actions.SyncerAction]:
         which = RoundId(step, fragment)
         self.merging = [other for other in self.merging if other != which]
-        return self.tell(events.MergeFinished(which), at)
+        return self.handle(events.MergeFinished(which), at)
 
     def settle(self) -> list[actions.SyncerAction]:
         """All due offers arrive, and merges that follow end, at once; returns all that follows."""
@@ -96,7 +96,7 @@ class Desk:
 
 def questions(out: list[actions.SyncerAction]) -> list[tuple[int, int, events.OfferAsked]]:
     """Who is asked for what: learner, incarnation, question."""
-    told = [a for a in out if isinstance(a, actions.Tell) and isinstance(a.event, events.OfferAsked)]
+    told = [a for a in out if isinstance(a, actions.Send) and isinstance(a.event, events.OfferAsked)]
     return [(*who, action.event) for action in told for who in action.receivers]
 
 

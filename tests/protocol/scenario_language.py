@@ -134,7 +134,7 @@ class Scenario:
         except LocalProtocolError as error:
             return [f"! {error}"]
         for action in out:
-            if isinstance(action, actions.Tell) and isinstance(action.event, events.Welcomed):
+            if isinstance(action, actions.Send) and isinstance(action.event, events.Welcomed):
                 [receiver] = action.receivers
                 self._welcomes[self._shard, *receiver] = action.event
         return [_say(action) for action in out if not isinstance(action, actions.Release)]
@@ -278,7 +278,9 @@ class Scenario:
 
     def _say_of_learner(self, action: actions.LearnerAction) -> str:
         to = (
-            f"to shard {action.shard}: " if self.shards > 1 and isinstance(action, actions.TellSyncer) else ""
+            f"to shard {action.shard}: "
+            if self.shards > 1 and isinstance(action, actions.SendToSyncer)
+            else ""
         )
         return to + _say(action)
 
@@ -302,17 +304,17 @@ def rewritten(text: str) -> str:
 
 def _say(action: actions.SyncerAction | actions.LearnerAction) -> str:
     match action:
-        case actions.Tell(receivers, event):
+        case actions.Send(receivers, event):
             who = ", ".join(_name(*receiver) for receiver in receivers)
             known = action.watermarks.get(event.fragment, {}) if hasattr(event, "fragment") else {}
             merged = ", ".join(f"{m} to step {known[m].steps}" for m in sorted(known))
             return _say_told(who, event) + (f", with work of {merged}" if merged else "")
-        case actions.TellSyncer(events.LearnerJoined(learner, incarnation, step, versions)):
+        case actions.SendToSyncer(events.LearnerJoined(learner, incarnation, step, versions)):
             held = "" if step is None else f": step {step}, versions {_row(versions)}"
             return f"ask to join as {_name(learner, incarnation)}{held}"
-        case actions.TellSyncer(events.LearnerReady(step=step, versions=versions)):
+        case actions.SendToSyncer(events.LearnerReady(step=step, versions=versions)):
             return f"ready: step {step}, versions {_row(versions)}"
-        case actions.TellSyncer(events.StepReported(report)):
+        case actions.SendToSyncer(events.StepReported(report)):
             counters = "; ".join(f"version {c.version}, {_work(c)}" for c in report.counters)
             return f"report step {report.step}: {counters}"
         case actions.DrawFrom(position):

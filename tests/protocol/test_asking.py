@@ -1,4 +1,4 @@
-"""When learners are asked, and for which clock: by the pace of the front, their own, and what they missed."""
+"""When learners are asked, and for which clock: by the front's speed, their own, and missed rounds."""
 
 import pytest
 from hypothesis import given
@@ -33,11 +33,11 @@ def of(*members):
     return membership
 
 
-def asking_at(front, now, *, pace=1.0, **policy):
-    """Questions where the quorum has come to step `front` now, at a step every `pace` seconds."""
+def asking_at(front, now, *, seconds=1.0, **policy):
+    """Questions where the quorum has come to step `front` now, at a step every `seconds`."""
     settings = {"num_learners": 8, "num_fragments": 1, "interval": 24} | policy
     asking = OfferRequests(SyncPolicy(**settings))
-    asking.front.move(0, now - front * pace, joined=False)
+    asking.front.move(0, now - front * seconds, joined=False)
     asking.front.move(front, now, joined=False)
     return asking
 
@@ -54,27 +54,27 @@ def test_the_front_measures_seconds_a_step_and_foresees_when_it_comes_to_one():
     front = Front()
     assert front.reaches(5, 1.0) is None
     front.move(1, 1.0, joined=True)
-    assert front.reaches(5, 1.0) is None, "one step has no pace"
+    assert front.reaches(5, 1.0) is None, "one step has no speed"
     front.move(3, 5.0, joined=False)
-    assert front.pace.value == 2.0
+    assert front.step_time.value == 2.0
     assert front.reaches(5, 6.0) == 9.0
     assert front.reaches(4, 30.0) == 30.0, "what is late comes now at the earliest"
 
 
-def test_a_front_that_falls_back_is_no_pace():
+def test_a_front_that_falls_back_has_no_speed():
     front = Front()
     for step, at in ((0, 0.0), (4, 4.0), (1, 5.0), (2, 6.0)):
         front.move(step, at, joined=False)
-    assert (front.step, front.pace.value) == (2, 1.0)
+    assert (front.step, front.step_time.value) == (2, 1.0)
 
 
 def test_learners_that_join_move_the_front_but_measure_nothing():
     front = Front()
     front.move(0, 0.0, joined=False)
     front.move(500, 1.0, joined=True)
-    assert front.pace.value is None, "they have not taken 500 steps in a second"
+    assert front.step_time.value is None, "they have not taken 500 steps in a second"
     front.move(502, 5.0, joined=False)
-    assert (front.step, front.pace.value) == (502, 2.0)
+    assert (front.step, front.step_time.value) == (502, 2.0)
 
 
 # When.
@@ -119,8 +119,8 @@ def test_where_all_are_waited_for_each_is_asked_by_its_own_clock():
         (member(step=11, at=22.0, step_time=2.0, margin=0.5), 11),
     ],
     ids=[
-        "in pace",
-        "of unknown pace",
+        "in step",
+        "of unknown speed",
         "a little late",
         "twice as slow",
         "in mid-step",
@@ -155,19 +155,19 @@ def test_those_that_are_more_than_a_step_short_as_the_window_opens_are_asked_for
     short=st.integers(0, 2),
     behind=st.integers(0, 300),
     at=st.floats(0.0, 50.0),
-    pace=st.floats(1e-3, 100.0),
+    seconds=st.floats(1e-3, 100.0),
     step_time=st.none() | st.just(0.0) | st.floats(1e-9, 1e3),
     delivery=st.none() | st.floats(0.0, 1e4),
     margin=st.floats(0.0, 50.0),
     quorum=st.sampled_from([1, None]),
 )
 def test_the_clock_is_never_past_the_due_step_nor_before_what_the_learner_has_reported(
-    due, short, behind, at, pace, step_time, delivery, margin, quorum
+    due, short, behind, at, seconds, step_time, delivery, margin, quorum
 ):
     now = 1000.0
     m = member(step=max(0, due - behind), at=now - at, delivery=delivery, step_time=step_time, margin=margin)
     m.lead = 24.0
-    asking = asking_at(max(0, due - short), now, pace=pace, quorum=quorum)
+    asking = asking_at(max(0, due - short), now, seconds=seconds, quorum=quorum)
     for clock in ask(asking, [m], due, now).values():
         assert m.step <= clock <= due
 

@@ -14,9 +14,9 @@ def test_what_an_incarnation_that_has_not_reported_offers_is_not_taken():
     """Nothing says that it has done the work."""
     desk = Desk(learners=2, num_fragments=1, interval=2, quorum=1, gamma=0.0)
     desk.report(1, 1)
-    desk.tell(events.LearnerLost(1, 1, "its host died"))
-    desk.tell(events.LearnerJoined(1, 2))
-    desk.tell(events.LearnerReady(1, 2, 1, (0,)))
+    desk.handle(events.LearnerLost(1, 1, "its host died"))
+    desk.handle(events.LearnerJoined(1, 2))
+    desk.handle(events.LearnerReady(1, 2, 1, (0,)))
     assert only(actions.Drop, desk.offer(1, (2, 0), incarnation=2)).reason == "more work than it reported"
 
 
@@ -26,7 +26,7 @@ def test_a_silent_learner_is_not_taken_for_slow():
     for step in range(1, 5):
         desk.report(0, step, at=float(step))
     desk.report(1, 1, at=4.0)
-    desk.tell(events.Timeout(), at=9.0)
+    desk.handle(events.Timeout(), at=9.0)
     assert desk.core.live == ()
     for step in range(5, 9):
         desk.report(1, step - 3, at=96.0 + step)
@@ -43,7 +43,7 @@ def test_a_learner_that_is_done_but_says_nothing_more_is_silent_too_and_does_not
     assert (1, RoundId(4, 0)) in desk.owed
     out = []
     for now in range(6, 200, 5):
-        out += desk.report(0, 4, at=float(now), steps=0) + desk.tell(events.Timeout())
+        out += desk.report(0, 4, at=float(now), steps=0) + desk.handle(events.Timeout())
     assert desk.core.finished
     assert records(out, "learner_silent") == [{"learner": 1}]
     assert records(out, "round_abandoned") == [{"step": 4, "fragment": 0}]
@@ -54,9 +54,9 @@ def test_after_a_pause_of_the_syncers_process_learners_have_time_to_be_heard():
     desk.report(0, 1, at=1.0)
     assert not records(desk.report(0, 2, at=100.0), "learner_silent"), "learner 1's word may wait behind this"
     desk.report(1, 1, at=100.1)
-    assert not records(desk.tell(events.Timeout(), at=103.5), "learner_silent")
+    assert not records(desk.handle(events.Timeout(), at=103.5), "learner_silent")
     assert desk.core.live == (0, 1)
-    said = records(desk.tell(events.Timeout(), at=108.1), "learner_silent")
+    said = records(desk.handle(events.Timeout(), at=108.1), "learner_silent")
     assert said == [{"learner": 0}, {"learner": 1}]
 
 
@@ -83,21 +83,21 @@ def test_nobody_takes_the_place_of_a_learner_that_speaks_whatever_number_it_bear
     desk = Desk(learners=1, num_fragments=1, interval=2)
     desk.report(0, 1, at=1.0)
     for incarnation in (1, 2, 2**61):
-        out = desk.tell(events.LearnerJoined(0, incarnation), at=2.0)
+        out = desk.handle(events.LearnerJoined(0, incarnation), at=2.0)
         assert out == [actions.Drop(0, "the number of a live learner")]
     assert desk.core.live == (0,)
-    too_large = desk.tell(events.LearnerJoined(0, 2**62), at=60.0)
+    too_large = desk.handle(events.LearnerJoined(0, 2**62), at=60.0)
     assert too_large == [actions.Drop(0, "incarnation out of range")]
-    assert only(events.Welcomed, desk.tell(events.LearnerJoined(0, 2), at=60.0))
+    assert only(events.Welcomed, desk.handle(events.LearnerJoined(0, 2), at=60.0))
 
 
 def test_a_return_whose_report_overtook_it_may_come_back_under_the_next_number_at_once():
     """The report had it told that it is no member; it is not to wait until its own first return is quiet."""
     desk = Desk(learners=1, num_fragments=1, interval=2)
-    desk.tell(events.LearnerLost(0, 1, "connection broken"))
-    assert only(events.NotMember, desk.tell(events.StepReported(overtaking(2)))).incarnation == 2
-    assert records(desk.tell(events.LearnerJoined(0, 2, 0, (0,))), "learner_ready")
-    assert records(desk.tell(events.LearnerJoined(0, 3, 0, (0,))), "learner_ready")
+    desk.handle(events.LearnerLost(0, 1, "connection broken"))
+    assert only(events.NotMember, desk.handle(events.StepReported(overtaking(2)))).incarnation == 2
+    assert records(desk.handle(events.LearnerJoined(0, 2, 0, (0,))), "learner_ready")
+    assert records(desk.handle(events.LearnerJoined(0, 3, 0, (0,))), "learner_ready")
 
 
 def overtaking(incarnation):
@@ -125,23 +125,23 @@ def test_with_rebase_work_counts_from_the_learners_own_last_offer_that_was_merge
         desk.offer(0, (step, 0))
         desk.merged(step, 0)
     report = Report(learner, 1, 9, (FragmentCounters(2, steps, 10 * steps),))
-    out = desk.tell(events.StepReported(report), at=9.0)
+    out = desk.handle(events.StepReported(report), at=9.0)
     assert (not any(isinstance(action, actions.Drop) for action in out)) == taken
 
 
 def test_a_departed_incarnation_that_comes_back_with_what_it_holds_hears_that_it_is_no_member():
     desk = Desk(num_fragments=1)
     desk.enter(0)
-    desk.tell(events.LearnerLost(0, 1, "connection broken"))
-    no_member = actions.Tell(((0, 1),), events.NotMember(1))
-    assert desk.tell(events.LearnerJoined(0, 1, 0, (0,))) == [no_member]
+    desk.handle(events.LearnerLost(0, 1, "connection broken"))
+    no_member = actions.Send(((0, 1),), events.NotMember(1))
+    assert desk.handle(events.LearnerJoined(0, 1, 0, (0,))) == [no_member]
 
 
 def test_whoever_comes_too_late_for_its_number_hears_the_newest():
     desk = Desk(num_fragments=1)
     desk.enter(0, incarnation=2**61)
     rejected = events.Rejected(2, "a newer incarnation is known", 2**61)
-    assert desk.tell(events.LearnerJoined(0, 2)) == [actions.Tell(((0, 2),), rejected)]
+    assert desk.handle(events.LearnerJoined(0, 2)) == [actions.Send(((0, 2),), rejected)]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_version_bears_the_lineage_of_the_start_that_made_it():
 def test_the_offer_of_a_silent_learner_is_not_taken_before_it_speaks():
     desk = Desk(learners=1, num_fragments=1, interval=2, gamma=0.0, silence_timeout=5.0)
     desk.report(0, 2, at=1.0)
-    desk.tell(events.Timeout(), at=6.0)
+    desk.handle(events.Timeout(), at=6.0)
     assert only(actions.Drop, desk.offer(0, (2, 0))).reason == "unexpected fragment"
     desk.report(0, 2, at=7.0)
     assert merges(desk.offer(0, (2, 0))) == [(2, 0, [0])]

@@ -4,7 +4,7 @@ import pytest
 
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import FragmentCounters, Report
-from ddiloco.protocol.prospects import MOST_TRIES
+from ddiloco.protocol.prospects import MAX_TRIES
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, asked, merges, only, records
@@ -14,7 +14,7 @@ def calls(out):
     return [
         (action.event.step, action.receivers)
         for action in out
-        if isinstance(action, actions.Tell) and isinstance(action.event, events.ClockSet)
+        if isinstance(action, actions.Send) and isinstance(action.event, events.ClockSet)
     ]
 
 
@@ -36,11 +36,11 @@ def idle(learner, step, version):
 def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
     desk = overtaken()
     assert not calls(desk.merged(2, 0)), "learner 0 may have rebased work"
-    assert calls(desk.tell(idle(0, 4, 1))) == [(4, ((1, 1), (2, 1)))]
-    assert not calls(desk.tell(idle(0, 4, 1)))
-    assert not calls(desk.tell(idle(1, 2, 1)))
-    desk.tell(events.LearnerLost(2, 1, "its host died"))
-    assert calls(desk.tell(events.LearnerJoined(2, 2, 1, (1,)))) == [(4, ((2, 2),))]
+    assert calls(desk.handle(idle(0, 4, 1))) == [(4, ((1, 1), (2, 1)))]
+    assert not calls(desk.handle(idle(0, 4, 1)))
+    assert not calls(desk.handle(idle(1, 2, 1)))
+    desk.handle(events.LearnerLost(2, 1, "its host died"))
+    assert calls(desk.handle(events.LearnerJoined(2, 2, 1, (1,)))) == [(4, ((2, 2),))]
 
 
 def test_nobody_is_told_while_a_learner_at_the_rounds_step_has_steps_to_do():
@@ -52,8 +52,8 @@ def test_nobody_is_told_while_a_learner_at_the_rounds_step_has_steps_to_do():
         desk.offer(learner, (2, 0))
     desk.report(0, 5, at=5.0, steps=5)
     desk.report(1, 4, steps=4)
-    assert not calls(desk.merged(2, 0)) + calls(desk.tell(idle(0, 5, 1)))
-    assert calls(desk.tell(events.LearnerLost(1, 1, "its host died"))) == [(5, ((2, 1),))]
+    assert not calls(desk.merged(2, 0)) + calls(desk.handle(idle(0, 5, 1)))
+    assert calls(desk.handle(events.LearnerLost(1, 1, "its host died"))) == [(5, ((2, 1),))]
 
 
 def test_nobody_is_told_while_an_offer_that_failed_may_be_repeated():
@@ -71,21 +71,21 @@ def test_where_too_few_for_a_quorum_can_still_give_the_rest_are_called():
     desk.settle()
     desk.report(2, 3, at=3.0)
     desk.offer(2, (4, 0))
-    assert not calls(desk.tell(idle(0, 4, 1), at=4.0))
-    assert calls(desk.tell(idle(1, 4, 1))) == [(4, ((2, 1),))]
+    assert not calls(desk.handle(idle(0, 4, 1), at=4.0))
+    assert calls(desk.handle(idle(1, 4, 1))) == [(4, ((2, 1),))]
 
 
 def test_where_all_are_waited_for_all_do_every_step():
     desk = Desk(total_steps=2, learners=2, num_learners=2, num_fragments=1, interval=2, quorum=None)
-    assert not calls(desk.tell(idle(0, 2, 0)))
+    assert not calls(desk.handle(idle(0, 2, 0)))
 
 
 def test_the_run_ends_with_the_last_that_is_called():
     desk = overtaken()
     desk.merged(2, 0)
-    desk.tell(idle(0, 4, 1))
-    desk.tell(idle(1, 4, 1))
-    out = desk.tell(idle(2, 4, 1))
+    desk.handle(idle(0, 4, 1))
+    desk.handle(idle(1, 4, 1))
+    out = desk.handle(idle(2, 4, 1))
     assert only(actions.Record, out).name == "round_abandoned"
     assert isinstance(out[-1], actions.Finish)
 
@@ -123,12 +123,12 @@ def test_a_last_round_awaits_the_report_on_the_update_before(quorum):
 def test_a_learner_that_never_reports_on_an_update_does_not_keep_the_run_from_its_end():
     desk = overtaken()
     desk.merged(2, 0)
-    desk.tell(idle(1, 4, 1))
-    desk.tell(idle(2, 4, 1))
+    desk.handle(idle(1, 4, 1))
+    desk.handle(idle(2, 4, 1))
     while not desk.core.finished and desk.now < 1000.0:
-        desk.tell(events.StepReported(desk.reports[0]), at=desk.now + 5.0)
+        desk.handle(events.StepReported(desk.reports[0]), at=desk.now + 5.0)
         for learner in (1, 2):
-            desk.tell(idle(learner, 4, 1))
+            desk.handle(idle(learner, 4, 1))
     assert desk.core.finished and desk.now < 6 * desk.policy.offer_timeout
 
 
@@ -144,7 +144,7 @@ def test_once_a_last_round_is_given_up_those_after_it_are_looked_at_at_once():
             failed += 1
         if not desk.core.finished:
             desk.report(0, 4, steps=4)
-    assert failed == 4 * MOST_TRIES
+    assert failed == 4 * MAX_TRIES
     assert out[-1] == actions.Finish()
 
 
@@ -171,9 +171,9 @@ def restarted(quorum):
 def test_the_first_learner_that_is_back_and_done_does_not_end_the_run_of_a_restarted_syncer(quorum):
     desk, out = restarted(quorum), []
     for event in (back(1, 100), has(1, 100, 0, 0), back(0, 100)):
-        out += desk.tell(event, at=1.0)
+        out += desk.handle(event, at=1.0)
     assert not records(out, "round_abandoned") and not desk.core.finished
-    out = desk.tell(has(0, 100, 12, 12))
+    out = desk.handle(has(0, 100, 12, 12))
     if quorum == 2:  # the other has nothing to give
         assert records(out, "round_abandoned") and desk.core.finished
     else:
@@ -184,10 +184,10 @@ def test_the_first_learner_that_is_back_and_done_does_not_end_the_run_of_a_resta
 def test_a_learner_that_is_never_back_keeps_a_restarted_syncer_for_the_silence_timeout_alone(quorum):
     desk, out = restarted(quorum), []
     for event in (back(1, 100), has(1, 100, 0, 0)):
-        out += desk.tell(event, at=1.0)
-    desk.tell(has(1, 100, 0, 0), at=50.0)  # it says so again, and is not silent
+        out += desk.handle(event, at=1.0)
+    desk.handle(has(1, 100, 0, 0), at=50.0)  # it says so again, and is not silent
     assert not records(out, "round_abandoned") and desk.core.next_deadline() == 61.0
-    out = desk.tell(events.Timeout(), at=61.0)
+    out = desk.handle(events.Timeout(), at=61.0)
     assert records(out, "round_abandoned") and desk.core.finished
 
 
@@ -205,7 +205,7 @@ def test_with_no_round_left_a_slower_learner_is_waited_for_but_none_that_never_c
         if comes and desk.now == 13.0:
             desk.report(1, 4, steps=1)
         else:
-            out += desk.tell(events.StepReported(Report(1, 1, 1, (FragmentCounters(0, 1, 10),))))
+            out += desk.handle(events.StepReported(Report(1, 1, 1, (FragmentCounters(0, 1, 10),))))
     lost = [(values["learner"], values["reason"]) for values in records(out, "learner_lost")]
     assert (desk.now, lost) == ((13.0, []) if comes else (19.0, [(1, "never at the last step")]))
 
@@ -213,13 +213,13 @@ def test_with_no_round_left_a_slower_learner_is_waited_for_but_none_that_never_c
 def test_where_a_round_waits_for_one_that_is_told_to_end_and_speaks_on_it_is_given_up_and_the_run_ends():
     desk = overtaken()
     desk.merged(2, 0)
-    assert calls(desk.tell(idle(0, 4, 1))) == [(4, ((1, 1), (2, 1)))]
-    desk.tell(idle(1, 4, 1))
+    assert calls(desk.handle(idle(0, 4, 1))) == [(4, ((1, 1), (2, 1)))]
+    desk.handle(idle(1, 4, 1))
     out = []
     while not desk.core.finished and desk.now < 1000.0:
         desk.now += 5.0
-        out += [*desk.tell(idle(0, 4, 1)), *desk.tell(idle(1, 4, 1))]
-        out += desk.tell(events.StepReported(Report(2, 1, 1, (FragmentCounters(0, 1, 10),))))
+        out += [*desk.handle(idle(0, 4, 1)), *desk.handle(idle(1, 4, 1))]
+        out += desk.handle(events.StepReported(Report(2, 1, 1, (FragmentCounters(0, 1, 10),))))
     assert [values["learner"] for values in records(out, "learner_lost")] == [2]
     assert records(out, "round_abandoned") and desk.core.finished
 
@@ -233,10 +233,10 @@ def test_where_all_must_give_a_run_goes_on_to_its_end_after_all_connections_brok
     for learner in range(offered):
         desk.offer(learner, (2, 0))
     for learner in range(3):
-        desk.tell(events.LearnerLost(learner, 1, "connection lost"))
+        desk.handle(events.LearnerLost(learner, 1, "connection lost"))
     out = desk.settle()
     for learner in range(3):
-        desk.tell(events.LearnerJoined(learner, 2, 2, (0,), (0,)))
+        desk.handle(events.LearnerJoined(learner, 2, 2, (0,), (0,)))
         desk.report(learner, 2, incarnation=2, steps=2 - desk.core.versions[0])
         out += desk.settle()
     assert (desk.core.live, desk.core.versions) == ((0, 1, 2), (1,))

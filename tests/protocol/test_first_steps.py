@@ -1,4 +1,4 @@
-"""How far a learner is believed to have come before the pace of the fleet was measured."""
+"""How far a learner is believed to have come before the speed of the fleet was measured."""
 
 import pytest
 
@@ -47,14 +47,14 @@ class Honest:
             self.learner, 1, self.clock, (FragmentCounters(self.version, self.steps, self.steps),)
         )
         self.fleet.reports[self.learner] = report
-        told = self.fleet.tell(events.StepReported(report), at) + self.fleet.settle()
+        told = self.fleet.handle(events.StepReported(report), at) + self.fleet.settle()
         assert not told_off(told) and not {"impossible report", LEAP} & set(reasons(told))
         return told
 
     def beat(self):
         """A sign of life, in a long step."""
         first = Report(self.learner, 1, 0, (FragmentCounters(0, 0, 0),))
-        self.fleet.tell(events.StepReported(self.fleet.reports.get(self.learner, first)))
+        self.fleet.handle(events.StepReported(self.fleet.reports.get(self.learner, first)))
 
 
 def together(learners, steps, at):
@@ -98,9 +98,9 @@ def test_where_steps_are_long_a_leap_is_not_believed_before_one_was_measured(way
             fleet.settle()
         for m in others:
             if second < begins and parted == "recovering":
-                fleet.tell(events.LearnerJoined(m.learner, 1))
+                fleet.handle(events.LearnerJoined(m.learner, 1))
             elif second == begins and parted == "recovering":
-                fleet.tell(events.LearnerReady(m.learner, 1, 0, (0,)))
+                fleet.handle(events.LearnerReady(m.learner, 1, 0, (0,)))
             elif second == begins and parted == "not there yet":
                 fleet.enter(m.learner)
             elif second > begins and (second - begins) % SLOW == 0:
@@ -126,11 +126,11 @@ def test_learners_with_steps_of_a_tenth_of_a_millisecond_are_believed_from_the_f
 @pytest.mark.parametrize(
     ("size", "others", "step"), [(3, "never came", QUICK), (4, "died", 0.01), (32, "died", 1.0)]
 )
-def test_one_that_is_alone_goes_on_at_any_pace(size, others, step):
+def test_one_that_is_alone_goes_on_at_any_speed(size, others, step):
     fleet = desk(size, 1 if others == "never came" else size)
     if others == "died":
         for m in range(1, size):
-            fleet.tell(events.LearnerLost(m, 1, "connection closed"), at=0.0)
+            fleet.handle(events.LearnerLost(m, 1, "connection closed"), at=0.0)
     alone = Honest(fleet, 0)
     for second in range(1, 90):
         together([alone], int(1 / step), at=float(second))
@@ -175,13 +175,13 @@ def test_once_learners_are_back_after_a_restart_none_leaps_before_a_step_is_meas
     state = SyncerState((40,), (960,), tuple((m, 1) for m in range(size)))
     fleet.core = SyncerCore(fleet.policy, T, state)
     for m in range(size):
-        fleet.tell(events.LearnerJoined(m, 2, 970, (40,)), at=m / 10)
+        fleet.handle(events.LearnerJoined(m, 2, 970, (40,)), at=m / 10)
     assert len(fleet.core.live) == size
     for second in range(15, 300, 15):
         fleet.report(0, 600_000, at=float(second), incarnation=2)
         for m in range(1, size):
             report = Report(m, 2, 970, (FragmentCounters(40, 10, 100),))
-            fleet.tell(events.StepReported(report))
+            fleet.handle(events.StepReported(report))
         assert max(fleet.core.clocks.values())[1] <= 970 + H
 
 
@@ -203,14 +203,14 @@ def test_a_report_that_waits_ends_with_its_incarnation():
     fleet = desk(4)
     assert [record.values["step"] for record in fleet.report(0, 600, at=6.0)] == [600]  # that it waits
     assert fleet.report(0, 601, at=6.1) == []
-    fleet.tell(events.LearnerLost(0, 1, "killed"), at=7.0)
+    fleet.handle(events.LearnerLost(0, 1, "killed"), at=7.0)
     told = []
     for second in range(8, 78):
         for m in (1, 2, 3):
             told += fleet.report(m, 10 * (second - 7), at=float(second)) + fleet.settle()
     assert fleet.core.step > 600
     assert 0 not in [action.learner for action in told if isinstance(action, actions.Drop)]
-    assert not any((0, 1) in action.receivers for action in told if isinstance(action, actions.Tell))
+    assert not any((0, 1) in action.receivers for action in told if isinstance(action, actions.Send))
 
 
 def test_a_learner_whose_report_waits_is_silent_like_any_other():

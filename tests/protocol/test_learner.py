@@ -245,6 +245,16 @@ def test_unmerged_work_that_is_too_old_is_overwritten():
     assert not out[1].rebase and core.work.fragments[0].steps == 0 and not core.offered
 
 
+def test_work_is_as_old_as_its_first_step_however_many_versions_came_before_it():
+    core = welcomed(num_fragments=1, interval=4, rebase=True)
+    for version in range(1, MAX_AGE + 3):
+        core.handle(events.UpdateArrived(0, version, version, NOTHING_MERGED), 0.0)
+    step(core, 10)
+    out = core.handle(events.UpdateArrived(0, MAX_AGE + 3, 99, NOTHING_MERGED), 0.0)
+    assert not [action for action in out if isinstance(action, actions.Drop)]
+    assert core.work.fragments[0].steps == 1
+
+
 def test_of_offers_that_are_never_merged_the_newest_are_kept():
     core, left = welcomed(num_fragments=1, interval=4, rebase=True), []
     for clock in range(1, 100):

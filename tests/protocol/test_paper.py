@@ -71,7 +71,7 @@ def test_the_grace_window_is_gamma_times_the_slack_of_measured_times(gamma):
             desk.offer(0, (clock, 0))
             desk.offer(1, (clock, 0))
             windows.append(desk.core.next_deadline() - desk.now)
-            assert merges(desk.tell(events.Timeout(), at=desk.now + windows[-1]))
+            assert merges(desk.handle(events.Timeout(), at=desk.now + windows[-1]))
             desk.merged(clock, 0, at=desk.now + 0.25)
     assert windows[1:] == pytest.approx([gamma * (2 * 1.0 - (0.125 + 0.25))] * 3)
 
@@ -83,7 +83,7 @@ def test_the_grace_window_is_never_negative():
     for clock in (1, 2):
         desk.report(0, clock, at=clock)
     assert not merges(desk.offer(0, (2, 0)))
-    assert merges(desk.tell(events.Timeout(), at=desk.core.next_deadline()))
+    assert merges(desk.handle(events.Timeout(), at=desk.core.next_deadline()))
     desk.merged(2, 0, at=9.0)  # synchronising took longer than the step that it may overlap
     desk.report(0, 3, at=9.5)
     desk.report(0, 4, at=10.5)
@@ -107,7 +107,7 @@ def test_learners_that_come_within_the_grace_window_are_in():
     for learner, at in ((0, 2.0), (2, 2.5)):
         desk.report(learner, 2, at=at)
         assert not merges(desk.offer(learner, (2, 0)))
-    assert merges(desk.tell(events.Timeout(), at=desk.core.next_deadline())) == [(2, 0, [0, 2])]
+    assert merges(desk.handle(events.Timeout(), at=desk.core.next_deadline())) == [(2, 0, [0, 2])]
     desk.report(1, 2, at=3.5)
     assert only(actions.Drop, desk.offer(1, (2, 0))).reason == "unexpected fragment"
 
@@ -130,7 +130,7 @@ def test_the_update_goes_to_all_learners_also_to_those_not_in():
     """One synchronisation, 8: every learner gets the update, whether or not it was in the merge."""
     desk = Desk(learners=4, num_fragments=1, interval=2, quorum=1, gamma=0.0)
     desk.report(3, 2)
-    told = [a for a in desk.settle() if isinstance(a, actions.Tell)]
+    told = [a for a in desk.settle() if isinstance(a, actions.Send)]
     broadcast = next(a for a in told if isinstance(a.event, events.UpdateArrived))
     assert broadcast.event == events.UpdateArrived(0, version=1, step=2)
     assert [broadcast.to(m).watermark for m in range(4)] == [NOTHING_MERGED] * 3 + [Watermark(0, 2)]
@@ -193,7 +193,7 @@ def test_the_quorum_of_all_without_grace_waits_for_the_slowest():
     for learner, at in ((0, 2.0), (1, 2.5)):
         desk.report(learner, 2, at=at)
         desk.offer(learner, (2, 0))
-    assert not merges(desk.tell(events.Timeout(), at=50.0))
+    assert not merges(desk.handle(events.Timeout(), at=50.0))
     desk.report(2, 1, at=50.0)
     desk.report(2, 2, at=51.0)
     assert merges(desk.offer(2, (2, 0))) == [(2, 0, [0, 1, 2])]

@@ -68,15 +68,15 @@ def test_where_the_others_do_not_come_back_the_one_that_does_is_believed_in_the_
     assert back(core, 1, LEFT + 600, now=61.0, incarnation=3)
 
 
-@pytest.mark.parametrize(("quorum", "pace"), [(1, 3), (1, 12), (2, 12)])
-def test_one_that_hurries_is_told_of_and_cuts_nobody_short_where_a_merge_takes_two(quorum, pace):
+@pytest.mark.parametrize(("quorum", "speed"), [(1, 3), (1, 12), (2, 12)])
+def test_one_that_hurries_is_told_of_and_cuts_nobody_short_where_a_merge_takes_two(quorum, speed):
     last = 480
     desk = Desk(last, 4, num_learners=4, num_fragments=2, interval=24, quorum=quorum, gamma=0.0)
     clocks, seconds, told = [0] * 4, 0, []
     while not desk.core.finished and seconds < 2 * last:
         seconds += 1
         for m in range(4):
-            clock, newest = clocks[m] + (pace if m == 3 else 1), desk.core.step
+            clock, newest = clocks[m] + (speed if m == 3 else 1), desk.core.step
             clocks[m] = min(last, newest if newest - clock > 12 else clock)
             told += desk.report(m, clocks[m], at=float(seconds))
         told += desk.settle()
@@ -84,8 +84,8 @@ def test_one_that_hurries_is_told_of_and_cuts_nobody_short_where_a_merge_takes_t
             clocks = [last] * 4
     assert desk.core.finished
     ahead = [a.values for a in told if getattr(a, "name", "") == "clock_ahead"]
-    assert (seconds < last / 4) is bool(ahead) is ((quorum, pace) == (1, 12))
-    assert all(values["learner"] == 3 and values["pace"] > 4 for values in ahead)
+    assert (seconds < last / 4) is bool(ahead) is ((quorum, speed) == (1, 12))
+    assert all(values["learner"] == 3 and values["speed"] > 4 for values in ahead)
     if quorum == 2:
         assert seconds >= last
 
@@ -100,7 +100,7 @@ def test_reports_that_come_all_at_once_after_a_pause_are_believed_as_far_as_it_w
     for now in range(1, 9):
         for m in (0, 1):
             desk.report(m, now, at=float(now))
-    told = desk.tell(events.Timeout(), at=68.0) if silent else []
+    told = desk.handle(events.Timeout(), at=68.0) if silent else []
     assert desk.core.live == (() if silent else (0, 1))
     for n in range(1, 61):
         told += desk.report(0, 8 + n * steps // 60, at=68.0 + n / 1000)
@@ -142,18 +142,18 @@ def test_reports_at_one_time_after_a_pause_do_not_make_a_leap_of_another_learner
 
 
 def test_the_first_that_is_back_after_all_fell_silent_cannot_leap():
-    """The pace that was known last holds on: else a syncer whose network fails believes who speaks first."""
+    """The speed that was known last holds on: else a syncer whose network fails believes who speaks first."""
     desk = Desk(T, 4, num_learners=4, num_fragments=1, interval=24, quorum=1, gamma=0.0)
     for n in range(1, 21):
         for m in range(4):
             desk.report(m, n, at=float(n))
-    desk.tell(events.Timeout(), at=80.0)
+    desk.handle(events.Timeout(), at=80.0)
     assert not desk.core.live
     assert dropped(desk.report(3, T - 1, at=85.0)) == ["impossible report"]
     assert not dropped(desk.report(2, 85, at=85.1))
 
 
-def test_the_pace_of_a_learner_is_known_where_every_report_is_of_many_steps_and_other_versions():
+def test_the_speed_of_a_learner_is_known_where_every_report_is_of_many_steps_and_other_versions():
     """Where a fragment has a new version in each: the 20 steps would count as one."""
     member = Membership(range(1)).admit(Member(0, 1, 0.0))
     for n in range(1, 5):
@@ -171,7 +171,7 @@ def test_an_offer_of_more_steps_than_there_were_is_not_merged(step, steps):
     desk.report(0, 2, steps=2)
     which = RoundId(2, 0)
     claimed = Contribution(0, 1, 0, 0, step, steps, 10 * steps)
-    assert not merges(desk.tell(events.FragmentArrived(which, claimed)))
+    assert not merges(desk.handle(events.FragmentArrived(which, claimed)))
     assert merges(desk.settle()) == [(2, 0, [0])]
 
 
@@ -182,7 +182,7 @@ def test_a_report_of_more_work_on_a_version_than_its_clock_allows_is_dropped():
     assert (desk.core.versions, desk.core.merged_steps) == ((1,), (2,))
     for steps, dropped in ((5, True), (4, False)):
         report = Report(1, 1, 4, (FragmentCounters(1, steps, 10 * steps),))
-        told = desk.tell(events.StepReported(report), at=2.0)
+        told = desk.handle(events.StepReported(report), at=2.0)
         assert ("impossible report" in [getattr(action, "reason", "") for action in told]) is dropped
 
 

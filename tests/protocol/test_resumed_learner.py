@@ -39,9 +39,9 @@ def test_it_joins_as_a_returner_with_its_versions_and_tells_its_counters():
     core, out = resumed()
     left = Watermark(3, 11), Watermark(5, 14)
     joined = events.LearnerJoined(0, 7, 14, (3, 2), (0, 9), 7, Watermark(5, 14), left=left)
-    assert out[0] == actions.TellSyncer(joined)
+    assert out[0] == actions.SendToSyncer(joined)
     report = Report(0, 7, 14, (FragmentCounters(3, 2, 20), FragmentCounters(2, 4, 40)))
-    assert out[-1] == actions.TellSyncer(events.StepReported(report))
+    assert out[-1] == actions.SendToSyncer(events.StepReported(report))
     assert (core.clock, core.versions) == (14, (3, 2))
 
 
@@ -103,7 +103,7 @@ def test_it_takes_part_only_if_its_data_go_on_after_all_that_are_merged(merged, 
     told = syncer.handle(out[0].event, 0.0)
     assert (syncer.live == (0,)) is joins
     if not joins:
-        [welcome] = [a.event for a in told if isinstance(a, actions.Tell)]
+        [welcome] = [a.event for a in told if isinstance(a, actions.Send)]
         adopted = [a for a in learner.handle(welcome, 0.0) if isinstance(a, actions.AdoptAll)]
         assert [a.position for a in adopted] == ["there"]
 
@@ -122,7 +122,7 @@ def test_a_new_process_draws_its_data_behind_an_offer_that_waits():
     syncer.handle(events.FragmentArrived(RoundId(4, 0), given), 4.5)
     syncer.handle(events.LearnerLost(0, 1, "died"), 5.0)
     told = syncer.handle(events.LearnerJoined(0, 2), 6.0)
-    [welcome] = [a.event for a in told if isinstance(a, actions.Tell)]
+    [welcome] = [a.event for a in told if isinstance(a, actions.Send)]
     assert (welcome.watermarks, welcome.data, welcome.data.position) == ((), upto, "after four")
 
 
@@ -165,7 +165,7 @@ def test_a_syncer_that_starts_from_the_same_snapshot_lets_it_in_and_merges_what_
     syncer = SyncerCore(POLICY, 20, SyncerState((3, 2), (12, 10), ((0, 6),), (0, 9), marks))
     told = [told for said in out for told in syncer.handle(said.event, 0.0)]
     assert (syncer.clocks, syncer.versions) == ({0: (7, 14)}, (3, 2))
-    asked = [a.event for a in told if isinstance(a, actions.Tell) and a.event.round == RoundId(14, 1)]
+    asked = [a.event for a in told if isinstance(a, actions.Send) and a.event.round == RoundId(14, 1)]
     made, sent = learner.handle(asked[0], 0.0)
     merges = syncer.handle(events.FragmentArrived(sent.round, sent.contribution), 0.0)
     [merge] = [action for action in merges if isinstance(action, actions.Merge)]

@@ -97,7 +97,7 @@ def test_a_shard_has_the_state_of_its_fragments_alone():
     policy = SyncPolicy(num_learners=1, num_fragments=3, interval=3)
     state = SyncerState((0, 4, 0), (0, 10, 0), ((0, 7),))
     core = SyncerCore(policy, None, state, shard=1, shards=2)
-    (told,) = (a for a in core.handle(events.LearnerJoined(0, 8), 0.0) if isinstance(a, actions.Tell))
+    (told,) = (a for a in core.handle(events.LearnerJoined(0, 8), 0.0) if isinstance(a, actions.Send))
     assert (told.event.fragments, told.event.versions, told.event.step) == ((1,), (4,), 10)
     assert told.event.shard == 1
 

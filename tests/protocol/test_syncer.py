@@ -31,7 +31,7 @@ def test_nobody_left_does_not_finish_a_run_and_the_first_to_return_does():
     desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, gamma=0.0)
     desk.report(0, 2)
     desk.offer(0, (2, 0))
-    desk.tell(events.LearnerLost(0, 1, "its host died"))
+    desk.handle(events.LearnerLost(0, 1, "its host died"))
     assert actions.Finish() not in desk.merged(2, 0)
     desk.enter(0, incarnation=2)
     assert desk.core.finished
@@ -44,7 +44,7 @@ def test_an_endless_run_keeps_a_bounded_state():
     step = 0
     for incarnation in range(1, 13):
         for learner in range(4):
-            desk.tell(events.LearnerLost(learner, incarnation - 1, "its host died"))
+            desk.handle(events.LearnerLost(learner, incarnation - 1, "its host died"))
             desk.enter(learner, incarnation)
         for _ in range(30):
             step += 1
@@ -73,7 +73,7 @@ def test_every_deadline_is_in_the_future_and_its_timeout_moves_it_on(offsets):
     while (deadline := desk.core.next_deadline()) is not None:
         assert deadline > desk.now
         seen.append(deadline)
-        desk.tell(events.Timeout(), at=deadline)
+        desk.handle(events.Timeout(), at=deadline)
     assert seen == sorted(set(seen))
     assert desk.core.live == ()
 
@@ -106,7 +106,7 @@ def test_the_state_is_what_was_merged_and_who_has_been_there():
     desk.report(0, 1)
     desk.settle()
     for learner in (0, 1):
-        desk.tell(events.LearnerLost(learner, 1, "its host died"))
+        desk.handle(events.LearnerLost(learner, 1, "its host died"))
     desk.enter(0, incarnation=4)
     expected = before.after(RoundId(1, 1))
     marks = ({}, {0: Watermark(0, 1)})
@@ -132,4 +132,4 @@ def test_a_run_that_had_ended_before_a_crash_ends_again_with_the_first_to_return
     desk.report(0, 2)
     assert actions.Finish() in desk.settle()
     desk.core = SyncerCore(desk.policy, 2, desk.core.state())
-    assert actions.Finish() in desk.tell(events.LearnerJoined(0, 2, 2, (0,)))
+    assert actions.Finish() in desk.handle(events.LearnerJoined(0, 2, 2, (0,)))

@@ -86,10 +86,10 @@ def round_of(desk: Desk, step: int, lag: float) -> tuple[list, float]:
             desk.report(learner, clock, at=float(clock), steps=8)
     out = desk.offer(0, (step, 0))
     while not merges(out) and desk.core.next_deadline() < step + lag:
-        out += desk.tell(events.Timeout(), at=desk.core.next_deadline())
+        out += desk.handle(events.Timeout(), at=desk.core.next_deadline())
     out += desk.offer(1, (step, 0), at=step + lag)
     while not merges(out):
-        out += desk.tell(events.Timeout(), at=desk.core.next_deadline())
+        out += desk.handle(events.Timeout(), at=desk.core.next_deadline())
     desk.merged(step, 0)
     return merges(out)[0][2], desk.now - step
 

@@ -8,7 +8,7 @@ import threading
 import jax
 import numpy as np
 
-from ddiloco.remote.learner import gift as gifts
+from ddiloco.remote.learner import donation as donations
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.recovery import ProcessRecovery
@@ -17,7 +17,7 @@ from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.exchange import InnerState, InnerStateWanted
 from tests.learner_states import needs_all, state_with
-from tests.remote.ends import PATIENCE, TERMS, LearnerEnd
+from tests.remote.ends import TERMS, TIMEOUT, LearnerEnd
 
 LEAVES = (
     jax.ShapeDtypeStruct((), np.int32),
@@ -26,7 +26,7 @@ LEAVES = (
 )
 FORMAT = InnerFormat(LEAVES)
 OF_A_HOST = InnerFormat(LEAVES, FORMAT.needs)  # of several, which happens to need all
-THREE = dataclasses.replace(TERMS, num_learners=3, most_learners=3)
+THREE = dataclasses.replace(TERMS, num_learners=3, max_learners=3)
 
 
 def state(value, step=7, versions=(3, 4)):
@@ -39,7 +39,7 @@ class Steps:
 
     after = 0.0  # seconds that a step of its takes
 
-    def __init__(self, given, security=None, longest=PATIENCE, inner=FORMAT, others=(), boundary=0.0):
+    def __init__(self, given, security=None, longest=TIMEOUT, inner=FORMAT, others=(), boundary=0.0):
         self.inbox, self.wishes = queue.SimpleQueue(), []
         self.donor = Donor(security or Security(), 20.0, others=lambda: others)
         self.address = f"127.0.0.1:{self.donor.start('127.0.0.1')}"
@@ -66,17 +66,19 @@ class Steps:
 
 
 def read_donation(messages, versions, inner):
-    """The inner state in what a donor of one host sends, as a Gift takes it."""
-    header = gifts._header(messages, versions, inner)
-    taken = gifts._Taken(gifts.Asking(inner, Security(), 20.0))
+    """The inner state in what a donor of one host sends, as a Donation takes it."""
+    header = donations._header(messages, versions, inner)
+    taken = donations._Taken(donations.Recipient(inner, Security(), 20.0))
     taken.add(header, messages)
     return taken.state(header)
 
 
-def ask(address, versions=(3, 4), inner=FORMAT, security=None, timeout=PATIENCE):
-    gift = gifts.Gift(gifts.Asking(inner, security or Security(), 20.0), address, versions, timeout)
-    with contextlib.closing(gift):
-        return gift.open().take()
+def ask(address, versions=(3, 4), inner=FORMAT, security=None, timeout=TIMEOUT):
+    donation = donations.Donation(
+        donations.Recipient(inner, security or Security(), 20.0), address, versions, timeout
+    )
+    with contextlib.closing(donation):
+        return donation.open().take()
 
 
 def assert_same(ours, theirs):
@@ -89,7 +91,7 @@ def assert_same(ours, theirs):
 def with_client(address, learner, donor_port=0, process=100):
     """A learner's end that names a donor's port, and recovers by its client."""
     end = LearnerEnd(address, learner, process, donor_port=donor_port)
-    assert end.client.accepted.wait(PATIENCE)
+    assert end.client.accepted.wait(TIMEOUT)
     return end
 
 

@@ -13,7 +13,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import ShardBook, SyncerClient
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.syncer.server import SyncerPort, SyncerServer
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
@@ -26,25 +26,25 @@ from ddiloco.workers.exchange import EventDelivery
 from ddiloco.workers.transfer import Offer
 from tests.integration.programs import ROOT
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 CONFIG = RemoteConfig(longest_backoff=0.25)
 F32 = np.dtype(np.float32)
 FORMATS = (
     (ArrayFormat((3, 5), F32), ArrayFormat((7,), np.dtype(np.uint8)), ArrayFormat((), F32)),
     (ArrayFormat((700, 1000), F32), ArrayFormat((0, 4), F32)),  # more than two chunks, and an empty array
 )
-TERMS = Terms("layout", "rules", 2, 2, FORMATS, FORMATS, FORMATS, PATIENCE)
+TERMS = Terms("layout", "rules", 2, 2, FORMATS, FORMATS, FORMATS, TIMEOUT)
 
 
-def until(condition, told="it", patience=PATIENCE):
-    """Looks until the condition holds, which must be within `patience` seconds.
+def until(condition, told="it", timeout=TIMEOUT):
+    """Looks until the condition holds, which must be within `timeout` seconds.
 
     The longer it takes the less often, as who looks takes time from whom is waited for.
     """
     between_looks, begun = threading.Event(), time.monotonic()
     while not condition():
         waited = time.monotonic() - begun
-        assert waited < patience, f"{told} did not happen"
+        assert waited < timeout, f"{told} did not happen"
         between_looks.wait(min(0.1, 0.01 + waited / 20))
 
 
@@ -114,41 +114,50 @@ class Taken(list):
             super().append(record)
 
 
-class SyncerEnd:
+class SyncerEnd(SyncerPort):
     """A SyncerServer, what it hears, and the links that it makes."""
 
-    def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
+    crowded = False
+
+    def __init__(
+        self,
+        terms=TERMS,
+        security=None,
+        config=CONFIG,
+        address="127.0.0.1:0",
+        opened=True,
+        boundary_seconds=lambda learner: 0.0,
+        **more,
+    ):
         self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), []
+        self.boundary_seconds = boundary_seconds
         self.links = {}
         security = security or Security()
-        listening = Listening(address, security, config, terms.most_learners)
-        self.server = SyncerServer(
-            terms,
-            security,
-            listening,
-            self._connect,
-            self.heard.put,
-            lambda event, arrays: self.offers.put((event, arrays)),
-            self.records.append,
-            **more,
-        )
+        listening = Listening(address, security, config, terms.max_learners)
+        self.server = SyncerServer(terms, security, listening, self, self.records.append, **more)
         self.port = self.server.start()
         if opened:
             self.server.open()
         self.address = f"localhost:{self.port}"
 
-    def _connect(self, learner, incarnation, link):
+    def connect(self, learner, incarnation, link):
         self.links[learner, incarnation] = link
+
+    def send(self, event):
+        self.heard.put(event)
+
+    def take_offer(self, event, arrays):
+        self.offers.put((event, arrays))
 
     def next(self, kind):
         """The next event, which must be of the kind."""
-        event = self.heard.get(timeout=PATIENCE)
+        event = self.heard.get(timeout=TIMEOUT)
         assert isinstance(event, kind), event
         return event
 
     def taken(self):
         """The contribution and the arrays of the next offer."""
-        event, arrays = self.offers.get(timeout=PATIENCE)
+        event, arrays = self.offers.get(timeout=TIMEOUT)
         return event.contribution, arrays
 
     def die(self):
@@ -201,7 +210,7 @@ class LearnerEnd:
 
     def next(self, kind):
         """The next delivery, which must be of the kind, or tell an event that is."""
-        delivery = self.inbox.get(timeout=PATIENCE)
+        delivery = self.inbox.get(timeout=TIMEOUT)
         assert isinstance(delivery, kind) or isinstance(delivery.event, kind), delivery
         return delivery
 

@@ -9,7 +9,7 @@ from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
-from tests.remote.ends import PATIENCE, TERMS
+from tests.remote.ends import TERMS, TIMEOUT
 
 SECURITY = Security("the learner's token")
 
@@ -25,7 +25,7 @@ class Host:
         self.say(following=pb.FromHost.Following(**first))
         self._channel = security.peer_channel(address, wire.options(20.0))
         self._orders = self._channel.stream_stream(wire.FOLLOW)(
-            iter(self._say.get, None), metadata=security.metadata, wait_for_ready=True, timeout=PATIENCE
+            iter(self._say.get, None), metadata=security.metadata, wait_for_ready=True, timeout=TIMEOUT
         )
         threading.Thread(target=self._hear, daemon=True).start()
 
@@ -36,7 +36,7 @@ class Host:
         self.say(here=pb.Here(**told_of))
 
     def next(self):
-        return self.heard.get(timeout=PATIENCE)
+        return self.heard.get(timeout=TIMEOUT)
 
     def leave(self):
         self._orders.cancel()
@@ -53,7 +53,7 @@ class Host:
 class Leading:
     def __init__(self, count, security=SECURITY):
         self.lost, self.left, self.delivered = [], threading.Event(), []
-        self.followers = Followers(count, 0, TERMS, security, PATIENCE, self.lost.append, self.left.set)
+        self.followers = Followers(count, 0, TERMS, security, TIMEOUT, self.lost.append, self.left.set)
         self.followers.deliver = self.delivered.append
 
     def hosts(self, one=None, two=None, **both):

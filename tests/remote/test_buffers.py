@@ -10,7 +10,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.remote.learner.outbox import Outbox
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
-from ddiloco.remote.syncer.session import MOST_WAITING, Session
+from ddiloco.remote.syncer.session import MAX_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.telemetry import records
@@ -143,13 +143,13 @@ def test_an_older_connection_takes_nothing_once_there_is_a_newer_one():
 
 def test_a_learner_that_does_not_read_costs_a_bounded_number_of_messages():
     session = Session("name", 0, 1, Downlink(NewestFragments()))
-    for n in range(3 * MOST_WAITING):
+    for n in range(3 * MAX_WAITING):
         session.say(from_syncer(events.NotMember(n)))
     for step in range(100):
         session.say(from_syncer(events.ClockSet(step)), replaces=True)
     session.close("over")
     messages = [pb.ToLearner.FromString(m) for m in session.messages()]
-    assert len(messages) == MOST_WAITING
+    assert len(messages) == MAX_WAITING
     assert messages[-1].event.clock_set.step == 99
 
 

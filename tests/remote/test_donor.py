@@ -10,8 +10,8 @@ import pytest
 
 from ddiloco.arrays.blocks import Blocks, Cut, box_of
 from ddiloco.config import ConfigError
+from ddiloco.remote.learner.donation import Donation, Recipient, _Call, _checked, fetch_copy
 from ddiloco.remote.learner.donor import Donor
-from ddiloco.remote.learner.gift import Asking, Gift, _Call, _checked, fetch_copy
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import check_alike
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -20,7 +20,7 @@ from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage.learner_state import OfAllHosts
 from ddiloco.workers.exchange import InnerState
 from tests.remote.donors import FORMAT, LEAVES, Steps, ask, assert_same, state
-from tests.remote.ends import PATIENCE, until
+from tests.remote.ends import TIMEOUT, until
 
 
 def test_an_inner_state_arrives_bit_for_bit_with_the_boundary_it_is_of():
@@ -113,26 +113,26 @@ def test_a_learner_of_two_hosts_gives_a_peer_what_each_of_them_has():
         assert_same(ask(donor.address), InnerState(7, (3, 4), whole))
 
 
-def test_each_host_of_a_peer_gets_its_own_blocks_while_the_gift_is_open():
+def test_each_host_of_a_peer_gets_its_own_blocks_while_the_donation_is_open():
     columns = [(slice(None), slice(0, 400)), (slice(None), slice(400, 700))]
     formats = [
         InnerFormat(LEAVES, [ALL[0], Cut(LEAVES[1].shape, (box_of(c, LEAVES[1].shape),)), ALL[2]])
         for c in columns
     ]
     with two_hosts() as (donor, whole, _):
-        asking = [Asking(inner, Security(), 20.0) for inner in formats]
-        gift = Gift(asking[0], donor.address, (3, 4), PATIENCE).open()
-        taken = gift.take().arrays
-        copy, hosts = gift.rest
-        others = fetch_copy(asking[1], hosts, copy, PATIENCE)
+        recipient = [Recipient(inner, Security(), 20.0) for inner in formats]
+        donation = Donation(recipient[0], donor.address, (3, 4), TIMEOUT).open()
+        taken = donation.take().arrays
+        copy, hosts = donation.rest
+        others = fetch_copy(recipient[1], hosts, copy, TIMEOUT)
         for blocks, own in ((taken, columns[0]), (others, columns[1])):
             assert blocks[0].all == whole[0]
             np.testing.assert_array_equal(blocks[1].all, whole[1][own])
-        gift.close()
+        donation.close()
 
         def gone():
             try:
-                fetch_copy(asking[1], hosts[:1], copy, PATIENCE)
+                fetch_copy(recipient[1], hosts[:1], copy, TIMEOUT)
             except WireError:
                 return False  # it still gives, though one host alone is not a whole
             except grpc.RpcError as error:
@@ -150,8 +150,8 @@ def test_many_hosts_of_a_peer_are_given_to_at_once():
     with contextlib.ExitStack() as stack:
         stack.callback(donor.stop)
         for _ in range(40):
-            asking = Asking(inner, Security(), 20.0)
-            call = _Call(asking, address, pb.DonationRequest(copy=COPY), PATIENCE)
+            recipient = Recipient(inner, Security(), 20.0)
+            call = _Call(recipient, address, pb.DonationRequest(copy=COPY), TIMEOUT)
             stack.callback(call.close)
             assert _checked(call.messages, inner).size == 4 * leaf.size  # nobody reads the rest yet
 

@@ -141,7 +141,7 @@ def test_one_that_begins_after_the_end_of_a_run_waits_for_another_but_not_for_ev
     syncer, assembly = make()
     syncer.end()
     assert not EvaluatorProcess(assembly, tmp_path, pytest.fail)._look()
-    monkeypatch.setattr("ddiloco.remote.evaluator._LONGEST_WAIT", 0.0)
+    monkeypatch.setattr("ddiloco.remote.evaluator._MAX_WAIT", 0.0)
     with evaluator(assembly, tmp_path) as (thread, _):
         thread.join(60)
         assert not thread.is_alive()

@@ -20,7 +20,7 @@ from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.inbox import Inbox
 from tests.learner_states import needs_all
 from tests.remote.donors import OF_A_HOST
-from tests.remote.ends import PATIENCE, assert_same, update
+from tests.remote.ends import TIMEOUT, assert_same, update
 
 
 class NoMemory:
@@ -38,8 +38,8 @@ def test_a_host_without_memory_for_a_snapshot_s_copy_says_so_and_lives():
     with concurrent.futures.ThreadPoolExecutor(1) as follower._writer:
         follower._do(pb.Order(copy_all=7))
         follower._do(pb.Order(save=pb.Order.Save(copy=7, snapshot=3)))
-        alarm = follower._say.get(timeout=PATIENCE).alarm
-        done = follower._say.get(timeout=PATIENCE).done
+        alarm = follower._say.get(timeout=TIMEOUT).alarm
+        done = follower._say.get(timeout=TIMEOUT).done
     assert alarm.startswith("host 1: a checkpoint is not kept: RESOURCE_EXHAUSTED")
     assert (done.copy, done.problem) == (7, "host 1: RESOURCE_EXHAUSTED: out of memory")
     follower._do(pb.Order(drop=7))
@@ -51,9 +51,9 @@ def test_a_host_that_cannot_read_its_blocks_of_a_checkpoint_says_so_and_lives(tm
     follower = Follower.__new__(Follower)
     follower._say, follower._kept = queue.SimpleQueue(), LearnerStates(tmp_path, needs_all, 1)
     follower._donor, follower._inner = (unittest.mock.Mock() for _ in range(2))
-    follower._place, follower._patience = HostPlace(1, 2, "127.0.0.1:1"), lambda: PATIENCE
+    follower._place, follower._donation_timeout = HostPlace(1, 2, "127.0.0.1:1"), lambda: TIMEOUT
     follower._do(pb.Order(go_on=3))
-    done = follower._say.get(timeout=PATIENCE).done
+    done = follower._say.get(timeout=TIMEOUT).done
     assert (done.copy, done.problem[:8]) == (3, "host 1: ") and "state.1.3" in done.problem
 
 
@@ -72,7 +72,7 @@ def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted
     follower = Follower.__new__(Follower)
     follower._arrays, follower._change, follower._here = Adopting(), threading.Lock(), here
     follower._taken, follower._donor = lambda copy: None, unittest.mock.Mock()
-    follower._inner, follower._patience = None, lambda: PATIENCE
+    follower._inner, follower._donation_timeout = None, lambda: TIMEOUT
     order = pb.Order(adopt=pb.Order.Adopt(welcomes=[7, 8], versions=versions))
     if versions == (3, 5):
         follower._do(order)
@@ -112,7 +112,7 @@ def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_lat
     follower._kept = LearnerStates(None, needs_all, 1)
 
     def fetch(*_):
-        assert comes.wait(PATIENCE)
+        assert comes.wait(TIMEOUT)
         return "blocks"
 
     monkeypatch.setattr("ddiloco.remote.learner.follower.fetch_copy", fetch)
@@ -121,7 +121,7 @@ def test_a_peer_s_state_that_host_0_lets_go_of_goes_here_too_though_it_comes_lat
     if late:
         follower._do(pb.Order(drop=7))
     comes.set()
-    assert {follower._say.get(timeout=PATIENCE).done.copy for _ in range(2)} == {7, 8}
+    assert {follower._say.get(timeout=TIMEOUT).done.copy for _ in range(2)} == {7, 8}
     if not late:
         follower._do(pb.Order(drop=7))
     assert follower._fetched == {8: "blocks"}

@@ -23,12 +23,12 @@ from ddiloco.launch.ports import reserved_port
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.work import LearnerWork
-from ddiloco.remote.learner.follower import TellingBatches
+from ddiloco.remote.learner.follower import ReportingBatches
 from ddiloco.remote.learner.host_arrays import LeadingArrays
 from ddiloco.remote.learner.host_recovery import HostRecovery
 from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.learner.leading import Lead
-from ddiloco.remote.learner.likeness import TELLING
+from ddiloco.remote.learner.likeness import MEANINGFUL_STEPS
 from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -48,7 +48,7 @@ from ddiloco.workers.exchange import InnerState
 from experiments.cli.credentials import load_security
 from tests.learner_states import needs_all, state_with
 from tests.remote.donors import OF_A_HOST, assert_same, notes, recovery, state, with_client
-from tests.remote.ends import PATIENCE, SyncerEnd, certificates, ended, until, update, welcome
+from tests.remote.ends import TIMEOUT, SyncerEnd, certificates, ended, until, update, welcome
 from tests.remote.host_ends import SECURITY, Host, Leading
 from tests.workbench import experiment
 
@@ -92,9 +92,9 @@ def test_a_learner_goes_on_or_has_a_checkpoint_in_a_snapshot_once_all_hosts_have
             host.say(done=pb.FromHost.Done(copy=7, problem=told))
         if problem:
             with pytest.raises(WireError, match="not all hosts"):
-                done.result(PATIENCE)
+                done.result(TIMEOUT)
         else:
-            done.result(PATIENCE)
+            done.result(TIMEOUT)
     if what == "keep":
         assert (tmp_path / "snapshots" / "000003" / "learners" / "0" / "state.0.7").exists()
 
@@ -164,7 +164,7 @@ def test_what_the_syncer_sends_is_delivered_once_all_hosts_have_it(leading):
     until(lambda: leading.delivered == [first, third], "the newer update")
     two.here({"fragment": 0, "version": 3})  # it came late, and is not delivered after a newer one
     two.say(leaving=True)
-    assert leading.left.wait(PATIENCE)
+    assert leading.left.wait(TIMEOUT)
     assert leading.delivered == [first, third]
 
 
@@ -233,7 +233,7 @@ def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading)
             for host, problem in zip(hosts, problems, strict=False):
                 host.say(done=pb.FromHost.Done(copy=8, problem="of another copy"))
                 host.say(done=pb.FromHost.Done(copy=copy, problem=problem))
-            leading.followers.done(copy, time.monotonic() + (PATIENCE if len(problems) == 2 else 0.2))
+            leading.followers.done(copy, time.monotonic() + (TIMEOUT if len(problems) == 2 else 0.2))
 
     told(9, "", "")
     with pytest.raises(wire.WireError, match="host 2: they"):
@@ -246,10 +246,10 @@ def test_a_peer_s_state_is_there_once_all_hosts_have_their_blocks_of_it(leading)
 
 
 class Given:
-    """A peer's gift that is open."""
+    """A peer's open donation."""
 
     def __init__(self, copy):
-        self.rest, self.until = (copy, ["127.0.0.1:1"]), time.monotonic() + PATIENCE
+        self.rest, self.until = (copy, ["127.0.0.1:1"]), time.monotonic() + TIMEOUT
 
     def take(self):
         return state(2)
@@ -265,9 +265,9 @@ def test_hosts_let_go_of_a_peer_s_state_with_host_0_and_where_one_of_them_lacks_
                 assert host.next().fetch.copy == copy
                 host.say(done=pb.FromHost.Done(copy=copy, problem=problem))
             if problem:
-                assert problem in str(taking.exception(PATIENCE))
+                assert problem in str(taking.exception(TIMEOUT))
             else:
-                found = taking.result(PATIENCE)
+                found = taking.result(TIMEOUT)
                 assert_same(found, state(2))
                 assert found.arrays.number == copy
             del taking
@@ -312,10 +312,10 @@ def test_data_that_cannot_be_read_end_the_host_that_waits_for_them():
             return {"shards": {}}
 
     said = queue.SimpleQueue()
-    batches = TellingBatches(HostBatches(Unreadable(), (1,), (0, 1), 4), said)
+    batches = ReportingBatches(HostBatches(Unreadable(), (1,), (0, 1), 4), said)
     batches.begin("")
     assert next(batches).tokens == {1: 6}
-    assert said.get(timeout=PATIENCE).drawn.number == 1
+    assert said.get(timeout=TIMEOUT).drawn.number == 1
     with pytest.raises(DataError, match="damaged"):
         next(batches)
 
@@ -343,7 +343,7 @@ def test_hosts_leave_with_host_0_that_is_asked_to_end_before_its_learner_is_acce
         for host in hosts:
             order = host.next()
             assert order.HasField("leave") and order.leave, order
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert left == [None]
 
 
@@ -354,7 +354,7 @@ def test_others_find_host_0_while_it_still_opens_its_data(data_dir, monkeypatch)
     assembly, found = assembly_of(e), threading.Event()
 
     def open_data(learner):
-        assert found.wait(PATIENCE), "nobody found it"
+        assert found.wait(TIMEOUT), "nobody found it"
         raise DataError("they cannot be prepared")
 
     monkeypatch.setattr(assembly, "check_learner", open_data)
@@ -367,7 +367,7 @@ def test_others_find_host_0_while_it_still_opens_its_data(data_dir, monkeypatch)
         until(lambda: process._lead and process._lead.followers._orders, "the host")
         found.set()
         with pytest.raises(DataError):
-            ran.result(PATIENCE)
+            ran.result(TIMEOUT)
         process._lead.followers.stop()
         host.leave()
 
@@ -410,7 +410,7 @@ def test_copies_of_steps_that_a_rollback_has_undone_are_not_taken(leading, tmp_p
         states = LearnerStates(tmp_path, needs_all)
         for number, versions in ((70, (2, 2)), (77, (3, 4))):
             arrays = OfAllHosts([jnp.asarray(array) for array in state(number).arrays], number)
-            states.keep(state_with(InnerState(7, versions, arrays, trained=TELLING)))
+            states.keep(state_with(InnerState(7, versions, arrays, trained=MEANINGFUL_STEPS)))
         make = functools.partial(recovery, end, tmp_path, inner=OF_A_HOST)
         make = functools.partial(make, make=functools.partial(HostRecovery, leading.followers))
         assert make().inner_state((4, 3)) is None

@@ -41,7 +41,7 @@ from ddiloco.workers.transfer import Offer
 from tests.bad_network import BadNetwork, LinkShape
 from tests.integration.programs import ROOT
 from tests.remote.donors import THREE, Steps, ask, notes, with_client
-from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, Taken, ended, joined, until
+from tests.remote.ends import CONFIG, TERMS, TIMEOUT, LearnerEnd, SyncerEnd, Taken, ended, joined, until
 from tests.warm import Program
 
 SHAPE = (4000, 1000)  # float32: 16 MB, more than what may be on the way
@@ -112,16 +112,14 @@ def syncer():
     made.model.compile()
     core = SyncerCore(POLICY, 1000)
     worker = SyncerWorker(core, made.model, made.records.append, lambda step, fragments: None)
-    listening = Listening("127.0.0.1:0", Security(), CONFIG, BIG_TERMS.most_learners)
-    server = SyncerServer(
-        BIG_TERMS, Security(), listening, worker.connect, worker.send, worker.take_offer, made.records.append
-    )
+    listening = Listening("127.0.0.1:0", Security(), CONFIG, BIG_TERMS.max_learners)
+    server = SyncerServer(BIG_TERMS, Security(), listening, worker, made.records.append)
     made.address = ("127.0.0.1", server.start())
     server.open()
     worker.start()
     yield made
     server.stop(0.0)
-    worker.stop(PATIENCE)
+    worker.stop(TIMEOUT)
 
 
 def killed_in_the_middle(monkeypatch, process):
@@ -173,7 +171,7 @@ def test_of_a_learner_killed_in_the_middle_of_a_push_nothing_is_merged_and_nothi
 
 
 @pytest.mark.parametrize("another", [True, False])
-def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_gift(another, monkeypatch):
+def test_a_donor_killed_in_the_middle_costs_the_joiner_only_its_donation(another, monkeypatch):
     end, killed = SyncerEnd(terms=THREE), child(donate_slowly, "")
     until(lambda: killed.said().endswith("\n"), "the donor's port")
     target = ("127.0.0.1", int(killed.said()))
@@ -204,7 +202,7 @@ def test_a_joiner_that_reads_nothing_keeps_neither_the_donor_s_steps_nor_the_nex
         next(idle)  # the header, and no more
         step = InnerStateWanted((), concurrent.futures.Future())
         donor.inbox.put(step)
-        assert step.answer.result(PATIENCE) is LARGE_STATE, "the worker is at its next boundary"
+        assert step.answer.result(TIMEOUT) is LARGE_STATE, "the worker is at its next boundary"
 
         def given():
             got = error_or(lambda: ask(donor.address, inner=LARGE_INNER))

@@ -11,7 +11,7 @@ from ddiloco.arrays.blocks import Blocks, Cut
 from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
-from ddiloco.remote.syncer.downlink import MOST_AHEAD, Downlink, NewestFragments
+from ddiloco.remote.syncer.downlink import MAX_AHEAD, Downlink, NewestFragments
 from ddiloco.remote.syncer.session import HostOffers
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message, cuts_of, receive_blocks, wanted_cuts
@@ -182,18 +182,18 @@ def test_all_hosts_get_the_same_versions_in_the_same_order(changes):
 def test_a_host_that_takes_nothing_holds_the_others_back_at_a_few_fragments():
     down = Downlink(NewestFragments(), hosts=2)
     fast = down.messages(0)
-    for version in range(1, MOST_AHEAD + 1):
+    for version in range(1, MAX_AHEAD + 1):
         down.put(update(0, version))
         header = pb.DownHeader.FromString(next(fast))
         assert header.update.version == version
         left = header.size
         while left:
             left -= len(next(fast))
-    down.put(update(0, MOST_AHEAD + 1))
-    down.put(update(0, MOST_AHEAD + 2))
+    down.put(update(0, MAX_AHEAD + 1))
+    down.put(update(0, MAX_AHEAD + 2))
     slow = down.messages(1)
     assert pb.DownHeader.FromString(next(slow)).update.version == 1
-    assert pb.DownHeader.FromString(next(fast)).update.version == MOST_AHEAD + 2
+    assert pb.DownHeader.FromString(next(fast)).update.version == MAX_AHEAD + 2
 
 
 def test_a_host_gets_only_the_blocks_that_it_needs():

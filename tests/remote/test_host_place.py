@@ -10,7 +10,7 @@ import pytest
 from ddiloco.data.errors import DataError
 from ddiloco.remote.learner.hosts import HostPlace
 from tests.integration.programs import ROOT
-from tests.remote.ends import PATIENCE
+from tests.remote.ends import TIMEOUT
 from tests.remote.host_ends import Leading
 
 
@@ -52,7 +52,7 @@ print(jax.config._read("jax_cuda_visible_devices"), os.environ["XLA_FLAGS"])
     environment |= {"http_proxy": "http://127.0.0.1:1", "no_proxy": ".example.org"}
     environment["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=false"
     command, told = [sys.executable, "-c", program], {"capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=2 * PATIENCE, **told)
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=2 * TIMEOUT, **told)
     flags = "--xla_gpu_shard_autotuning=false --xla_cpu_enable_fast_math=false"
     assert (done.returncode, done.stdout) == (0, f"all {flags}\n"), done.stderr
 

@@ -13,7 +13,7 @@ from ddiloco.remote.syncer import session as sessions
 from ddiloco.remote.syncer.admission import FURTHEST
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.listening import Handshakes
-from ddiloco.remote.syncer.session import MOST_CALLS, Session
+from ddiloco.remote.syncer.session import MAX_CALLS, Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
@@ -22,8 +22,8 @@ from experiments.cli.credentials import load_security
 from tests.long import times
 from tests.remote.donors import Steps, ask, assert_same, state
 from tests.remote.ends import (
-    PATIENCE,
     TERMS,
+    TIMEOUT,
     LearnerEnd,
     SyncerEnd,
     asked,
@@ -41,13 +41,13 @@ ALL = Security("the token that all share")
 OWN = Security(tokens={0: "the token of learner 0", 1: "the token of learner 1"})
 
 
-def hello(syncer, security=ALL, timeout=PATIENCE, **fields):
+def hello(syncer, security=ALL, timeout=TIMEOUT, **fields):
     """What the syncer answers to a hello by hand: its first message, or the error."""
     never = threading.Event()
 
     def messages():
         yield greeting(**fields)
-        never.wait(PATIENCE)
+        never.wait(TIMEOUT)
 
     channel = security.channel(syncer.address, wire.options(20.0))
     call = channel.stream_stream(wire.CONTROL)(messages(), metadata=security.metadata, timeout=timeout)
@@ -111,7 +111,7 @@ def test_a_process_whose_place_was_taken_while_it_was_lost_may_not_come_back_eit
         old.client.finish(0.0)
         syncer.next(events.LearnerLost)
         with ended(new := LearnerEnd(syncer.address, process=101, security=ALL)):
-            assert new.client.accepted.wait(PATIENCE)
+            assert new.client.accepted.wait(TIMEOUT)
             assert hello(syncer, process=100).code() is wire.REPLACED
 
 
@@ -121,7 +121,7 @@ def test_the_owner_of_a_number_replaces_its_process_at_once_with_a_newer_one():
         joined(syncer, old)
         assert isinstance(hello(syncer, OWN.of(0), process=99), grpc.RpcError), "an older one"
         with ended(new := LearnerEnd(syncer.address, process=101, security=OWN.of(0))):
-            assert new.client.accepted.wait(PATIENCE)
+            assert new.client.accepted.wait(TIMEOUT)
             assert new.client.newest_incarnation == 100
             assert syncer.next(events.LearnerLost) == events.LearnerLost(0, 100, "replaced")
             until(lambda: old.client.refusal is not None, "the refusal of the old one")
@@ -132,7 +132,7 @@ def test_a_restarted_syncer_tells_a_learner_that_went_on_from_one_that_came_agai
     syncer = SyncerEnd(opened=False)
     syncer.server.know([(0, 102)])  # the process was told to rejoin twice
     with ended(syncer, learner := LearnerEnd(syncer.address, process=process)):
-        assert learner.client.accepted.wait(PATIENCE)
+        assert learner.client.accepted.wait(TIMEOUT)
         found = [r.state.value for r in syncer.records if isinstance(r, records.StateChanged)]
         assert found == states
 
@@ -155,14 +155,14 @@ def test_a_process_that_comes_back_while_its_session_still_ends_is_let_in_and_no
             grpc.insecure_channel(syncer.address) as channel,
             pytest.raises(grpc.RpcError, match="malformed"),
         ):
-            list(channel.stream_stream(wire.CONTROL)(iter(malformed), timeout=PATIENCE))
-        assert answers.get(timeout=PATIENCE).session
+            list(channel.stream_stream(wire.CONTROL)(iter(malformed), timeout=TIMEOUT))
+        assert answers.get(timeout=TIMEOUT).session
         assert syncer.drops() == ["wire: malformed message"]
 
 
 def test_a_session_that_ends_as_a_learner_joins_leaves_no_learner_that_nobody_hears_is_lost():
     syncer = SyncerEnd()
-    connect, ends = syncer.server._connect, []
+    connect, ends = syncer.connect, []
 
     def as_it_ends(learner, incarnation, link):
         ends.append(threading.Thread(target=syncer.server._end, args=(link, "connection lost")))
@@ -170,7 +170,7 @@ def test_a_session_that_ends_as_a_learner_joins_leaves_no_learner_that_nobody_he
         ends[0].join(0.5)  # it may end only once the learner has joined
         connect(learner, incarnation, link)
 
-    syncer.server._connect = as_it_ends
+    syncer.connect = as_it_ends
     with ended(syncer, learner := LearnerEnd(syncer.address)):
         learner.send(events.LearnerJoined(0, 100))
         assert syncer.next(events.LearnerJoined).incarnation == 100
@@ -178,15 +178,14 @@ def test_a_session_that_ends_as_a_learner_joins_leaves_no_learner_that_nobody_he
 
 
 def test_what_learners_say_is_not_read_while_too_much_of_it_waits():
-    crowd = threading.Event()
-    crowd.set()
-    syncer = SyncerEnd(crowded=crowd.is_set)
+    syncer = SyncerEnd()
+    syncer.crowded = True
     with ended(syncer, learner := LearnerEnd(syncer.address)):
         learner.send(events.LearnerJoined(0, 100))
-        assert learner.client.accepted.wait(PATIENCE)
+        assert learner.client.accepted.wait(TIMEOUT)
         with pytest.raises(queue.Empty):
             syncer.heard.get(timeout=0.3)
-        crowd.clear()
+        syncer.crowded = False
         assert syncer.next(events.LearnerJoined).incarnation == 100
 
 
@@ -195,7 +194,7 @@ def test_with_tokens_of_their_own_learners_speak_for_no_other():
     with ended(syncer, honest := LearnerEnd(syncer.address, 1, security=OWN.of(1))):
         joined(syncer, honest, number=1)
         with ended(liar := LearnerEnd(syncer.address, 1, process=500, security=OWN.of(0))):
-            assert liar.client.accepted.wait(PATIENCE)
+            assert liar.client.accepted.wait(TIMEOUT)
             assert liar.client.refusal == "these are the credentials of learner 0, not of learner 1"
         assert syncer.drops() == ["wire: another learner's number"]
         [alarm] = syncer.alarms()
@@ -230,7 +229,7 @@ def test_no_process_claims_a_number_that_leaves_no_room_for_later_ones():
             joined(syncer, learner, FURTHEST)
         syncer.next(events.LearnerLost)
         with ended(later := LearnerEnd(syncer.address, security=ALL)):
-            assert later.client.accepted.wait(PATIENCE)
+            assert later.client.accepted.wait(TIMEOUT)
             joined(syncer, later, later.client.newest_incarnation + 1)
 
 
@@ -239,7 +238,7 @@ def silent_calls(address, security, paths, count):
     never, channels = threading.Event(), []
 
     def nothing():
-        never.wait(PATIENCE)
+        never.wait(TIMEOUT)
         yield from ()
 
     for n in range(count):
@@ -270,7 +269,7 @@ class Call:
 
 
 def test_a_machine_that_floods_the_syncer_with_calls_keeps_no_other_from_joining():
-    handshakes, never = Handshakes(PATIENCE, 3), threading.Event()
+    handshakes, never = Handshakes(TIMEOUT, 3), threading.Event()
     waits = lambda: iter(never.wait, True)  # noqa: E731
     one, *many = [Call(f"ipv4:10.0.0.{host}:80") for host in (1, 2, 2, 2)]
     threads = []
@@ -278,7 +277,7 @@ def test_a_machine_that_floods_the_syncer_with_calls_keeps_no_other_from_joining
         threads.append(threading.Thread(target=handshakes.first, args=(waits(), call), daemon=True))
         threads[-1].start()
         until(lambda n=n: len(handshakes._waiting) == min(n + 1, 3), "the call")
-    assert many[0].ended.wait(PATIENCE)
+    assert many[0].ended.wait(TIMEOUT)
     assert not one.ended.is_set()
     never.set()
 
@@ -287,7 +286,7 @@ def test_a_machine_that_floods_the_syncer_with_calls_keeps_no_other_from_joining
 def test_a_learner_that_claims_many_hosts_takes_no_more_calls_than_there_is_room_for(room):
     """Else it would take all of them, and no other learner's fragments would travel."""
     syncer = SyncerEnd(dataclasses.replace(TERMS, hosts=(room, 1)))
-    most = MOST_CALLS * room
+    most = MAX_CALLS * room
     with ended(syncer):
         refused = hello(syncer, Security(), hosts=most + 1)
         assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -311,8 +310,8 @@ def test_answers_that_a_learner_does_not_read_are_few_and_end_with_its_session()
         named = ((wire.SESSION_KEY, session.name),)
         with grpc.insecure_channel(syncer.address, UNREAD) as channel:
             ask = channel.stream_stream(wire.PEERS)
-            calls = [ask(iter([b""]), metadata=named) for _ in range(2 * MOST_CALLS)]
-            until(lambda: sum(call.done() for call in calls) == MOST_CALLS, "refusals of half of them")
+            calls = [ask(iter([b""]), metadata=named) for _ in range(2 * MAX_CALLS)]
+            until(lambda: sum(call.done() for call in calls) == MAX_CALLS, "refusals of half of them")
             learner.client.finish(0.0)
             until(lambda: not session._contexts, "the end of the others")
 
@@ -324,7 +323,7 @@ def test_a_call_of_a_learner_that_reads_nothing_ends_with_its_session(monkeypatc
 
     def messages():
         yield greeting()
-        never.wait(PATIENCE)
+        never.wait(TIMEOUT)
 
     with ended(syncer), Security().channel(syncer.address, wire.options(20.0)) as channel:
         call = channel.stream_stream(wire.CONTROL)(messages())
@@ -353,9 +352,9 @@ def test_calls_that_send_nothing_do_not_keep_a_donor_from_giving(security):
 def test_learners_show_each_other_what_the_syncer_gave_them_not_what_they_show_to_it():
     syncer = SyncerEnd(security=OWN)
     with ended(syncer, one := LearnerEnd(syncer.address, security=OWN.of(0))):
-        assert one.client.accepted.wait(PATIENCE)
+        assert one.client.accepted.wait(TIMEOUT)
         with ended(two := LearnerEnd(syncer.address, 1, security=OWN.of(1))):
-            assert two.client.accepted.wait(PATIENCE)
+            assert two.client.accepted.wait(TIMEOUT)
             assert one.client.peers_token == two.client.peers_token != ""
             assert one.client.peers_token not in OWN.tokens.values()
 
@@ -363,7 +362,7 @@ def test_learners_show_each_other_what_the_syncer_gave_them_not_what_they_show_t
 def test_a_learner_of_another_run_is_refused_in_one_line_by_either_end(tmp_path):
     first = SyncerEnd(run="a" * 32)
     with ended(first, learner := LearnerEnd(first.address)):
-        assert learner.client.accepted.wait(PATIENCE)
+        assert learner.client.accepted.wait(TIMEOUT)
         assert learner.client.run == "a" * 32
         refused = hello(first, Security(), learner=1, run="b" * 32)
         assert refused.details() == "the learner is of run bbbbbbbb, the syncer of run aaaaaaaa"

@@ -11,11 +11,11 @@ from ddiloco.remote.learner.process import LearnerProcess
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
 from ddiloco.run.recipes import assembly_of
-from tests.remote.ends import PATIENCE, SyncerEnd, ended, until
+from tests.remote.ends import TIMEOUT, SyncerEnd, ended, until
 from tests.workbench import experiment
 
 pytestmark = pytest.mark.usefixtures("one_device")
-LIMIT = 4 * PATIENCE  # with all that is compiled
+LIMIT = 4 * TIMEOUT  # with all that is compiled
 
 
 @pytest.fixture

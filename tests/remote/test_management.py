@@ -15,7 +15,7 @@ from ddiloco.storage import operator_orders
 from ddiloco.storage.operator_orders import StandingOrders
 from ddiloco.storage.run_mark import RunMarkError
 from ddiloco.workers.exchange import Leave
-from tests.remote.ends import PATIENCE, TERMS, LearnerEnd, SyncerEnd, joined
+from tests.remote.ends import TERMS, TIMEOUT, LearnerEnd, SyncerEnd, joined
 
 
 def there(syncer, number, **more):
@@ -56,7 +56,7 @@ def managed():
 
 
 def asked(syncer, verb, learner=None, security=None):
-    return ask(syncer.address, security or Security(), Command(verb, learner), PATIENCE)
+    return ask(syncer.address, security or Security(), Command(verb, learner), TIMEOUT)
 
 
 def refusal(syncer, security, verb="stop"):
@@ -70,18 +70,18 @@ def test_a_learner_that_is_drained_leaves_and_is_sent_away_until_it_is_added(man
     learner = there(syncer, 1)
     assert asked(syncer, "drain", 1).done
     learner.next(Leave)
-    learner.client.finish(PATIENCE)
+    learner.client.finish(TIMEOUT)
     syncer.next(events.LearnerLost)
     status = asked(syncer, "status")
     assert status.facts == {"step": 7, "present": [], "drained": [1], "num_learners": 2, "shards": []}
     assert status.line == "step 7; learners: none of 2; drained: 1"
     back = LearnerEnd(syncer.address, 1, process=200)  # its engine has started it again
     back.next(Leave)
-    back.client.finish(PATIENCE)
+    back.client.finish(TIMEOUT)
     assert asked(syncer, "add", 1) == Answer(True, "learner 1 may come", {"learner": 1})
     again = there(syncer, 1, process=300)
     assert asked(syncer, "status").facts["present"] == [1]
-    again.client.finish(PATIENCE)
+    again.client.finish(TIMEOUT)
 
 
 def test_a_learner_that_is_evicted_is_lost_at_once_and_another_process_may_come(managed):
@@ -93,7 +93,7 @@ def test_a_learner_that_is_evicted_is_lost_at_once_and_another_process_may_come(
     again = there(syncer, 1, process=200)  # at once, though the first one's silence is not over
     assert asked(syncer, "status").facts["present"] == [1]
     for learner in (hung, again):
-        learner.client.finish(PATIENCE)
+        learner.client.finish(TIMEOUT)
     assert asked(syncer, "evict", 0) == Answer(False, "learner 0 is not there", {"learner": 0})
 
 
@@ -105,7 +105,7 @@ def test_the_first_number_that_is_free_is_given(managed):
     answer = asked(syncer, "add")
     assert (answer.done, answer.line) == (False, "all 2 learners of config.remote.max_learners are there")
     for learner in (first, second):
-        learner.client.finish(PATIENCE)
+        learner.client.finish(TIMEOUT)
 
 
 def test_numbers_of_no_learner_are_refused(managed):
@@ -156,19 +156,19 @@ def test_a_disk_that_hangs_keeps_nobody_from_hearing_who_is_drained(tmp_path, mo
 
     def hang(word, folder):
         writes.set()
-        assert free.wait(PATIENCE)
+        assert free.wait(TIMEOUT)
 
     monkeypatch.setattr(StandingOrders, "save", hang)
     management = Management(Security(), TERMS.num_learners, folder=tmp_path)
     command = threading.Thread(target=management.do, args=(Command("drain", 1), "here"), daemon=True)
     command.start()
-    assert writes.wait(PATIENCE)
+    assert writes.wait(TIMEOUT)
     asked = threading.Thread(target=management.drained, args=(0,), daemon=True)
     asked.start()
-    asked.join(PATIENCE / 2)
+    asked.join(TIMEOUT / 2)
     assert not asked.is_alive()
     free.set()
-    command.join(PATIENCE)
+    command.join(TIMEOUT)
     assert management.drained(1)
 
 
@@ -183,7 +183,7 @@ def test_only_the_operator_manages_learners_with_tokens_of_their_own(managed):
 def test_the_operator_is_no_learner(managed):
     syncer = managed(OWN)
     impostor = LearnerEnd(syncer.address, 0, security=Security(OWN.operator))
-    assert impostor.client.accepted.wait(PATIENCE)
+    assert impostor.client.accepted.wait(TIMEOUT)
     assert impostor.client.refusal == "these are the credentials of the operator, not of learner 0"
 
 
@@ -195,5 +195,5 @@ def test_what_is_no_command_is_refused(managed, data):
         Command.read(data)
     syncer = managed()
     with grpc.insecure_channel(syncer.address) as channel, pytest.raises(grpc.RpcError) as error:
-        channel.unary_unary(MANAGE)(data, timeout=PATIENCE)
+        channel.unary_unary(MANAGE)(data, timeout=TIMEOUT)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -13,7 +13,7 @@ from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.record_receiver import RecordIntake
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.event_messages import (
-    LONGEST_POSITION,
+    MAX_POSITION_LENGTH,
     from_learner,
     from_syncer,
     learner_event,
@@ -231,7 +231,7 @@ def test_a_newer_process_has_its_place_back_once_one_that_lingered_is_gone():
 
 
 def test_a_position_longer_than_any_can_be_is_refused():
-    for length, fits in ((LONGEST_POSITION, True), (LONGEST_POSITION + 1, False)):
+    for length, fits in ((MAX_POSITION_LENGTH, True), (MAX_POSITION_LENGTH + 1, False)):
         given = Contribution(3, 1, 0, 0, 4, 4, 40, upto=Watermark(1, 4, "x" * length))
         header = up_header(RoundId(4, 0), given, 77)
         if fits:

@@ -14,8 +14,8 @@ from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.telemetry.throughput import UNMEASURED
 from ddiloco.workers.transfer import Offer
 from tests.remote.ends import (
-    PATIENCE,
     TERMS,
+    TIMEOUT,
     arrays,
     ask,
     assert_same,
@@ -26,7 +26,7 @@ from tests.remote.ends import (
 )
 
 
-def send_by_hand(learner, messages, timeout=PATIENCE):
+def send_by_hand(learner, messages, timeout=TIMEOUT):
     """Sends an offer's messages as the learner would; its answer."""
     until(lambda: learner.client._connection is not None, "the connection")
     [channel] = learner.client._connection._channels
@@ -51,7 +51,7 @@ class Held:
         self.reached.set()
         if self._problem is not None:
             raise self._problem
-        assert self.free.wait(PATIENCE)
+        assert self.free.wait(TIMEOUT)
         return arrays(0, 1)[0]
 
 
@@ -68,7 +68,7 @@ def test_what_nobody_asked_for_is_refused_before_its_bytes_are_taken(ends, wrong
 
     def messages():
         yield headed(1)
-        never.wait(PATIENCE)  # the bytes do not come
+        never.wait(TIMEOUT)  # the bytes do not come
 
     with pytest.raises(grpc.RpcError) as raised:
         send_by_hand(learner, messages())
@@ -124,14 +124,14 @@ def test_of_an_offer_that_the_devices_fail_to_give_the_syncer_hears(ends):
 def test_an_offer_that_takes_too_long_is_ended_since_it_holds_memory(ends, monkeypatch):
     syncer, learner = ends
     link = joined(syncer, learner)
-    monkeypatch.setattr(link.down.pace, "patience", lambda timeout, size: 0.1)
-    monkeypatch.setattr(link.down.pace, "limit", lambda timeout, size: 0.2)
+    monkeypatch.setattr(link.down.throughput, "timeout", lambda timeout, size: 0.1)
+    monkeypatch.setattr(link.down.throughput, "limit", lambda timeout, size: 0.2)
     ask(learner, link, 1)
     over = threading.Event()
 
     def never():
         yield headed(1)
-        over.wait(PATIENCE)
+        over.wait(TIMEOUT)
 
     with pytest.raises(grpc.RpcError):
         send_by_hand(learner, never(), timeout=None)
@@ -143,9 +143,9 @@ def test_an_offer_may_have_a_later_deadline_than_the_syncer_would_give_it(ends):
     """A learner may have seen a slower link than this connection's."""
     syncer, learner = ends
     link = joined(syncer, learner)
-    link.down.pace.add(payload_bytes(arrays(1, 5)), 0.001)
+    link.down.throughput.add(payload_bytes(arrays(1, 5)), 0.001)
     ask(learner, link, 1)
-    send_by_hand(learner, iter([headed(1), *chunks(arrays(1, 5))]), timeout=100 * PATIENCE)
+    send_by_hand(learner, iter([headed(1), *chunks(arrays(1, 5))]), timeout=100 * TIMEOUT)
     assert_same(syncer.taken()[1], arrays(1, 5))
     assert syncer.drops() == []
 
@@ -160,7 +160,7 @@ def test_a_learner_that_was_never_welcomed_does_not_break_off_what_its_link_need
     offer = _Offer(RoundId(4, 0), Contribution(0, 100, 0, 0, 4, 3, 30), Offer(arrays(0, 5)))
     for _ in range(2):
         streams._send(lambda messages, metadata, timeout: limits.append(timeout), offer)
-        learner.client.pace.add(1 << 30, 0.001)
+        learner.client.throughput.add(1 << 30, 0.001)
     assert limits == [UNMEASURED, pytest.approx(TERMS.offer_timeout)]
 
 
@@ -169,7 +169,7 @@ def test_offers_behind_one_that_takes_long_are_not_sent_once_an_update_makes_the
     link = joined(syncer, learner)
     held = Held()
     ask(learner, link, 0).offer(0, 1, given=(held, *arrays(0, 1)[1:]))
-    assert held.reached.wait(PATIENCE)
+    assert held.reached.wait(TIMEOUT)
     ask(learner, link, 1).offer(1, 5)  # waits behind the one under way
     link.deliver(update(1, 1))
     learner.next(events.UpdateArrived)
@@ -187,7 +187,7 @@ def test_a_fragment_that_waits_is_sent_as_it_was_offered_last(ends):
     link = joined(syncer, learner)
     held = Held()
     ask(learner, link, 0).offer(0, 1, given=(held, *arrays(0, 1)[1:]))
-    assert held.reached.wait(PATIENCE)
+    assert held.reached.wait(TIMEOUT)
     for step in (4, 6):
         ask(learner, link, 1, step).offer(1, step, step=step)
     held.free.set()
@@ -205,15 +205,15 @@ def test_a_lost_learner_is_told_to_the_core_and_what_it_was_sending_has_failed(e
         yield headed(1)
         yield next(iter(chunks(arrays(1, 5))))
         begun.set()
-        never.wait(PATIENCE)
+        never.wait(TIMEOUT)
 
     sending = threading.Thread(target=lambda: error_of(send_by_hand, learner, messages()))
     sending.start()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(TIMEOUT)
     until(lambda: not any(link._asked.values()), "the header to be read")
     learner.client._control.cancel()
-    heard = {type(event): event for event in (syncer.heard.get(timeout=PATIENCE) for _ in range(2))}
+    heard = {type(event): event for event in (syncer.heard.get(timeout=TIMEOUT) for _ in range(2))}
     never.set()
-    sending.join(PATIENCE)
+    sending.join(TIMEOUT)
     assert heard[events.LearnerLost].incarnation == 100
     assert heard[events.OfferFailed].round == RoundId(4, 1)

@@ -14,7 +14,7 @@ from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.storage import array_file, bounded_reads
 from tests.remote.donors import FORMAT, THREE, Steps, assert_same, keep, notes, recovery, state, with_client
-from tests.remote.ends import PATIENCE, SyncerEnd, ended, joined, until
+from tests.remote.ends import TIMEOUT, SyncerEnd, ended, joined, until
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def test_learners_that_join_together_do_not_wait_for_each_other():
             assert recovery(ends[1]).inner_state((3, 4)) is None
             assert not one.wishes
             other.wishes[0].answer.set_result(given := state(2))
-            assert_same(found.result(PATIENCE), given)
+            assert_same(found.result(TIMEOUT), given)
 
 
 def test_without_a_peer_the_own_copy_serves_and_without_that_a_fresh_one(tmp_path):
@@ -154,11 +154,11 @@ def test_a_donor_that_hangs_takes_nothing_of_the_time_of_the_next(tmp_path):
     given = dataclasses.replace(state(2), trained=800)
     keep(tmp_path, dataclasses.replace(state(1), trained=800))
     with peers_and_joiner(hangs := Steps(None), Steps(given)) as (syncer, late, *_):
-        found = recovery(late, tmp_path, donation_timeout=PATIENCE).inner_state((3, 4))
+        found = recovery(late, tmp_path, donation_timeout=TIMEOUT).inner_state((3, 4))
         assert_same(found, given)
         until(lambda: hangs.wishes[0].answer.cancelled(), "the hanging donor to be let go of")
         [note] = notes(syncer) or [None]
-        assert note is None or note["seconds"] < PATIENCE / 2
+        assert note is None or note["seconds"] < TIMEOUT / 2
 
 
 class Trickles:
@@ -175,7 +175,7 @@ class Trickles:
         given = {"format": FORMAT.fingerprint, "step": 7, "versions": versions, "size": FORMAT.bytes}
         yield pb.DonationHeader(**given, trained=1 << 50).SerializeToString()
         yield b"x"
-        self._never.wait(PATIENCE)
+        self._never.wait(TIMEOUT)
 
     def __enter__(self):
         return self
@@ -206,9 +206,9 @@ def test_an_inner_state_that_does_not_come_in_time_is_an_alarm_that_names_the_se
 
 
 def test_a_peer_has_the_time_that_its_steps_take_beside_the_time_for_its_state():
-    slow = Steps(given := state(2), longest=1.0, boundary=PATIENCE)
+    slow = Steps(given := state(2), longest=1.0, boundary=TIMEOUT)
     slow.after = 1.5
-    with peers_and_joiner(slow, boundary_seconds=lambda learner: PATIENCE * learner) as (_, late, _):
+    with peers_and_joiner(slow, boundary_seconds=lambda learner: TIMEOUT * learner) as (_, late, _):
         assert_same(recovery(late, donation_timeout=1.0).inner_state((3, 4)), given)
 
 
@@ -216,7 +216,7 @@ def test_who_joins_waits_for_the_steps_of_the_fastest_peer():
     seconds = {1: 1e6, 2: 2.5, 3: 0.0}
     donors = [Steps(None), Steps(None)]
     with peers_and_joiner(*donors, boundary_seconds=seconds.get) as (_, late, *_):
-        assert late.client.peers(PATIENCE).boundary_seconds == 2.5
+        assert late.client.peers(TIMEOUT).boundary_seconds == 2.5
 
 
 def test_before_the_first_merge_all_begin_alike_whoever_comes_first():

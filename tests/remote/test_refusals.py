@@ -13,8 +13,8 @@ from ddiloco.schema import events_pb2
 from ddiloco.workers.exchange import Leave
 from experiments.cli.credentials import load_security
 from tests.remote.ends import (
-    PATIENCE,
     TERMS,
+    TIMEOUT,
     LearnerEnd,
     SyncerEnd,
     arrays,
@@ -53,7 +53,7 @@ def test_who_does_not_fit_is_refused_in_one_line_and_tries_no_more(changes, told
     security = Security("the token of this run")
     with ended(syncer := SyncerEnd(security=security)):
         learner = LearnerEnd(syncer.address, **{"security": security, **changes})
-        assert learner.client.accepted.wait(PATIENCE)
+        assert learner.client.accepted.wait(TIMEOUT)
         assert told in learner.client.refusal
         assert "\n" not in learner.client.refusal
         learner.next(Leave)
@@ -64,7 +64,7 @@ def test_who_does_not_fit_is_refused_in_one_line_and_tries_no_more(changes, told
 def test_what_is_said_before_the_syncer_hears_waits_with_the_learner_and_only_the_newest_report():
     syncer = SyncerEnd(opened=False)
     with ended(syncer, learner := LearnerEnd(syncer.address)):
-        assert learner.client.accepted.wait(PATIENCE)
+        assert learner.client.accepted.wait(TIMEOUT)
         for step in range(1, 2001):
             learner.send(report(0, 100, step))
         assert syncer.heard.empty()
@@ -138,7 +138,7 @@ def test_calls_outside_a_session_are_refused(ends):
     channel = grpc.insecure_channel(syncer.address, wire.options(20.0))
     for call in (
         lambda: list(channel.unary_stream(wire.UPDATES)(b"")),
-        lambda: channel.stream_unary(wire.OFFERS)(iter([b"x"]), timeout=PATIENCE),
+        lambda: channel.stream_unary(wire.OFFERS)(iter([b"x"]), timeout=TIMEOUT),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call()
@@ -167,7 +167,7 @@ def test_tls_lets_in_who_has_a_certificate_of_the_same_authority_and_nobody_else
             with ended(outside := LearnerEnd(syncer.address, 1, security=security)):
                 with pytest.raises(grpc.RpcError):
                     channel = security.channel(syncer.address, wire.options(20.0))
-                    next(channel.stream_stream(wire.CONTROL)(iter([b""]), timeout=PATIENCE))
+                    next(channel.stream_stream(wire.CONTROL)(iter([b""]), timeout=TIMEOUT))
                 assert outside.client.connections == 0
 
 

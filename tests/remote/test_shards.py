@@ -13,7 +13,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.storage import shard_states
 from ddiloco.storage.run_mark import RunMark
 from ddiloco.telemetry import records
-from tests.remote.ends import CONFIG, PATIENCE, TERMS, LearnerEnd, SyncerEnd, ended, until
+from tests.remote.ends import CONFIG, TERMS, TIMEOUT, LearnerEnd, SyncerEnd, ended, until
 
 TWO = dataclasses.replace(TERMS, shards=2)
 MARK = RunMark("run", "start")
@@ -63,7 +63,7 @@ def test_a_shard_ends_with_the_first_unless_that_had_ended_before_it_began(shard
     late.look()
     assert late.ended.is_set()
     late.end([5])
-    assert {s: state.versions for s, state in first.wait_for_others(PATIENCE).items()} == {1: (5,)}
+    assert {s: state.versions for s, state in first.wait_for_others(TIMEOUT).items()} == {1: (5,)}
 
 
 def test_a_shard_of_a_run_that_was_started_again_ends(shards, tmp_path):
@@ -88,10 +88,10 @@ def test_a_learner_finds_the_other_shards_by_the_first_and_loses_one_alone():
         to_other := LearnerEnd("", terms=TWO, shard=1, book=book),
         LearnerEnd("", terms=TWO, book=book),
     ) as (*_, to_first):
-        assert to_first.client.accepted.wait(PATIENCE)
+        assert to_first.client.accepted.wait(TIMEOUT)
         assert not to_other.client.accepted.is_set(), "nobody has said where it is"
-        first.server.tell_where([first.address, other.address])
-        assert to_other.client.accepted.wait(PATIENCE)
+        first.server.send_addresses([first.address, other.address])
+        assert to_other.client.accepted.wait(TIMEOUT)
         to_other.send(events.LearnerJoined(0, 100))
         assert other.next(events.LearnerJoined).incarnation == 100
         other.die()
@@ -111,7 +111,7 @@ def test_a_learner_with_another_number_of_shards_or_at_another_one_is_refused(te
     book = ShardBook(first.address, terms.shards)
     book.at([first.address] * terms.shards)
     with ended(first, learner := LearnerEnd("", terms=terms, shard=shard, book=book)):
-        assert learner.client.accepted.wait(PATIENCE)
+        assert learner.client.accepted.wait(TIMEOUT)
         assert learner.client.refusal == why
 
 
@@ -125,7 +125,7 @@ def test_records_of_another_shard_come_to_the_first_and_wait_while_it_is_away():
     where[0] = first.address
     until(lambda: len(first.noted("round")) == 3, "the records")
     link.record(records.Alarm("the disk is full", 5.0))
-    link.finish(PATIENCE)
+    link.finish(TIMEOUT)
     assert first.noted("round") == [{"step": step} for step in range(3)]
     assert first.alarms() == ["the disk is full"]
     wrong = RecordsLink(lambda: first.address, 1, dataclasses.replace(TWO, shards=3), Security(), CONFIG, "")

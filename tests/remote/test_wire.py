@@ -17,8 +17,8 @@ from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery, Leave
 from tests.remote.ends import (
     CONFIG,
-    PATIENCE,
     TERMS,
+    TIMEOUT,
     LearnerEnd,
     SyncerEnd,
     arrays,
@@ -173,7 +173,7 @@ def test_a_goodbye_ends_the_session_after_the_last_record(ends):
     syncer, learner = ends
     joined(syncer, learner)
     learner.client.outbox.record(records.StepDone(0, 1, 1.0, 10, {"loss": 1.0}))
-    assert learner.client.finish(PATIENCE)
+    assert learner.client.finish(TIMEOUT)
     assert syncer.next(events.LearnerLost).reason == "it left"
     assert steps_in(syncer.records) == [1]
 
@@ -184,21 +184,21 @@ def test_a_new_process_hears_of_the_newest_incarnation(ends):
     learner.client.finish(0.0)
     assert syncer.next(events.LearnerLost).incarnation == 500
     with ended(newer := LearnerEnd(syncer.address, process=200)):
-        assert newer.client.accepted.wait(PATIENCE)
+        assert newer.client.accepted.wait(TIMEOUT)
         assert newer.client.newest_incarnation == 500
 
 
 def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be_lost_is_let_in(ends):
     syncer, learner = ends
     joined(syncer, learner)
-    assert learner.client.accepted.wait(PATIENCE)
+    assert learner.client.accepted.wait(TIMEOUT)
     with ended(again := LearnerEnd.__new__(LearnerEnd)):
         again.client = SyncerClient(
             ShardBook(syncer.address), 0, 0, 100, TERMS, Security(), CONFIG, lambda line: None
         )
         again.client._session = learner.client._session  # as the same process knows it
         again.client.start()
-        assert again.client.accepted.wait(PATIENCE)
+        assert again.client.accepted.wait(TIMEOUT)
         lost = syncer.next(events.LearnerLost)
         assert (lost.incarnation, lost.reason) == (100, "connected again")
 
@@ -209,9 +209,9 @@ def test_a_learner_that_is_away_as_the_run_ends_hears_of_it_when_it_is_back(ends
     [session] = syncer.server._all_sessions()
     syncer.server._end(session, "connection lost")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        all_came = pool.submit(syncer.server.stop, PATIENCE, patience=PATIENCE)
+        all_came = pool.submit(syncer.server.stop, TIMEOUT, reconnect_timeout=TIMEOUT)
         learner.next(Leave)
-        assert learner.client.finish(PATIENCE) and all_came.result(PATIENCE)
+        assert learner.client.finish(TIMEOUT) and all_came.result(TIMEOUT)
     assert not syncer.server.away
 
 
@@ -224,15 +224,15 @@ def test_a_syncer_that_another_follows_tells_learners_nothing(address):
             again.next(events.LearnerJoined)
             assert learner.inbox.empty()
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                stopped = pool.submit(again.server.stop, PATIENCE)
+                stopped = pool.submit(again.server.stop, TIMEOUT)
                 learner.next(Leave)
-                learner.client.finish(PATIENCE)
-                assert stopped.result(PATIENCE)
+                learner.client.finish(TIMEOUT)
+                assert stopped.result(TIMEOUT)
 
 
 def test_a_run_that_ends_waits_for_no_learner_that_still_compiles(ends):
     syncer, learner = ends
-    assert learner.client.accepted.wait(PATIENCE)
+    assert learner.client.accepted.wait(TIMEOUT)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(syncer.server.stop, 2 * PATIENCE).result(PATIENCE)
+        assert not pool.submit(syncer.server.stop, 2 * TIMEOUT).result(TIMEOUT)
     learner.next(Leave)

@@ -57,9 +57,9 @@ def disk(tmp_path):
 
 def test_what_was_committed_is_there_to_the_bit_with_the_optimizer_s_state(disk):
     trained, again = model(), model()
-    assert disk.state.pace.patience(60.0, 10**15) == 60.0
+    assert disk.state.throughput.timeout(60.0, 10**15) == 60.0
     disk.state.begin(trained)
-    assert disk.state.pace.patience(60.0, 10**15) > 120.0, "a million gigabytes take longer"
+    assert disk.state.throughput.timeout(60.0, 10**15) > 120.0, "a million gigabytes take longer"
     for step, (p, value) in enumerate([(0, 0.5), (1, -1.0), (0, 2.0)], start=1):
         merge(trained, p, value)
         assert disk.state.commit(RoundId(step, p), trained)

@@ -75,7 +75,7 @@ def test_a_learner_whose_clock_is_wrong_or_that_lies_spoils_no_figure(make, tmp_
 
 def test_a_learner_that_hurries_all_others_is_an_alarm(make):
     monitor = make()
-    put(monitor, *(Noted("clock_ahead", {"learner": 1, "pace": pace}, 1.0) for pace in (11.8, 9.0)))
+    put(monitor, *(Noted("clock_ahead", {"learner": 1, "speed": speed}, 1.0) for speed in (11.8, 9.0)))
     monitor.start()
     [alarm] = monitor.stop()["alarms"]
     assert alarm.startswith("learner 1: its clock goes 12 times as fast as others step; with a sync.quorum")

@@ -70,7 +70,7 @@ def test_no_line_is_as_wide_as_the_terminal_and_the_first_part_comes_first(parts
     assert len(line) < columns and line.startswith(parts[0][: columns - 1])
 
 
-def test_pace_is_that_of_the_window():
+def test_speed_is_that_of_the_window():
     speed = RecentSpeed()
     assert speed.tokens_per_second() is None and speed.seconds_for(5) is None
     speed.add(0.0, 0, 0)
@@ -82,7 +82,7 @@ def test_pace_is_that_of_the_window():
     assert speed.seconds_for(-5) == 0.0
 
 
-def test_pace_of_steps_that_take_longer_than_the_window_is_that_of_the_last_few():
+def test_speed_of_steps_that_take_longer_than_the_window_is_that_of_the_last_few():
     speed = RecentSpeed()
     for second in range(3000):
         speed.add(float(second), second // 300, 1000 * (second // 300))
@@ -91,7 +91,7 @@ def test_pace_of_steps_that_take_longer_than_the_window_is_that_of_the_last_few(
     assert len(speed._samples) < 12  # however often it is asked for
 
 
-def test_pace_ignores_a_clock_that_was_set_back_and_knows_no_end_of_a_run_at_rest():
+def test_speed_ignores_a_clock_that_was_set_back_and_knows_no_end_of_a_run_at_rest():
     speed = RecentSpeed()
     for time, at in ((5.0, 1), (4.0, 9), (5.0, 9), (7.0, 1)):
         speed.add(time, at, at)

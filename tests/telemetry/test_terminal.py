@@ -4,7 +4,7 @@ import io
 import os
 import threading
 
-from ddiloco.telemetry.alarms import MOST_ALARMS, MOST_OF_A_KIND, NO_MORE, Alarms
+from ddiloco.telemetry.alarms import MAX_ALARMS, MAX_OF_A_KIND, NO_MORE, Alarms
 from ddiloco.telemetry.progress import Progress
 from ddiloco.telemetry.records import LearnerDied, Noted, RunInfo, reason
 from ddiloco.telemetry.state import MAX_FAILURES, MAX_REASONS, OTHERS, RunState
@@ -50,7 +50,7 @@ def test_however_many_different_alarms_and_reasons_there_are_few_are_kept():
         counted.apply(Noted("drop", {"reason": f"reason {n}"}, 1.0))
         counted.apply(Noted("recovered", {"inner_state": f"source {n}\x1b"}, 1.0))
         counted.apply(LearnerDied(0, 1.0, f"traceback {n}"))
-    assert len(alarms.sentences) == len(shown) == MOST_ALARMS + 1
+    assert len(alarms.sentences) == len(shown) == MAX_ALARMS + 1
     assert alarms.sentences[-1] == NO_MORE
     assert (len(counted.drops), counted.drops.total()) == (MAX_REASONS + 1, 6001)
     assert counted.drops[OTHERS] == 6001 - MAX_REASONS
@@ -63,9 +63,9 @@ def test_alarms_of_one_kind_do_not_hide_those_of_others():
     for n in range(1000):
         alarms.raise_once(f"key {n}", f"learner 3: whatever {n}")
     alarms.raise_once("another", "learner 4 is in quarantine")
-    assert len(alarms.sentences) == MOST_OF_A_KIND + 2
+    assert len(alarms.sentences) == MAX_OF_A_KIND + 2
     *first, more, another = alarms.sentences
-    assert first == [f"learner 3: whatever {n}" for n in range(MOST_OF_A_KIND)]
+    assert first == [f"learner 3: whatever {n}" for n in range(MAX_OF_A_KIND)]
     assert more == "learner 3: ...: there are more alarms that begin so than are kept"
     assert another == "learner 4 is in quarantine"
 

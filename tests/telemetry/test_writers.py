@@ -10,14 +10,14 @@ from ddiloco.telemetry import writers
 from ddiloco.telemetry.records import Evaluated, StepDone
 from ddiloco.telemetry.writers import Aside, check_writers
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class Memory:
     """A writer that keeps what it is given; it begins with a word of the test's."""
 
     def __init__(self, begin=None, fails=False):
-        assert begin is None or begin.wait(PATIENCE)
+        assert begin is None or begin.wait(TIMEOUT)
         self.points, self.closed, self._fails = [], False, fails
 
     def write(self, *point):
@@ -43,7 +43,7 @@ def test_points_come_in_order_and_the_end_after_them():
 
 
 def test_nobody_waits_for_a_slow_service_and_that_points_are_lost_is_told_once(monkeypatch):
-    monkeypatch.setattr(writers, "MOST_WAITING", 3)
+    monkeypatch.setattr(writers, "MAX_WAITING", 3)
     begin, told, made = threading.Event(), [], []
     aside = Aside(lambda: made.append(Memory(begin)) or made[0], told.append, "service")
     for number in range(10):

@@ -46,7 +46,7 @@ class EventDelivery(Observer):
     def learner_handled(self, learner, event, out, now):
         if isinstance(event, events.UpdateArrived):
             self.all.append(("update", now, learner.number, event.version))
-        told = [action.event for action in out if isinstance(action, actions.TellSyncer)]
+        told = [action.event for action in out if isinstance(action, actions.SendToSyncer)]
         if any(isinstance(event, events.LearnerJoined) for event in told):
             self.all.append(("return", now, learner.number, learner.core.incarnation))
 

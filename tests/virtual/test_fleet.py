@@ -255,7 +255,7 @@ def test_a_syncer_that_crashed_does_not_wait_for_the_merges_that_were_lost():
     assert told.of("merge")[0] == (109.0, 8, 1)  # they rejoin at 8.0, and report at 9.0 what they hold
 
 
-def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_pace():
+def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_speed():
     told = played(BOTH, 8, seconds=(1.0, 2.5))
     assert told.step_ends(0) == [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0]
     assert (4.0, State.WAITING_FOR_PEERS) in told.states(0)

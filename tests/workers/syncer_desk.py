@@ -17,7 +17,7 @@ from tests.remote.ends import until
 
 THETA = {"layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
 DIRECT = OuterConfig(merge="direct", optimizer="direct")
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class Peer:
@@ -52,7 +52,7 @@ class Peer:
         self._worker.take_offer(events.FragmentArrived(round_id, contribution), (arrays,))
 
     def next(self, kind):
-        delivery = self.inbox.get(timeout=PATIENCE)
+        delivery = self.inbox.get(timeout=TIMEOUT)
         assert isinstance(delivery, kind) or isinstance(delivery.event, kind), delivery
         return delivery
 

@@ -4,7 +4,7 @@ import queue
 import threading
 
 from ddiloco.workers.checkpointing import Checkpointing
-from tests.remote.ends import PATIENCE, until
+from tests.remote.ends import TIMEOUT, until
 
 
 class Disk:
@@ -14,7 +14,7 @@ class Disk:
         self.kept, self.may = [], threading.Event()
 
     def keep(self, state, snapshot):
-        assert self.may.wait(PATIENCE)
+        assert self.may.wait(TIMEOUT)
         if isinstance(state, Exception):
             raise state
         self.kept.append((state, snapshot) if snapshot else state)
@@ -72,14 +72,14 @@ def test_one_that_is_asked_for_goes_to_its_snapshot_and_what_became_of_it_is_tol
         checkpoints.ask(number)
         until(lambda: checkpoints.due, "the end of the write before")
         checkpoints.take(lambda state=state: state)
-    assert [written.get(timeout=PATIENCE) for _ in range(2)] == [(3, 1), (4, "No space left on device")]
+    assert [written.get(timeout=TIMEOUT) for _ in range(2)] == [(3, 1), (4, "No space left on device")]
     until(lambda: not checkpoints._writing or checkpoints._writing.done(), "the end of the write")
     checkpoints.ask(5)
     checkpoints.last(lambda: 2)
-    assert disk.kept == [(1, 3), (2, 5)] and written.get(timeout=PATIENCE) == (5, 2)
+    assert disk.kept == [(1, 3), (2, 5)] and written.get(timeout=TIMEOUT) == (5, 2)
     nowhere = Checkpointing(None, 60.0, "None", told.append, lambda *told_of: written.put(told_of))
     nowhere.ask(6)
-    assert written.get(timeout=PATIENCE) == (6, "it has no folder for checkpoints") and not nowhere.due
+    assert written.get(timeout=TIMEOUT) == (6, "it has no folder for checkpoints") and not nowhere.due
     nowhere.last(lambda: 3)
     assert len(told) == 1
 

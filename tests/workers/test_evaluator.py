@@ -81,7 +81,7 @@ def test_parameters_that_were_scored_are_not_kept_until_the_next_are_offered(mad
     kept = weakref.ref(theta)
     evaluator.offer(10, lambda theta=theta: {"step": 10, "theta": theta})
     del theta
-    until(lambda: taken and kept() is None, "the end of the parameters", patience=10.0)
+    until(lambda: taken and kept() is None, "the end of the parameters", timeout=10.0)
     assert evaluator.stop(30)
 
 

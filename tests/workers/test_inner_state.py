@@ -23,7 +23,7 @@ from ddiloco.workers.learner_arrays import TrainingArrays
 from ddiloco.workers.learner_worker import LearnerWorker
 from tests import workbench
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
@@ -85,7 +85,7 @@ class Worker:
 
     def __exit__(self, *_):
         self.inbox.put(Leave())
-        assert self.worker.join(PATIENCE)
+        assert self.worker.join(TIMEOUT)
         assert self.worker.failure is None
 
     def wish(self, versions=()):
@@ -151,11 +151,11 @@ def test_a_donation_is_of_one_boundary_and_its_donor_steps_on(assembly, fragment
     recovery = Recovered()
     with Worker(assembly, fragments, recovery) as worker:
         for _ in range(5):
-            recovery.steps.get(timeout=PATIENCE)
+            recovery.steps.get(timeout=TIMEOUT)
         first, second = worker.wish(), worker.wish()
-        given = [wish.result(PATIENCE) for wish in (first, second)]
+        given = [wish.result(TIMEOUT) for wish in (first, second)]
         for _ in range(given[1].step + 3):
-            recovery.steps.get(timeout=PATIENCE)
+            recovery.steps.get(timeout=TIMEOUT)
     for state in given:
         assert state.step >= 5
         assert state.versions == (0,) * len(fragments)
@@ -174,8 +174,8 @@ def test_no_memory_for_a_copy_costs_the_copy_and_not_the_learner(assembly, fragm
     monkeypatch.setattr(TrainingArrays, "inner", copied)
     with Worker(assembly, fragments, Recovered()) as worker:
         with pytest.raises(MemoryError):
-            worker.wish().result(PATIENCE)
-        given = worker.wish().result(PATIENCE)
+            worker.wish().result(TIMEOUT)
+        given = worker.wish().result(TIMEOUT)
     assert len(calls) == 2
     assert_same(host(given.arrays), reference(assembly, fragments, given.step))
     [alarm] = [told.sentence for told in worker.told if isinstance(told, Alarm)]
@@ -187,10 +187,10 @@ def test_a_donation_waits_for_the_versions_asked_for(assembly, fragments):
     with Worker(assembly, fragments, recovery := Recovered()) as worker:
         wish = worker.wish(wanted)
         for _ in range(4):
-            recovery.steps.get(timeout=PATIENCE)
+            recovery.steps.get(timeout=TIMEOUT)
         assert not wish.done()
         worker.inbox.put(EventDelivery(events.UpdateArrived(1, 1, 3), [fragments[1]]))
-        state = wish.result(PATIENCE)
+        state = wish.result(TIMEOUT)
     assert state.versions == wanted
 
 
@@ -205,7 +205,7 @@ def test_a_learner_that_joins_goes_on_with_the_state_it_found(assembly, fragment
     zeros = (0,) * len(fragments)
     recovery = Recovered(InnerState(3, zeros, inner))
     with Worker(assembly, fragments, recovery) as worker:
-        state = worker.wish().result(PATIENCE)
+        state = worker.wish().result(TIMEOUT)
     assert recovery.asked == [zeros]
     assert_same(host(state.arrays), reference(assembly, fragments, state.step, inner))
     if state.step:
@@ -218,8 +218,8 @@ def test_the_position_sent_with_an_offer_is_the_one_that_the_next_batch_comes_fr
     with Worker(assembly, fragments, recovery := Recovered(), lambda which, c, offer: sent.put(c)) as worker:
         for due in range(1, 4):
             worker.inbox.put(EventDelivery(events.OfferAsked(RoundId(due, 0), 0, due)))
-            recovery.steps.get(timeout=PATIENCE)
-        offers = [sent.get(timeout=PATIENCE) for _ in range(3)]
+            recovery.steps.get(timeout=TIMEOUT)
+        offers = [sent.get(timeout=TIMEOUT) for _ in range(3)]
     equipment = assembly.own_equipment(0)
     drawn = [next(equipment.batches) for _ in range(max(c.upto.steps for c in offers) + 1)]
     for c in offers:
@@ -241,7 +241,7 @@ def test_a_new_process_draws_its_data_where_the_welcome_says_or_with_an_alarm_fr
     data = Watermark(0, 3, json.dumps(position))
     with Worker(assembly, fragments, Recovered(), lambda which, c, offer: sent.put(c), data) as worker:
         worker.inbox.put(EventDelivery(events.OfferAsked(RoundId(1, 0), 0, 1)))
-        offer = sent.get(timeout=PATIENCE)
+        offer = sent.get(timeout=TIMEOUT)
     drawn = json.loads(offer.upto.position)["batches"]
     assert drawn == offer.upto.steps + (3 if sound else 0)
     assert any(isinstance(told, Alarm) for told in worker.told) is not sound

@@ -145,7 +145,7 @@ def test_data_that_cannot_go_on_where_they_should_begin_again_with_an_alarm(it, 
 
 def test_what_the_core_says_goes_to_the_shard_that_it_names(it):
     joined = events.LearnerJoined(0, 2)
-    decided = actions.TellSyncer(joined, 1), actions.Drop(0, "stale update"), actions.EndProcess("replaced")
+    decided = actions.SendToSyncer(joined, 1), actions.Drop(0, "stale update"), actions.EndProcess("replaced")
     assert handle(it, events.NotMember(1), (), *decided) == [
         ("send", joined, 1),
         ("record", "drop", {"learner": 0, "reason": "stale update"}),

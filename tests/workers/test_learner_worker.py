@@ -23,7 +23,7 @@ from ddiloco.workers.learner_arrays import TrainingArrays
 from ddiloco.workers.learner_worker import LearnerWorker
 from tests import workbench
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 FOR_EVER = 1000.0  # seconds, against those of a test
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -48,7 +48,7 @@ class Core(LearnerCore):
 
     def hears(self, kind):
         """Waits for an event of the kind."""
-        while not isinstance(self.heard.get(timeout=PATIENCE), kind):
+        while not isinstance(self.heard.get(timeout=TIMEOUT), kind):
             pass
 
 
@@ -68,7 +68,7 @@ def stepping(assembly, **changes):
     worker.inbox.put(EventDelivery(events.Welcomed(1, 0, zeros, zeros), fragments))
     yield worker, core, told
     worker.inbox.put(Leave())
-    assert worker.join(PATIENCE)
+    assert worker.join(TIMEOUT)
     assert worker.failure is None
 
 
@@ -87,7 +87,7 @@ def test_a_paced_step_is_reported_when_its_time_is_over(assembly):
         core.hears(events.StepStarted)
         answer = concurrent.futures.Future()
         worker.inbox.put(InnerStateWanted((), answer))
-        assert answer.result(PATIENCE).step == 1  # it hears what arrives
+        assert answer.result(TIMEOUT).step == 1  # it hears what arrives
         assert 1 not in steps_told(told)
     assert steps_told(told)[-1] == 1
 
@@ -102,7 +102,7 @@ def test_a_paced_step_that_takes_long_has_heartbeats(assembly):
 def offered(told):
     """The next offer, and the last step reported before it."""
     step = 0
-    while not isinstance(event := told.get(timeout=PATIENCE), tuple):
+    while not isinstance(event := told.get(timeout=TIMEOUT), tuple):
         step = event.report.step if isinstance(event, events.StepReported) else step
     return step, event
 
@@ -140,7 +140,7 @@ class Held:
 
         def wait(loss):
             self.begun.set()
-            assert self.may_end.wait(PATIENCE)
+            assert self.may_end.wait(TIMEOUT)
             return np.asarray(loss)
 
         self._hold = jax.jit(lambda loss: io_callback(wait, jax.ShapeDtypeStruct((), np.float32), loss))
@@ -160,7 +160,7 @@ def test_a_step_that_the_devices_take_long_for_has_heartbeats(assembly, monkeypa
     monkeypatch.setattr(learner_worker, "HANGS", 1e9)
     program = Held(assembly.own_equipment(0).program, free)
     with stepping(assembly, program=program) as (_, core, told):
-        assert program.begun.wait(PATIENCE)
+        assert program.begun.wait(TIMEOUT)
         for _ in range(3):
             core.hears(events.Heartbeat)
         assert max(steps_told(told)) == free

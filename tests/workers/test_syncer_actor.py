@@ -127,7 +127,7 @@ def test_a_merge_of_what_never_came_is_a_mistake(actor):
 
 
 def test_who_joins_is_durable_before_it_is_welcomed_after_one_write_for_all_that_join_together(actor, driver):
-    actor.core.next = [actions.Tell(((0, 1),), events.NotMember(1))]
+    actor.core.next = [actions.Send(((0, 1),), events.NotMember(1))]
     actor.handle(events.LearnerJoined(0, 1), events.LearnerJoined(1, 1), now=0.0)
     assert driver.calls == ["handled", "handled", ((0, 1),), "sent", "sent"]
     actor.handle(events.LearnerJoined(0, 1), now=0.0)
@@ -135,7 +135,7 @@ def test_who_joins_is_durable_before_it_is_welcomed_after_one_write_for_all_that
 
 
 def handed_out(actor, driver, event):
-    actor.perform([actions.Tell(((0, 1),), event)])
+    actor.perform([actions.Send(((0, 1),), event)])
     _, delivery = driver.sent[-1]
     return list(delivery.fragments), delivery.difference
 
@@ -174,7 +174,7 @@ def test_a_merge_of_which_nothing_came_leaves_the_version_before(actor):
 
 def test_an_actor_that_has_ended_makes_records_of_what_is_decided_and_nothing_else(actor, driver):
     actor.end()
-    decided = [actions.Tell(((0, 1),), events.NotMember(1)), actions.Record("learner_lost", {}), merge()]
+    decided = [actions.Send(((0, 1),), events.NotMember(1)), actions.Record("learner_lost", {}), merge()]
     actor.perform([*decided, actions.Finish()])
     assert (driver.sent, driver.merges, driver.calls) == ([], [], [])
     assert driver.records == [("learner_lost", {})]
@@ -189,6 +189,6 @@ def test_a_second_reader_is_welcomed_with_its_place_beside_the_learner_of_its_sh
     welcome = events.Welcomed(1, 0, (0, 0), (0, 0))
     found = []
     for learner in (1, 2):
-        actor.perform([actions.Tell(((learner, 1),), welcome, watermarks)])
+        actor.perform([actions.Send(((learner, 1),), welcome, watermarks)])
         found.append(driver.sent[-1][1].event.data.position)
     assert not found[0] and list(json.loads(found[1])["shards"]) == ["2"]

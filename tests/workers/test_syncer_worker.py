@@ -15,7 +15,7 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.telemetry import records
 from ddiloco.workers.syncer_worker import SyncerWorker
 from tests.remote.ends import until
-from tests.workers.syncer_desk import DIRECT, PATIENCE, THETA, Desk, Peer, full
+from tests.workers.syncer_desk import DIRECT, THETA, TIMEOUT, Desk, Peer, full
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def desk():
 
     yield make
     for one in made:
-        assert one.worker.stop(PATIENCE)
+        assert one.worker.stop(TIMEOUT)
 
 
 def test_a_restarted_syncer_ends_without_learners_that_cannot_join():
     layout = fragment({name: tensor.shape for name, tensor in THETA.items()}, 1)
-    policy = SyncPolicy(3, num_fragments=1, interval=2, overlap=1, quorum=None, silence_timeout=10 * PATIENCE)
+    policy = SyncPolicy(3, num_fragments=1, interval=2, overlap=1, quorum=None, silence_timeout=10 * TIMEOUT)
     core = SyncerCore(policy, 2, SyncerState((1,), (2,), ((0, 1), (1, 4), (2, 1))))
     worker = SyncerWorker(core, GlobalModel(layout, THETA, DIRECT, 3), lambda record: None)
     for lost in core.lost_for_good(lambda learner: learner > 0):
@@ -42,9 +42,9 @@ def test_a_restarted_syncer_ends_without_learners_that_cannot_join():
     peer = Peer(0, worker)
     worker.connect(0, 2, peer)
     worker.send(events.LearnerJoined(0, 2, 2, (1,)))
-    assert worker.ended.wait(PATIENCE)
+    assert worker.ended.wait(TIMEOUT)
     assert worker.core.finished
-    assert worker.stop(PATIENCE)
+    assert worker.stop(TIMEOUT)
 
 
 def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
@@ -54,7 +54,7 @@ def test_a_round_merges_every_peer_and_sends_the_result_to_all(desk):
         update = peer.next(events.UpdateArrived)
         assert (update.event.fragment, update.event.version, update.event.step) == (0, 1, 2)
         np.testing.assert_allclose(update.fragments[0][0], full(3.0), rtol=1e-6)
-    assert it.worker.ended.wait(PATIENCE)
+    assert it.worker.ended.wait(TIMEOUT)
     assert it.worker.failure is None
     it.is_merged()
     assert it.commits == [2]
@@ -147,7 +147,7 @@ def test_a_merge_that_raises_ends_the_syncer_with_the_failure_told(desk, monkeyp
 
     monkeypatch.setattr(it.model, "merge", merge)
     it.offers(full(1.0), full(2.0))
-    assert it.worker.ended.wait(PATIENCE)
+    assert it.worker.ended.wait(TIMEOUT)
     assert it.worker.failure.startswith("MemoryError: no room for the merge\nTraceback")
     assert not it.worker.core.finished
     assert it.commits == []
@@ -156,7 +156,7 @@ def test_a_merge_that_raises_ends_the_syncer_with_the_failure_told(desk, monkeyp
 def test_stopping_waits_for_no_learner(desk):
     it = desk(2)
     it.offers(full(1.0), None)
-    assert it.worker.stop(PATIENCE)
+    assert it.worker.stop(TIMEOUT)
     assert (it.worker.failure, it.worker.core.finished, it.commits) == (None, False, [])
 
 
@@ -170,7 +170,7 @@ class Disk:
         return True
 
     def remember(self, incarnations):
-        assert self.go.wait(PATIENCE)
+        assert self.go.wait(TIMEOUT)
         self.remembered.append(incarnations)
 
 
@@ -215,7 +215,7 @@ def test_who_joined_while_the_disk_was_full_is_noted_with_the_next_join(desk):
         if not disk.room:
             peer.next(events.Welcomed)
     until(lambda: len(disk.asked) == 2, "the next join to be noted")
-    assert it.worker.stop(PATIENCE)
+    assert it.worker.stop(TIMEOUT)
     assert disk.asked == [((0, 1), (1, 1))] * 2
 
 
@@ -251,7 +251,7 @@ class SlowDisk:
     def commit(self, merged, model, watermarks, delays):
         if merged.fragment == self.slow:
             self.begun.set()
-            assert self.free.wait(PATIENCE)
+            assert self.free.wait(TIMEOUT)
         self.held.append((merged.fragment, model.state(merged.fragment).version))
         return True
 
@@ -283,16 +283,16 @@ def test_a_fragment_waits_for_its_own_commit_alone(stopped):
     assert (update.event.fragment, update.event.version) == (1, 1)
     np.testing.assert_array_equal(update.fragments[0][0], full(2.0))
     assert disk.held == [(1, 1)] and peer.inbox.empty() and worker.core.versions == (0, 1)
-    assert disk.begun.wait(PATIENCE)
+    assert disk.begun.wait(TIMEOUT)
     if stopped:  # what was merged becomes durable, and is noted
         assert not worker.stop(0.0)
         disk.free.set()
-        assert worker.stop(PATIENCE)
+        assert worker.stop(TIMEOUT)
     else:
         disk.free.set()
         update = peer.next(events.UpdateArrived)
         assert (update.event.fragment, update.event.version) == (0, 1)
-        assert worker.stop(PATIENCE)
+        assert worker.stop(TIMEOUT)
     assert disk.held == [(1, 1), (0, 1)] and worker.core.versions == (1, 1)
     assert worker.failure is None
 
@@ -307,5 +307,5 @@ def test_other_threads_are_told_how_far_a_learner_s_work_is_merged_or_may_be(des
     one.worker.take_offer(events.FragmentArrived(round_id, contribution), (full(1.0),))
     until(lambda: one.worker.furthest(0) == upto, "the offer, which may be merged")
     assert (one.worker.furthest(0).position, one.worker.furthest(1)) == ("[2]", Watermark())
-    assert one.worker.stop(PATIENCE)
+    assert one.worker.stop(TIMEOUT)
     assert one.worker.furthest(0) == upto, "also once the thread has ended"

@@ -18,12 +18,12 @@ from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
-from ddiloco.remote.wire.event_messages import LONGEST_REASON, syncer_event
+from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, syncer_event
 from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
-from ddiloco.telemetry.throughput import Pace
+from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, Delivery, EventDelivery, Leave
 from ddiloco.workers.inbox import Inbox
 from ddiloco.workers.transfer import Offer
@@ -117,7 +117,7 @@ class SyncerClient:
         self.peers_token = ""  # that learners show to each other
         self.refusal: str | None = None  # one line: why the syncer will never let it in
         self.connections = self.malformed = 0
-        self.pace = Pace()  # of welcomes
+        self.throughput = Throughput()  # of welcomes
         self._learner, self._process = learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
         self._decode, self._followers, self._host = decode, followers, host
@@ -162,9 +162,9 @@ class SyncerClient:
         if connection is not None:
             connection.send(round_id, contribution, offer)
 
-    def tell_of_checkpoint(self, written: CheckpointWritten) -> None:
+    def send_checkpoint_written(self, written: CheckpointWritten) -> None:
         """Sends the outcome of a snapshot's checkpoint, after the records of its steps; never waits."""
-        problem = written.problem[:LONGEST_REASON]
+        problem = written.problem[:MAX_REASON_LENGTH]
         message = pb.CheckpointWritten(snapshot=written.number, versions=written.versions, problem=problem)
         self.outbox.say_after_records(pb.FromLearner(checkpoint_written=message))
 
@@ -334,7 +334,7 @@ class _Connection:
             client._decode,
             client.outbox.send,
             self.broke,
-            client.pace,
+            client.throughput,
             client._host,
             Collector(client._terms.fragments(client.shard), client._deliver, client.shard),
         )

@@ -33,7 +33,7 @@ from ddiloco.workers.exchange import InnerState, InnerStateWanted
 from ddiloco.workers.inbox import Inbox
 
 AT_ONCE = 1  # donations of one learner at a time; each holds a copy of its inner state
-MOST_WAITING = 16 + wire.MOST_HOSTS  # further calls: of a peer's hosts, or which wait or are being refused
+MAX_WAITING = 16 + wire.MAX_HOSTS  # further calls: of a peer's hosts, or which wait or are being refused
 TURN_SECONDS = 2.0
 """How long a call may take to say what it wants, and waits for the one before, whose peer has everything."""
 
@@ -59,7 +59,7 @@ class Donor:
         self._longest = 0.0
         self._boundary: Callable[[], float] = lambda: 0.0
         gate = Gate(lambda metadata: self._security.admits(metadata), "the donor asks for another token")
-        self._server = wire.server(keepalive, AT_ONCE + MOST_WAITING, interceptors=[gate])
+        self._server = wire.server(keepalive, AT_ONCE + MAX_WAITING, interceptors=[gate])
         self._giving = threading.BoundedSemaphore(AT_ONCE)
 
     def start(self, host: str, port: int = 0) -> int:

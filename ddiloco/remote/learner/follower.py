@@ -20,9 +20,9 @@ from ddiloco.arrays.blocks import Blocks
 from ddiloco.data.host_batches import HostBatch, HostBatches
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.remote.learner.donation import Recipient, fetch_copy
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.followers import Key, forget_older, here_message, key_in, key_of
-from ddiloco.remote.learner.gift import Asking, fetch_copy
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
 from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once
 from ddiloco.remote.learner.likeness import check_alike
@@ -36,12 +36,12 @@ from ddiloco.schema import codec
 from ddiloco.storage.bounded_reads import bounded
 from ddiloco.storage.learner_state import LearnerStates, numbered
 from ddiloco.telemetry.records import reason
-from ddiloco.telemetry.throughput import Pace
+from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.exchange import EventDelivery, Pieces
 
 
-class TellingBatches(Iterator[HostBatch]):
+class ReportingBatches(Iterator[HostBatch]):
     """Prefetches a host's part of each batch, and sends host 0 the number of tokens."""
 
     def __init__(self, own: HostBatches, say: queue.SimpleQueue[pb.FromHost]) -> None:
@@ -104,7 +104,7 @@ class Follower:
         assembly.check_learner(learner)
         self._say: queue.SimpleQueue[pb.FromHost | None] = queue.SimpleQueue()
         equipment = assembly.own_equipment(learner, place.count)
-        self._batches = TellingBatches(equipment.batches, self._say)
+        self._batches = ReportingBatches(equipment.batches, self._say)
         self._equipment = dataclasses.replace(equipment, batches=self._batches)
         self._arrays = HostArrays(self._equipment, self._erred)
         fragments = range(assembly.layout.num_fragments)
@@ -119,7 +119,7 @@ class Follower:
         self._states: dict[int, Mapping[str, jax.Array] | Exception] = {}  # of all arrays, likewise
         self._donor = Donor(self._security, e.remote.keepalive, self._held)
         self._fetched: dict[int, Sequence[Blocks]] = {}  # of peers, likewise, until one is adopted
-        self._pace, self._token = Pace(), ""
+        self._throughput, self._token = Throughput(), ""
         self._streams: dict[int, Streams] = {}  # by shard of the syncer
         self._change = threading.Condition()
         self._here: dict[Key, Pieces] = {}  # of each fragment, what is not used yet
@@ -195,7 +195,7 @@ class Follower:
                 self._send(codec.read(order.send.round), codec.read(order.send.contribution))
             case "adopt":
                 self._arrays.adopt(self._welcomed(order.adopt), self._taken(order.adopt.copy))
-                self._donor.attach(None, self._inner, self._patience())
+                self._donor.attach(None, self._inner, self._donation_timeout())
             case "copy":
                 try:
                     self._held[order.copy] = self._arrays.inner()
@@ -217,10 +217,12 @@ class Follower:
                     self._done(order.go_on)
                 except (OSError, ValueError, TimeoutError) as error:  # host 0 then orders another start
                     self._done(order.go_on, f"{error}")
-                self._donor.attach(None, self._inner, self._patience())
+                self._donor.attach(None, self._inner, self._donation_timeout())
             case "fetch":
                 self._fetched[order.fetch.copy] = ()  # until it has come, or is dropped
-                threading.Thread(target=self._fetch, args=(order.fetch,), name="gift", daemon=True).start()
+                threading.Thread(
+                    target=self._fetch, args=(order.fetch,), name="donation", daemon=True
+                ).start()
             case "forget":
                 with self._change:
                     self._here.pop(key_in(order.forget), None)
@@ -230,9 +232,9 @@ class Follower:
                 merged = a.merged if a.HasField("merged") else None
                 self._arrays.apply(a.fragment, a.mixing, pieces, merged, a.rebase)
 
-    def _patience(self) -> float:
+    def _donation_timeout(self) -> float:
         """Seconds for a donation."""
-        return self._pace.limit(self._config.donation_timeout, self._inner.bytes)
+        return self._throughput.limit(self._config.donation_timeout, self._inner.bytes)
 
     def _taken(self, copy: int) -> Sequence[Blocks] | None:
         """This host's blocks of a copy that was fetched or is on disk; None: there is none."""
@@ -254,13 +256,13 @@ class Follower:
 
     def _fetch(self, order: pb.Order.Fetch) -> None:
         """Fetches this host's blocks of a peer's inner state, which must be like the copy on disk."""
-        asking = Asking(self._inner, self._security.among_peers(self._token), self._config.keepalive)
+        recipient = Recipient(self._inner, self._security.among_peers(self._token), self._config.keepalive)
         problem = ""
         try:
             addresses = [*order.addresses]
             if addresses:  # its counterpart, then host 0, which alone has what all hold
                 addresses.insert(0, addresses.pop(self._place.number % len(addresses)))
-            blocks = fetch_copy(asking, addresses, order.copy, order.seconds)
+            blocks = fetch_copy(recipient, addresses, order.copy, order.seconds)
             if order.like:
                 check_alike(self._inner_on_disk(order.like), blocks)
             if order.copy in self._fetched:
@@ -343,7 +345,7 @@ class Follower:
             self._decode,
             self._failed,
             lambda error: self._say.put(pb.FromHost(broken=order.number)),
-            self._pace,
+            self._throughput,
             self._host,
             Collector(self._terms.fragments(order.shard), self._deliver, order.shard),
         )

@@ -67,7 +67,7 @@ class Followers:
         learner: int,
         terms: Terms,
         security: Security,
-        patience: float,
+        timeout: float,
         lost: Callable[[str], None],
         leaving: Callable[[], None],
     ) -> None:
@@ -78,7 +78,7 @@ class Followers:
           learner: the learner's number.
           terms: which they must share.
           security: what they must show.
-          patience: seconds without a message of a follower, after which it is lost.
+          timeout: seconds without a message of a follower, after which it is lost.
           lost: called with a line when one is gone, for any reason.
           leaving: called when one was asked to end.
         """
@@ -97,9 +97,9 @@ class Followers:
         self._numbers = itertools.count(1)
         self._streams: dict[int, tuple[int, Broke]] = {}  # by shard: their number, and the callback
         self._over = False
-        self._security, self._patience = security, patience
+        self._security, self._timeout = security, timeout
         gate = Gate(security.admits, "the learner's host 0 asks for another token")
-        self._server = wire.server(patience / 2, 2 * count + 4, interceptors=[gate])
+        self._server = wire.server(timeout / 2, 2 * count + 4, interceptors=[gate])
 
     def start(self, address: str) -> None:
         """Listens at HOST:PORT; raises ConfigError if that is not available."""
@@ -210,7 +210,7 @@ class Followers:
     def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if self._security.caller(context).learner not in (None, self._learner):
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "these are another learner's credentials")
-        with wire.ended_after(self._patience, context.cancel):
+        with wire.ended_after(self._timeout, context.cancel):
             first = next(requests, b"")
         try:
             following = parse(pb.FromHost, first).following

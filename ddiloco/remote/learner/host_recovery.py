@@ -7,10 +7,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ddiloco.remote.learner.donation import Donation
 from ddiloco.remote.learner.followers import Followers
-from ddiloco.remote.learner.gift import Gift
 from ddiloco.remote.learner.host_arrays import dropped_with
-from ddiloco.remote.learner.likeness import TELLING
+from ddiloco.remote.learner.likeness import MEANINGFUL_STEPS
 from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
@@ -39,23 +39,23 @@ class HostRecovery(ProcessRecovery):
             super().keep(state, snapshot)
             self._followers.done(copy, time.monotonic() + bounded_reads.LONGEST)
 
-    def _taken(self, gift: Gift) -> InnerState:
+    def _taken(self, donation: Donation) -> InnerState:
         """Lets all hosts fetch their blocks; raises WireError if any of them fails."""
-        copy, addresses = gift.rest
+        copy, addresses = donation.rest
         if not copy:
             raise WireError("donation to one host")
         arrays = dropped_with(OfAllHosts((), copy), self._followers.order)  # also where it does not come
-        left = gift.until - time.monotonic()
+        left = donation.until - time.monotonic()
         order = pb.Order.Fetch(copy=copy, addresses=addresses, like=self._like, seconds=left)
         with self._followers.doing(copy, pb.Order(fetch=order)):
-            state = super()._taken(gift)
-            self._followers.done(copy, gift.until)
+            state = super()._taken(donation)
+            self._followers.done(copy, donation.until)
         arrays += state.arrays
         return dataclasses.replace(state, arrays=arrays)
 
     def _from_disk(self, versions: Sequence[int]) -> InnerState | None:
         state, self._like = super()._from_disk(versions), 0
-        if state is not None and state.trained >= TELLING:
+        if state is not None and state.trained >= MEANINGFUL_STEPS:
             self._like = state.arrays.number
         return state
 

@@ -49,7 +49,7 @@ class Lead:
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
         )
         self.followers.start(place.leader)
-        self._health, self._patience = Health(config.host_timeout), config.host_timeout
+        self._health, self._timeout = Health(config.host_timeout), config.host_timeout
 
     def connect(
         self,
@@ -108,7 +108,7 @@ class Lead:
         self.followers.stop()
 
     def _watch(self) -> None:
-        while not self.left.wait(self._patience / 20):
+        while not self.left.wait(self._timeout / 20):
             hangs = self._health.hanging()
             if hangs is not None:
                 end_at_once(f"learner {self._learner}: a step hangs, for {hangs:.1f} s")

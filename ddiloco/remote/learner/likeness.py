@@ -11,7 +11,7 @@ import numpy as np
 from ddiloco.arrays.blocks import Blocks
 from ddiloco.workers.exchange import InnerState
 
-TELLING = 100  # steps in a state before others are compared with it
+MEANINGFUL_STEPS = 100  # steps in a state before others are compared with it
 _FACTOR = 30.0  # between the root mean squares of one leaf in two honest states
 _COUNT_FACTOR = 1000.0  # the same of whole numbers, which count steps
 _FEW = 8  # elements of a mean that may well all be above 0 in one state and not in another
@@ -68,10 +68,10 @@ class Comparison:
     """
 
     def __init__(self, own: InnerState | None) -> None:
-        """`own`: the last copy, which is no measure before it has taken in `TELLING` steps."""
-        telling = own is not None and own.trained >= TELLING
-        self._own = telling
-        self._known = [profile(own.arrays)] if telling else []
+        """`own`: the last copy, which is no measure before it has taken in `MEANINGFUL_STEPS` steps."""
+        comparable = own is not None and own.trained >= MEANINGFUL_STEPS
+        self._own = comparable
+        self._known = [profile(own.arrays)] if comparable else []
         self._alone: InnerState | None = None
         self.unlike = False  # whether something that came was like nothing else
 

@@ -14,7 +14,7 @@ from ddiloco.remote.wire.event_messages import from_learner
 from ddiloco.remote.wire.record_messages import LearnerRecord, record_message
 from ddiloco.remote.wire.record_queue import BATCH, MAX_RECORDS, RecordQueue
 
-MOST_EVENTS = 64
+MAX_EVENTS = 64
 REPORT_EVERY = 0.002  # seconds from one report to the next: of shorter steps the syncer need not hear each
 BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
 
@@ -52,7 +52,7 @@ class Outbox:
         with self._change:
             if _is_report(message):
                 self._events = collections.deque(m for m in self._events if not _is_report(m))
-            if len(self._events) >= MOST_EVENTS:
+            if len(self._events) >= MAX_EVENTS:
                 self._events.popleft()
             self._events.append(message)
             if presence:

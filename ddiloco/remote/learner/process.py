@@ -99,8 +99,8 @@ class LearnerProcess:
             if self._place is not None:
                 left = lambda: self._lead is not None and self._lead.left.is_set()  # noqa: E731
                 ending.enter_context(self._place.ending(left))
-            if learner >= e.most_learners:
-                problem = f"is {learner}, but must be below {e.most_learners}, by config.remote.max_learners"
+            if learner >= e.max_learners:
+                problem = f"is {learner}, but must be below {e.max_learners}, by config.remote.max_learners"
                 raise ConfigError(f"learner_id: {problem}")
             # Above the incarnations of all earlier processes of the learner: each took one more at a rejoin,
             # at most once a microsecond.
@@ -206,7 +206,7 @@ class LearnerProcess:
         def steps(does: bool) -> None:
             # Only a learner that steps can donate: those that join together must not wait for each other.
             if does:
-                longest = client.pace.limit(config.donation_timeout, inner.bytes)
+                longest = client.throughput.limit(config.donation_timeout, inner.bytes)
                 donor.attach(worker.inbox, inner, longest, lambda: worker.boundary_seconds)
                 stepping()
             else:
@@ -229,7 +229,7 @@ class LearnerProcess:
             recovery.keep(state, snapshot)
 
         def written(snapshot: int, result: LearnerState | str) -> None:
-            client.tell_of_checkpoint(CheckpointWritten.of(core.learner, snapshot, result))
+            client.send_checkpoint_written(CheckpointWritten.of(core.learner, snapshot, result))
 
         every = self._experiment.recovery.checkpoint_every
         kept = None if folder is None else keep

@@ -15,7 +15,7 @@ from typing import TypeVar
 import grpc
 
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.gift import Asking, Gift
+from ddiloco.remote.learner.donation import Donation, Recipient
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.likeness import Comparison
 from ddiloco.remote.wire.security import Security
@@ -61,8 +61,8 @@ class ProcessRecovery:
         self._stepping(False)
         begun = time.monotonic()
         own = self._from_disk(versions)
-        patience = self._client.pace.patience(self._config.donation_timeout, self._inner.bytes)
-        peers = self._from_peers(versions, own, patience) if any(versions) else None
+        timeout = self._client.throughput.timeout(self._config.donation_timeout, self._inner.bytes)
+        peers = self._from_peers(versions, own, timeout) if any(versions) else None
         sources = {"peer": peers, "checkpoint": own}
         found = ((name, state) for name, state in sources.items() if state is not None)
         source, state = next(found, ("fresh", None))
@@ -99,78 +99,80 @@ class ProcessRecovery:
             return None
 
     def _from_peers(
-        self, versions: tuple[int, ...], own: InnerState | None, patience: float
+        self, versions: tuple[int, ...], own: InnerState | None, timeout: float
     ) -> InnerState | None:
         """The available peer's state with most steps; not one with fewer than the own copy.
 
         It must be close to the own copy, or to another peer's; without a copy that of the only peer is used.
-        `patience`: seconds for its bytes, beside the steps until peers can give it.
+        `timeout`: seconds for its bytes, beside the steps until peers can give it.
         """
         known = self._client.peers(_ASK_SECONDS)
-        waiting, deadline = list(known.addresses), time.monotonic() + patience + known.boundary_seconds
+        waiting, deadline = list(known.addresses), time.monotonic() + timeout + known.boundary_seconds
         least, comparison = 0 if own is None else own.trained, Comparison(own)
         self._without, peers = 0, len(waiting)
         security = self._security.among_peers(self._client.peers_token)
-        asking = Asking(self._inner, security, self._config.keepalive)
+        recipient = Recipient(self._inner, security, self._config.keepalive)
         while waiting and (left := deadline - time.monotonic()) > 0:
             asked, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-            gifts = [Gift(asking, address, versions, left) for address in asked]
+            donations = [Donation(recipient, address, versions, left) for address in asked]
             try:
-                opened = sorted(self._opened(gifts, deadline), key=lambda g: g.trained, reverse=True)
-                for gift in opened:
+                opened = sorted(self._opened(donations, deadline), key=lambda d: d.trained, reverse=True)
+                for donation in opened:
                     # One that is slow leaves half to the others, and has none of the time for steps.
-                    left = min(deadline - time.monotonic(), patience)
-                    with ended_after(left / 2 if waiting or gift is not opened[-1] else left, gift.close):
-                        state = self._tried(self._taken, gift) if gift.trained >= least else None
+                    left = min(deadline - time.monotonic(), timeout)
+                    with ended_after(
+                        left / 2 if waiting or donation is not opened[-1] else left, donation.close
+                    ):
+                        state = self._tried(self._taken, donation) if donation.trained >= least else None
                     if state is not None and comparison.agrees(state):
                         return state
                     del state  # the next one needs the memory
             finally:
-                for gift in gifts:
-                    gift.close()
+                for donation in donations:
+                    donation.close()
         if comparison.unlike:
             self._client.outbox.record(records.Noted("drop", {"reason": "peer: unlike others"}, time.time()))
             problem = "a peer's inner optimizer state is unlike the own copy or others': it is not taken"
             self._client.outbox.record(records.Alarm(problem, time.time()))
         alone = comparison.alone(peers - self._without)
         if alone is None and time.monotonic() >= deadline:
-            waited = f"within {patience + known.boundary_seconds:.0f} s, by remote.donation_timeout"
+            waited = f"within {timeout + known.boundary_seconds:.0f} s, by remote.donation_timeout"
             problem = f"no peer's inner state, of {self._inner.bytes >> 20} MiB, came {waited}"
             self._client.outbox.record(records.Alarm(problem, time.time()))
         return alone
 
-    def _taken(self, gift: Gift) -> InnerState:
-        """What a gift that is open holds; raises as it does."""
-        return gift.take()
+    def _taken(self, donation: Donation) -> InnerState:
+        """What an open donation holds; raises as it does."""
+        return donation.take()
 
-    def _opened(self, gifts: Sequence[Gift], deadline: float) -> list[Gift]:
-        """The gifts that peers have described so far, once all have or the rest are late."""
-        answers: queue.SimpleQueue[Gift | None] = queue.SimpleQueue()
+    def _opened(self, donations: Sequence[Donation], deadline: float) -> list[Donation]:
+        """The donations that peers have described so far, once all have or the rest are late."""
+        answers: queue.SimpleQueue[Donation | None] = queue.SimpleQueue()
 
-        def open_one(gift: Gift) -> None:
-            answers.put(self._tried(Gift.open, gift))
+        def open_one(donation: Donation) -> None:
+            answers.put(self._tried(Donation.open, donation))
 
-        for gift in gifts:
-            threading.Thread(target=open_one, args=(gift,), name="gift", daemon=True).start()
-        opened: list[Gift] = []
-        for _ in gifts:
+        for donation in donations:
+            threading.Thread(target=open_one, args=(donation,), name="donation", daemon=True).start()
+        opened: list[Donation] = []
+        for _ in donations:
             try:
-                gift = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                donation = answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
-            if gift is not None:
+            if donation is not None:
                 if not opened:
                     deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
-                opened.append(gift)
+                opened.append(donation)
         return opened
 
-    def _tried(self, call: Callable[[Gift], Result], gift: Gift) -> Result | None:
+    def _tried(self, call: Callable[[Donation], Result], donation: Donation) -> Result | None:
         """What the call to a peer gives; None if it fails, counted if what came was wrong.
 
-        A peer that answers but keeps others waiting still counts as having a gift.
+        A peer that answers but keeps others waiting still counts as having a donation.
         """
         try:
-            return call(gift)
+            return call(donation)
         except WireError as error:
             values = {"reason": f"peer: {error.reason}"}
             self._client.outbox.record(records.Noted("drop", values, time.time()))
@@ -178,7 +180,7 @@ class ProcessRecovery:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._without += 1
-        except ValueError:  # the gift was closed
+        except ValueError:  # the donation was closed
             pass
         return None
 

@@ -20,9 +20,9 @@ from ddiloco.remote.wire.blocks import cut_message, receive_blocks
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header, update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
-from ddiloco.remote.wire.validation import MOST_DIFFERENCES, WireError, parse
+from ddiloco.remote.wire.validation import MAX_DIFFERENCES, WireError, parse
 from ddiloco.schema import codec
-from ddiloco.telemetry.throughput import Pace
+from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces
 from ddiloco.workers.transfer import Offer
 
@@ -221,13 +221,13 @@ class Streams:
         decode: FragmentDecoder | None,
         failed: Callable[[events.OfferFailed], None],
         broke: Callable[[Exception], None],
-        pace: Pace,
+        throughput: Throughput,
         host: Host | None,
         collector: Collector,
     ) -> None:
         """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
-        `broke`: called with the reason for the end of updates; `pace`: the speed of welcomes. `decode`:
+        `broke`: called with the reason for the end of updates; `throughput`: that of welcomes. `decode`:
         of updates sent as differences; None: none are. `host`: None where the learner is a single one.
         """
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
@@ -238,7 +238,7 @@ class Streams:
             None if decode is None else HeldVersions(decode if host is None else _in_blocks(decode, terms))
         )
         self._offers = _Offers()
-        self._channels, self._pace = channels, pace
+        self._channels, self._throughput = channels, throughput
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -278,7 +278,7 @@ class Streams:
                 begun = time.monotonic()
                 pieces = self._receive(header, update, stream)
                 if header.welcome:
-                    self._pace.add(header.size, time.monotonic() - begun)
+                    self._throughput.add(header.size, time.monotonic() - begun)
                 if pieces is not None:
                     self._collector.take(header, update, pieces)
                 del pieces  # while nothing comes, no old version is held
@@ -301,7 +301,7 @@ class Streams:
             if self._held is not None:
                 self._held.hold(p, update.version, pieces)
             return pieces
-        if self._held is None or not count <= min(update.version, MOST_DIFFERENCES):
+        if self._held is None or not count <= min(update.version, MAX_DIFFERENCES):
             raise WireError("differences that were not requested", f"{count} to version {update.version}")
         form = self._terms.difference[p]
         arrays = receive([*form] * count, header.size, stream)
@@ -342,7 +342,7 @@ class Streams:
             yield header.SerializeToString()
             yield from chunks(arrays)
 
-        limit = self._pace.limit(self._terms.offer_timeout, header.size)
+        limit = self._throughput.limit(self._terms.offer_timeout, header.size)
         send(messages(), metadata=self._metadata, timeout=limit)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import grpc
 
-from ddiloco.remote.syncer.session import MOST_CALLS, Session
+from ddiloco.remote.syncer.session import MAX_CALLS, Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
@@ -19,7 +19,7 @@ FURTHEST = 1 << 52
 LEAP = 1 << 20
 """How far an incarnation may be above the newest known one: a process takes one each time it rejoins."""
 
-MOST_REPLACED = 64  # replaced processes of one learner that are remembered
+MAX_REPLACED = 64  # replaced processes of one learner that are remembered
 
 
 class Refusal(NamedTuple):
@@ -74,7 +74,7 @@ class Admission:
     def admitted(self, learner: int, process: int) -> None:
         """The process has the learner's place, perhaps again; all others that have had it are replaced."""
         others = [other for other in self._places.get(learner, ()) if other != process]
-        self._places[learner] = [*others[-MOST_REPLACED:], process]
+        self._places[learner] = [*others[-MAX_REPLACED:], process]
 
     def _of_a_second(self, hello: pb.Hello, caller: Caller, present: Session, now: float) -> Refusal | None:
         """Why the learner's present connection is not given up for this one; None: it is."""
@@ -106,9 +106,9 @@ class Admission:
             return f"config.remote.syncer_shards: the syncer has {terms.shards}, the learner {shards}"
         if hello.shard != self._shard:
             return f"this is shard {self._shard} of the syncer, and the learner looks for shard {hello.shard}"
-        if hello.learner >= terms.most_learners:
-            return f"learner {hello.learner} is none of the {terms.most_learners} of this run"
-        most = MOST_CALLS * terms.room(hello.learner)
+        if hello.learner >= terms.max_learners:
+            return f"learner {hello.learner} is none of the {terms.max_learners} of this run"
+        most = MAX_CALLS * terms.room(hello.learner)
         if hello.hosts > most:
             return f"a learner of {hello.hosts} hosts, where the syncer has room for {most}, by remote.hosts"
         if hello.run and hello.run != self._run:

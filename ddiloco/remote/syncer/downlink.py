@@ -16,11 +16,11 @@ from ddiloco.protocol.messages import NOTHING_MERGED
 from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
-from ddiloco.remote.wire.validation import MOST_DIFFERENCES
-from ddiloco.telemetry.throughput import Pace
+from ddiloco.remote.wire.validation import MAX_DIFFERENCES
+from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces, fragments_with
 
-MOST_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
+MAX_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
 
 
 class Version(NamedTuple):
@@ -66,7 +66,7 @@ class NewestFragments:
             follows = bool(difference) and update.version == known.version + 1
             differences = [*self._differences.get(fragment, ()), difference] if follows else []
             most = payload_bytes(pieces) // (2 * payload_bytes(difference)) if follows else 0
-            self._differences[fragment] = differences[-min(most, MOST_DIFFERENCES) :] if most else []
+            self._differences[fragment] = differences[-min(most, MAX_DIFFERENCES) :] if most else []
 
     def get(self, fragment: int) -> Version:
         """The newest; one must have been put."""
@@ -119,7 +119,7 @@ class Downlink:
     ) -> None:
         """`moved` is called with the bytes of each fragment that is sent. `hosts`: that the learner is."""
         self._learner = learner
-        self.pace = Pace()  # of welcomes
+        self.throughput = Throughput()  # of welcomes
         self._newest, self._moved, self.hosts = newest, moved, hosts
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
@@ -181,7 +181,7 @@ class Downlink:
             yield header.SerializeToString()
             yield from chunks(payload)
             if header.welcome:
-                self.pace.add(header.size, time.monotonic() - begun)
+                self.throughput.add(header.size, time.monotonic() - begun)
             del item, payload  # while nothing is due, no old version is held
 
     def _next(self, host: int) -> _Item | None:
@@ -189,7 +189,7 @@ class Downlink:
             while not self._closed:
                 if self._taken[host] < self._first + len(self._items):
                     return self._taken_by(host)
-                if len(self._items) < MOST_AHEAD and (item := self._decided()) is not None:
+                if len(self._items) < MAX_AHEAD and (item := self._decided()) is not None:
                     self._items.append(item)
                     self._change.notify_all()
                 else:

@@ -102,14 +102,14 @@ class FragmentCalls:
     def _offers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Takes one offer, or one host's part of it; ends the call if it cannot be one."""
         session = self.session(context)
-        patience = session.down.pace.patience(self._terms.offer_timeout, self._largest)
-        most = session.down.pace.limit(2 * self._terms.offer_timeout, 2 * self._largest)
+        timeout = session.down.throughput.timeout(self._terms.offer_timeout, self._largest)
+        most = session.down.throughput.limit(2 * self._terms.offer_timeout, 2 * self._largest)
         begun = time.monotonic()
         # One that is no longer awaited is ended, whatever deadline it has: it holds up to a fragment.
         with session.call("offers", context) as host, wire.ended_after(most, context.cancel):
             offer, arrays = self._read(session, host, requests, context)
-        if time.monotonic() - begun > patience / 2:
-            limit = f"{patience:.0f} s, by sync.offer_timeout"
+        if time.monotonic() - begun > timeout / 2:
+            limit = f"{timeout:.0f} s, by sync.offer_timeout"
             sentence = f"learner {session.learner}: an offer took more than half of the {limit}"
             self._record(records.Alarm(sentence, time.time()))
         if arrays is not None:

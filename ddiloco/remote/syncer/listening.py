@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import grpc
 
-from ddiloco.remote.syncer.session import MOST_CALLS
+from ddiloco.remote.syncer.session import MAX_CALLS
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire.security import Gate, Security, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 
-_CALLS = 1 + 3 * MOST_CALLS  # of one learner at the same time
+_CALLS = 1 + 3 * MAX_CALLS  # of one learner at the same time
 _SPARE_DESCRIPTORS = 64
 _TO_SPARE = 32  # calls that are about to be refused
 

@@ -33,16 +33,16 @@ class Management:
     def __init__(
         self,
         security: Security,
-        most_learners: int,
+        max_learners: int,
         step: Callable[[], int] = lambda: 0,
         take_snapshot: Callable[[], bool] = lambda: False,
         stop: Callable[[], None] = lambda: None,
-        tell: Callable[[str], None] = lambda line: None,
+        log: Callable[[str], None] = lambda line: None,
         folder: pathlib.Path | None = None,
         shard: int = 0,
         shards: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`tell` is called with a line on each command; learner numbers are below `most_learners`.
+        """`log` is called with a line on each command; learner numbers are below `max_learners`.
 
         `step`: the global one. `take_snapshot`: requests one; False if none are taken at all. `folder`: the
         syncer's, with earlier orders. `shard`: number of this one; the first revokes a stop when it resumes
@@ -51,8 +51,8 @@ class Management:
         Raises:
           RunMarkError: the earlier orders cannot be read.
         """
-        self._security, self._most_learners = security, most_learners
-        self._step, self._take_snapshot, self._stop, self._tell = step, take_snapshot, stop, tell
+        self._security, self._max_learners = security, max_learners
+        self._step, self._take_snapshot, self._stop, self._log = step, take_snapshot, stop, log
         self._lock = threading.Lock()  # of the orders
         self._keeping = threading.Lock()  # while it is written; draining must not wait for a disk
         self._folder = folder
@@ -63,7 +63,7 @@ class Management:
         if shard and self._orders.stopped:
             stop()
         elif not shard and (kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None))):
-            tell(f"the stopped run continues{kept}")
+            log(f"the stopped run continues{kept}")
 
     def attach(self, sessions: Callable[[], Sequence[Session]], end: Callable[[Session, str], None]) -> None:
         """`sessions`: those of the learners that are connected; `end` closes one, for a reason."""
@@ -90,7 +90,7 @@ class Management:
         """Carries out a command of an operator at `host`; returns the answer."""
         answer = self._done(command)
         if command.verb != "status":
-            self._tell(f"{host} asked to {command.verb}: {answer.line}")
+            self._log(f"{host} asked to {command.verb}: {answer.line}")
         return answer
 
     def _done(self, command: Command) -> Answer:
@@ -103,15 +103,15 @@ class Management:
             case Command("snapshot"):
                 done = self._take_snapshot()
                 return Answer(done, "a snapshot is taken" if done else f"ask the first shard{self._first()}")
-            case Command("drain", int(learner)) if learner < self._most_learners:
+            case Command("drain", int(learner)) if learner < self._max_learners:
                 kept = self._keep(lambda orders: orders.drain(learner))
                 return Answer(True, f"learner {learner} ends after its step{kept}", {"learner": learner})
-            case Command("evict", int(learner)) if learner < self._most_learners:
+            case Command("evict", int(learner)) if learner < self._max_learners:
                 return self._evict(learner)
-            case Command("add", learner) if learner is None or learner < self._most_learners:
+            case Command("add", learner) if learner is None or learner < self._max_learners:
                 return self._add(learner)
         return Answer(
-            False, f"a learner's number is below {self._most_learners}, by config.remote.max_learners"
+            False, f"a learner's number is below {self._max_learners}, by config.remote.max_learners"
         )
 
     def _first(self) -> str:
@@ -164,10 +164,10 @@ class Management:
 
     def _add(self, learner: int | None) -> Answer:
         taken = {session.learner for session in self._sessions()}
-        free = (m for m in range(self._most_learners) if m not in taken)
+        free = (m for m in range(self._max_learners) if m not in taken)
         number = learner if learner is not None else next(free, None)
         if number is None:
-            most = f"all {self._most_learners} learners of config.remote.max_learners"
+            most = f"all {self._max_learners} learners of config.remote.max_learners"
             return Answer(False, f"{most} are there")
         kept = self._keep(lambda orders: orders.add(number))
         return Answer(True, f"learner {number} may come{kept}", {"learner": number})
@@ -177,10 +177,10 @@ class Management:
         with self._lock:
             drained = sorted(self._orders.drained)
         facts: dict[str, Any] = {"step": self._step(), "present": present, "drained": drained}
-        facts["num_learners"] = self._most_learners
+        facts["num_learners"] = self._max_learners
         facts["shards"] = list(self._shards())
         named = ", ".join(map(str, present)) or "none"
         retired = f"; drained: {', '.join(map(str, drained))}" if drained else ""
         return Answer(
-            True, f"step {facts['step']}; learners: {named} of {self._most_learners}{retired}", facts
+            True, f"step {facts['step']}; learners: {named} of {self._max_learners}{retired}", facts
         )

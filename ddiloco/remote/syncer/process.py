@@ -21,7 +21,7 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.scoring import LastScore, Scoring
-from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.syncer.server import OverSyncer, SyncerServer
 from ddiloco.remote.syncer.shard_records import RecordsLink
 from ddiloco.remote.syncer.shards import Shards
 from ddiloco.remote.wire.compatibility import terms_of
@@ -37,7 +37,6 @@ from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
-from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots import SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
@@ -45,7 +44,6 @@ from ddiloco.workers.tapes import Tapes
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 LEARNER_COPIES = 5  # of the parameters in a checkpoint, at most: with what optimizers and codecs keep
-_MOST_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
 _RECORDS_SECONDS = 10.0  # for the last records to be sent to the first shard
 _OTHERS_SECONDS = 20.0  # for other shards to end after this one has
@@ -97,7 +95,7 @@ class SyncerRun:
             self._syncer.take_snapshots(SnapshotTaker(store, *known, self._seconds_for_checkpoints))
         management = Management(
             security,
-            e.most_learners,
+            e.max_learners,
             lambda: self._syncer.core.step,
             self._take_snapshot,
             self._stopped,
@@ -111,20 +109,14 @@ class SyncerRun:
             terms_of(e, assembly.layout),
             security,
             listening,
-            self._syncer.connect,
-            self._syncer.send,
-            self._syncer.take_offer,
+            self._syncer,
             record,
             durable.run,
             management,
-            lambda learner: (STEPS_IN_FLIGHT + 1) * self._syncer.core.longest_step([learner]),
-            lambda: self._syncer.waiting > _MOST_WAITING,
-            self._syncer.furthest,
-            lambda: self._syncer.core.versions,
             shard,
         )
         self._server.know(core.state().incarnations)
-        for lost in core.lost_for_good(lambda m: m >= e.most_learners or management.drained(m)):
+        for lost in core.lost_for_good(lambda m: m >= e.max_learners or management.drained(m)):
             self._syncer.send(lost)
         self._server.start()  # learners compile while this process does
         self._announce(listening.address)
@@ -141,15 +133,15 @@ class SyncerRun:
         shards serves until all have finished; the first returns the result.
         """
         if self._shards.finished:  # before: learners that do not know may still connect
-            self._server.away |= set(range(self._assembly.experiment.most_learners))
+            self._server.away |= set(range(self._assembly.experiment.max_learners))
         alone = self._alone or self._serve()
         # Learners that knew the run to be over would not wait for the next syncer.
         over = self._is_over()
         if over:
-            patience = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
+            reconnect = 0.0 if self._stop.is_set() else self._assembly.experiment.remote.longest_backoff
             with waiting("learners to leave"):
                 last = self._await_others if not self._shard else lambda: None
-                self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), patience, last)
+                self._server.stop(_LEAVE_SECONDS + self._syncer.last_snapshot_seconds(), reconnect, last)
         with waiting("the last merges and snapshot"):
             self._syncer.stop(_LEAVE_SECONDS)
         if not over:  # only now: the syncer would take its learners for lost, and complete a snapshot without
@@ -210,13 +202,13 @@ class SyncerRun:
             raise ConfigError(f"workdir: {self._durable.folder}: {records.reason(error)}") from None
         self._shards.look()
         if self._shards.count > 1:
-            self._server.tell_where(self._shards.addresses)
+            self._server.send_addresses(self._shards.addresses)
             self._shards.watch(self._look)
 
     def _look(self) -> None:
         """Now and then, at what other shards and operators have written."""
         self._management.look()
-        self._server.tell_where(self._shards.addresses)
+        self._server.send_addresses(self._shards.addresses)
 
     def _await_others(self) -> None:
         """Waits for other shards to end, whose last merges and records belong to the result."""
@@ -251,8 +243,8 @@ class SyncerRun:
     def _seconds_for_checkpoints(self) -> float:
         """For learners to write them, by how fast the syncer's disk is: it may be theirs, too."""
         e = self._assembly.experiment
-        size = e.most_learners * LEARNER_COPIES * sum(self._assembly.layout.bytes)
-        return self._durable.pace.patience(e.snapshot.timeout, size)
+        size = e.max_learners * LEARNER_COPIES * sum(self._assembly.layout.bytes)
+        return self._durable.throughput.timeout(e.snapshot.timeout, size)
 
     def _pin(self, folder: pathlib.Path, versions: Sequence[int]) -> int:
         """Pins the durable state of all shards: every version that they send is in one folder before."""
@@ -301,14 +293,14 @@ class SyncerRun:
         with waiting("learners to join"):
             self._server.gather(e.remote.gather, self._stop)
         self._syncer.start()
-        patience = time.monotonic() + e.remote.gather + e.remote.longest_backoff
+        deadline = time.monotonic() + e.remote.gather + e.remote.longest_backoff
         while not (self._shards.ended.is_set() or self._stop.is_set() or self._syncer.failure):
             (self._shards.ended if self._shards.has_finished else self._syncer.ended).wait(0.2)
             if not self._shard:
                 self._scoring.take()
             if self._syncer.core.finished and not self._shards.has_finished:
                 self._finish()
-            if merged and not self._server.connected and time.monotonic() > patience:
+            if merged and not self._server.connected and time.monotonic() > deadline:
                 return True
         return False
 
@@ -392,7 +384,7 @@ def run_shard(
     return outcome.failure
 
 
-def tell_of_the_end(
+def announce_end(
     assembly: Assembly, *, listening: Listening, security: Security, folder: pathlib.Path
 ) -> None:
     """Sends the end of the run in `folder` to learners that were disconnected at that time.
@@ -404,8 +396,8 @@ def tell_of_the_end(
     if mark is None:  # removed since: learners of another run could not be recognised
         return
 
-    terms, ignore = terms_of(e, assembly.layout), lambda *told: None
-    server = SyncerServer(terms, security, listening, ignore, ignore, ignore, ignore, run=mark.run)
-    server.away |= set(range(e.most_learners))
+    of_run = terms_of(e, assembly.layout), security, listening
+    server = SyncerServer(*of_run, OverSyncer(), lambda record: None, mark.run)
+    server.away |= set(range(e.max_learners))
     server.start()
-    server.stop(_LEAVE_SECONDS, patience=e.remote.longest_backoff)
+    server.stop(_LEAVE_SECONDS, reconnect_timeout=e.remote.longest_backoff)

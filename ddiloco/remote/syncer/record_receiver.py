@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ddiloco.goodput.accounting import State
-from ddiloco.remote.syncer.admission import MOST_REPLACED
+from ddiloco.remote.syncer.admission import MAX_REPLACED
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.record_messages import learner_record
 from ddiloco.remote.wire.record_queue import Received
@@ -63,7 +63,7 @@ class RecordIntake:
             came = replaced.pop(process, None) or _Learner(process, began)
             came.lost_at = came.state = None
             self._learners[learner] = came
-            if len(replaced) > MOST_REPLACED:
+            if len(replaced) > MAX_REPLACED:
                 del replaced[next(iter(replaced))]
             self._record(records.StateChanged(learner, State.STARTING, now))
 

@@ -23,9 +23,9 @@ from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.remote.wire.validation import HOST_KEY, WireError, metadata_value
 from ddiloco.workers.exchange import CheckpointAsked, Delivery, EventDelivery, Leave
 
-MOST_CALLS = 16  # of one kind at the same time, for each host that there is room for
+MAX_CALLS = 16  # of one kind at the same time, for each host that there is room for
 LAST_SECONDS = 5.0  # for a learner to take its last messages, before its control stream is cut off
-MOST_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
+MAX_WAITING = 256  # messages to a learner that does not read; then the oldest is lost, as any may be
 
 
 class Session:
@@ -42,7 +42,7 @@ class Session:
         room: int = 1,
     ) -> None:
         """`name` is known only to this learner's process. `room`: the hosts for whose calls there is room."""
-        self.down, self.hosts, self._most_calls = down, down.hosts, MOST_CALLS * room
+        self.down, self.hosts, self._max_calls = down, down.hosts, MAX_CALLS * room
         self.offers = HostOffers(self.hosts) if self.hosts > 1 else None  # puts together what they send
         self.name, self.learner, self.process = name, learner, process
         self.donor = donor  # HOST:PORT at which the learner answers its peers
@@ -98,7 +98,7 @@ class Session:
             if replaces:
                 others = [m for m in self._waiting if _kind(m) != _kind(message)]
                 self._waiting = collections.deque(others)
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
             self._waiting.append(message)
             self._change.notify_all()
@@ -127,14 +127,14 @@ class Session:
             context.abort(grpc.StatusCode.NOT_FOUND, "the learner has no such host")
         with self._change:
             self._calls[kind] += 1
-            many = self._calls[kind] > self._most_calls
+            many = self._calls[kind] > self._max_calls
             self._contexts.append(context)
             over = self.over
         try:
             if over:
                 context.abort(grpc.StatusCode.NOT_FOUND, "the session is over")
             if many:
-                told = f"more than {self._most_calls} calls of a kind, by remote.hosts"
+                told = f"more than {self._max_calls} calls of a kind, by remote.hosts"
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
             yield host
         finally:

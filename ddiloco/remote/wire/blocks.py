@@ -11,8 +11,8 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.validation import WireError
 
-MOST_BLOCKS = 4096  # of an array
-MOST_AXES = 16
+MAX_BLOCKS = 4096  # of an array
+MAX_AXES = 16
 
 
 def cut_message(cut: Cut) -> pb.Cut:
@@ -55,9 +55,9 @@ def receive_blocks(
 
 def _cut(message: pb.Cut, form: ArrayFormat) -> Cut:
     shape, axes, bounds = tuple(message.shape), len(message.shape), message.bounds
-    fits = axes <= MOST_AXES and math.prod(shape) == math.prod(form.shape)
-    if not fits or message.count > MOST_BLOCKS or len(bounds) != 2 * axes * message.count:
-        raise WireError("blocks of another array", f"{message.count} of {list(shape)[:MOST_AXES]}")
+    fits = axes <= MAX_AXES and math.prod(shape) == math.prod(form.shape)
+    if not fits or message.count > MAX_BLOCKS or len(bounds) != 2 * axes * message.count:
+        raise WireError("blocks of another array", f"{message.count} of {list(shape)[:MAX_AXES]}")
     boxes = []
     for first in range(0, len(bounds), 2 * axes) if axes else ():
         ends = bounds[first : first + 2 * axes]

@@ -13,7 +13,7 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.settings.experiment import Experiment, all_settings
 
-LONGEST_SHOWN = 100  # characters of a setting's value in a refusal
+MAX_SHOWN_LENGTH = 100  # characters of a setting's value in a refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Terms:
     fingerprint: str  # of the fragment layout
     rules: str  # the settings that both sides must share, JSON by path
     num_learners: int  # M; as many as the run starts with
-    most_learners: int  # as many as it may have; they are numbered below it
+    max_learners: int  # as many as it may have; they are numbered below it
     up: Sequence[Sequence[ArrayFormat]]  # by fragment, shapes and dtypes of what a learner sends
     down: Sequence[Sequence[ArrayFormat]]  # the same of what the syncer sends, a whole version
     difference: Sequence[Sequence[ArrayFormat]]  # the same of a difference between versions
@@ -62,7 +62,7 @@ def terms_of(experiment: Experiment, layout: FragmentLayout) -> Terms:
         fingerprint=layout.fingerprint,
         rules=json.dumps(rules, sort_keys=True, default=str),
         num_learners=experiment.sync.num_learners,
-        most_learners=experiment.most_learners,
+        max_learners=experiment.max_learners,
         up=[wire_format(layout, p, outer.codec) for p in fragments],
         down=[wire_format(layout, p, "f32") for p in fragments],
         difference=[wire_format(layout, p, outer.update_codec) for p in fragments],
@@ -84,9 +84,9 @@ def difference(ours: str, theirs: str) -> str | None:
     for path in [*own, *sorted(other)]:
         if own.get(path) != other.get(path) or (path in own) is not (path in other):
             values = (_shown(path, rules) for rules in (own, other))
-            return "config.{}: the syncer has {}, the learner {}".format(path[:LONGEST_SHOWN], *values)
+            return "config.{}: the syncer has {}, the learner {}".format(path[:MAX_SHOWN_LENGTH], *values)
     return "the learner's settings are not the syncer's"
 
 
 def _shown(path: str, rules: dict[str, Any]) -> str:
-    return repr(rules[path])[:LONGEST_SHOWN] if path in rules else "no such setting"
+    return repr(rules[path])[:MAX_SHOWN_LENGTH] if path in rules else "no such setting"

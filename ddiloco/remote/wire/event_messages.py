@@ -15,8 +15,8 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.schema import codec
 
-LONGEST_REASON = 500
-LONGEST_POSITION = 768 << 10  # characters
+MAX_REASON_LENGTH = 500
+MAX_POSITION_LENGTH = 768 << 10  # characters
 
 R = TypeVar("R")
 
@@ -84,7 +84,7 @@ def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.Fr
     """
     round_id: RoundId = codec.read(header.round)
     contribution: Contribution = codec.read(header.contribution)
-    if len(contribution.upto.position) > LONGEST_POSITION:
+    if len(contribution.upto.position) > MAX_POSITION_LENGTH:
         raise WireError("malformed position", f"of {len(contribution.upto.position)} characters")
     if contribution.fragment != round_id.fragment or round_id.fragment >= num_fragments:
         raise WireError("another fragment", f"{contribution.fragment} for {round_id} of {num_fragments}")
@@ -113,7 +113,7 @@ def by_fragment(rows: Sequence[R], num_fragments: int) -> Sequence[R]:
 def _short(event: Any) -> Any:
     """The event, its reason (if any) cut to the length that is sent."""
     if isinstance(event, events.LearnerLost | events.OfferFailed | events.Rejected):
-        return dataclasses.replace(event, reason=event.reason[:LONGEST_REASON])
+        return dataclasses.replace(event, reason=event.reason[:MAX_REASON_LENGTH])
     return event
 
 

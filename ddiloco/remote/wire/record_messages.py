@@ -9,13 +9,13 @@ import sys
 
 from ddiloco.goodput.accounting import State
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.event_messages import LONGEST_REASON
+from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH
 from ddiloco.remote.wire.validation import LARGEST, MAX_TEXT, WireError
 from ddiloco.telemetry import records
 from ddiloco.telemetry.scalars import as_json, numbers
 
-LONGEST_NOTE = 8 << 10  # bytes of JSON
-MOST_METRICS = 1024  # some models have one for each layer
+MAX_RECORD_BYTES = 8 << 10  # bytes of JSON
+MAX_METRICS = 1024  # some models have one for each layer
 _NOTES: dict[str, dict[str, type]] = {  # what a learner may note, by name: the values and their kinds
     "drop": {"reason": str},
     "sdc": {"step": float, "devices": str},
@@ -39,7 +39,7 @@ def record_message(record: records.Record) -> pb.Record:
     """
     match record:
         case records.StepDone(_, step, time, tokens, metrics):
-            metrics = dict(itertools.islice(metrics.items(), MOST_METRICS))
+            metrics = dict(itertools.islice(metrics.items(), MAX_METRICS))
             values = {"step": step, "time": time, "tokens": tokens, "metrics": numbers(metrics)}
             return pb.Record(step_done=values)
         case records.StateChanged(_, state, time):
@@ -66,7 +66,7 @@ def learner_record(message: pb.Record, learner: int) -> LearnerRecord:
     match kind:
         case "step_done":
             m = message.step_done
-            if m.step > LARGEST or m.tokens > LARGEST or len(m.metrics) > MOST_METRICS:
+            if m.step > LARGEST or m.tokens > LARGEST or len(m.metrics) > MAX_METRICS:
                 raise WireError("malformed record", "a step with numbers that cannot be")
             return records.StepDone(learner, m.step, _time(m.time), m.tokens, dict(m.metrics))
         case "state_changed":
@@ -113,14 +113,14 @@ def _time(seconds: float) -> float:
 def _value(value: object, kind: type) -> str | float | None:
     """The value if it is a finite number or short text of the kind; else None, or "unknown" for a text."""
     if kind is str:
-        return value[:LONGEST_REASON] if isinstance(value, str) else "unknown"
+        return value[:MAX_REASON_LENGTH] if isinstance(value, str) else "unknown"
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and abs(value) <= sys.float_info.max else None
 
 
 def _values(text: str) -> dict:
     try:
-        values = json.loads(text) if len(text) <= LONGEST_NOTE else None
+        values = json.loads(text) if len(text) <= MAX_RECORD_BYTES else None
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 VERSION = 16  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
-MOST_DIFFERENCES = 32  # of a fragment that are sent together
+MAX_DIFFERENCES = 32  # of a fragment that are sent together
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
 LARGEST = 1 << 53  # of any whole number on the wire; counters that a float64 cannot hold are nonsense
 MAX_TEXT = 32 << 10  # characters of a traceback; of a reason 500
@@ -27,7 +27,7 @@ SHARD = "/ddiloco.wire.Syncer/Shard"
 DONATE = "/ddiloco.wire.Learner/Donate"
 SESSION_KEY = "ddiloco-session"  # metadata that connects a call with its learner's control stream
 HOST_KEY = "ddiloco-host"  # metadata that names which of the learner's hosts calls; none: its only one
-MOST_HOSTS = 4096  # of a learner
+MAX_HOSTS = 4096  # of a learner
 
 M = TypeVar("M", bound=Message)
 

@@ -28,7 +28,7 @@ from ddiloco.telemetry import records
 FOLDER = "tape"
 SUFFIX = ".tape"
 BEGAN = "began"  # folder beside the tapes, of what the run went on with where they do not begin with it
-_LONGEST_WAIT = 1.0  # seconds that the syncer's entries may wait to be written if nothing depends on them
+_MAX_WAIT = 1.0  # seconds that the syncer's entries may wait to be written if nothing depends on them
 
 
 def learner_tape(folder: pathlib.Path, learner: int, process: int) -> pathlib.Path:
@@ -56,7 +56,7 @@ class Recorder:
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
-        most_bytes: float = math.inf,
+        max_bytes: float = math.inf,
     ) -> None:
         """Begins the file.
 
@@ -64,10 +64,10 @@ class Recorder:
           path: of the file; None: nothing is written, and `header` is not needed.
           header: the first record.
           record: gets an alarm if the disk refuses.
-          most_bytes: the tape ends before it is longer, with an alarm.
+          max_bytes: the tape ends before it is longer, with an alarm.
         """
         self._path, self._record = path, record
-        self._left = most_bytes
+        self._left = max_bytes
         self._file: TapeFile | None = None
         self._waiting: list[pb.Entry] = []
         self._written_at = 0.0
@@ -140,9 +140,9 @@ class LearnerTape(Recorder):
         path: pathlib.Path | None = None,
         header: Header | None = None,
         record: Callable[[records.Record], None] = lambda record: None,
-        most_bytes: float = math.inf,
+        max_bytes: float = math.inf,
     ) -> None:
-        super().__init__(path, header, record, most_bytes)
+        super().__init__(path, header, record, max_bytes)
         self._learner, self._process = learner, process
         self._given = 0
 
@@ -180,7 +180,7 @@ class SyncerTape(Recorder):
         this process learns of it.
         """
         self._note(event, now)
-        if any(isinstance(a, actions.Merge) for a in decided) or now >= self._written_at + _LONGEST_WAIT:
+        if any(isinstance(a, actions.Merge) for a in decided) or now >= self._written_at + _MAX_WAIT:
             self._written_at = now
             self.flush()
 

@@ -84,12 +84,12 @@ BROKEN: dict[str, Callable[[bytes, list[bytes]], Iterable[bytes]]] = {  # messag
 
 
 class Impersonator(abc.ABC):
-    """Connects under its number for as long as it lives. Subclasses say how it answers a question."""
+    """Connects under its number for as long as it lives. Subclasses define how it answers a request."""
 
     def __init__(
         self, address: str, terms: Terms, learner: int, security: Security, tokens: int, count: Count
     ) -> None:
-        """`tokens`: of a step. `count` hears of each deed, and of how its call ended."""
+        """`tokens`: of a step. `count` is called with each attempt, and how its call ended."""
         self._address, self._terms, self._learner, self._security = address, terms, learner, security
         self._tokens, self._count = tokens, count
         self._rng = random.Random(learner)
@@ -101,7 +101,7 @@ class Impersonator(abc.ABC):
         self._pieces: dict[int, Arrays] = {}
         self._before: dict[int, Arrays] = {}
         self._known: dict[int, tuple[int, int, int]] = {}  # by fragment: version, step, lineage
-        self.over = False  # the syncer has said so
+        self.over = False  # by the syncer
 
     def run(self, stop: threading.Event) -> None:
         """Connects again and again until `stop`, or until the syncer says that the run is over."""

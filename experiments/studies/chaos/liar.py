@@ -22,7 +22,7 @@ from ddiloco.remote.wire.payload import CHUNK_BYTES
 from ddiloco.remote.wire.security import Security
 from experiments.studies.chaos.impersonation import BROKEN, CLAIMS, POISONS, Count, Impersonator, silence
 
-IDLE = 20  # calls of a kind that say nothing, at a time
+IDLE = 20  # silent calls of a kind, at a time
 _ESCAPES = "\x1b[2J\x1b[31m\r\n" * 9
 
 
@@ -39,7 +39,7 @@ class Liar(Impersonator):
         tokens: int,
         count: Count,
     ) -> None:
-        """`tokens`: of a step. `count` hears of each deed, and of how its call ended."""
+        """`tokens`: of a step. `count` is called with each attempt, and how its call ended."""
         super().__init__(address, terms, learner, security, tokens, count)
         self._last_step = last_step
         self._deeds = [self._rejoin, self._claim, self._snapshots, self._records, self._events]
@@ -103,7 +103,7 @@ class Liar(Impersonator):
         self._send_event(events.LearnerLost(0, self._incarnation, _ESCAPES))
 
     def _idle(self) -> None:
-        """Calls of every kind that never say anything, for a while."""
+        """Silent calls of every kind, for a while."""
         never = threading.Event()
         calls = [
             self._channel.stream_stream(kind)(silence(never), metadata=self._metadata, timeout=3.0)
@@ -171,7 +171,7 @@ class LyingDonor:
     """Gives what a peer gave, the sign of every number turned, as if it had trained longer than all."""
 
     def __init__(self, count: Count) -> None:
-        """`count` hears of each donation."""
+        """`count` is called with each donation."""
         self._count = count
         self._header: pb.DonationHeader | None = None
         self._payload = b""

@@ -69,7 +69,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def pace(self) -> Callable[[float, int], float]:
+    def schedule(self) -> Callable[[float, int], float]:
         """For one direction of a connection: from when so many bytes came to when they leave, in seconds."""
         return lambda now, size: now
 
@@ -119,7 +119,7 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction, until its end of file has been passed on."""
         on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(self.buffer_bytes // CHUNK)
-        leaves = self.pace()
+        leaves = self.schedule()
 
         async def take() -> None:
             data = b"more"

@@ -174,7 +174,7 @@ class StormWatch:
             durable = DurableState(folder, self._layout, lambda record: None, threading.Event(), run)
             versions = list(durable.state().versions)
             for p in range(self._layout.num_fragments):
-                durable.fragment(p)  # whole, so that damage is told
+                durable.fragment(p)  # whole, so that damage is found
             return {"versions": versions}
         except (DurableStateError, run_mark.RunMarkError) as error:
             return {"problem": str(error)}

@@ -14,7 +14,7 @@ from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
 
-IDLE = 60  # connections or calls that say nothing, at a time
+IDLE = 60  # silent connections or calls, at a time
 _TIMEOUT = 3.0  # seconds
 _CALLS = (wire.CONTROL, wire.UPDATES, wire.OFFERS, wire.PEERS, wire.DONATE)
 
@@ -23,7 +23,7 @@ class UnauthorizedClient:
     """Turns to one port after the other, in a way that it draws each time."""
 
     def __init__(self, address: str, count: Callable[[str], None]) -> None:
-        """`address`: HOST:PORT. `count` hears of each deed, and of how it ended."""
+        """`address`: HOST:PORT. `count` is called with each attempt, and how it ended."""
         self._address, self._count = address, count
         self._rng = random.Random(address)
 
@@ -66,7 +66,7 @@ class UnauthorizedClient:
                 connection.close()
 
     def _calls(self, stop: threading.Event) -> None:
-        """Calls of every kind with no token or a wrong one, that say nothing, a hello, or noise."""
+        """Calls of every kind with no token or a wrong one: silent, with a hello, or with noise."""
         token = self._rng.choice((None, "", "a token that is none", "x" * 6000))
         sent = self._rng.choice(
             ([], [b""], [self._rng.randbytes(99)], [pb.FromLearner().SerializeToString()])

@@ -284,7 +284,7 @@ def text(found: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _afresh() -> Iterator[None]:
-    """Compiles without JAX's cache: seconds would tell nothing, and what is loaded cannot be saved again."""
+    """Compiles without JAX's cache: its seconds mean nothing, and loaded programs cannot be saved again."""
     used = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()

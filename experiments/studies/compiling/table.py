@@ -1,4 +1,4 @@
-"""All presets on slices of each kind of chip: compiled one after the other, and told in one table."""
+"""All presets on slices of each kind of chip: compiled one after another, in one table."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ GRID: dict[str, Sequence[str]] = {
 def compile_all(folder: pathlib.Path, print_line: Callable[[str], None]) -> list[dict[str, Any]]:
     """The figures of the whole grid, in its order, each from a process of its own.
 
-    What lies in the folder with the preset's settings is not compiled again; what cannot be compiled is told
-    and left out.
+    What lies in the folder with the preset's settings is not compiled again; what cannot be compiled is
+    reported and left out.
     """
     found = []
     for preset, topology in ((preset, one) for preset, slices in GRID.items() for one in slices):

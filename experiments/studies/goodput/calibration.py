@@ -51,7 +51,7 @@ def calibrate(fixed: FailureModel, without: Iterable[CellFit] = ()) -> FailureMo
 def intervals(fixed: FailureModel) -> dict[str, float]:
     """Half the 95% confidence interval of each free value (t distribution), as if errors were independent.
 
-    From the fit's curvature: values that only their sum tells apart from another have wide ones.
+    From the fit's curvature: values of which only the sum is determined have wide ones.
     """
     _, covariance = _search(fixed)
     free = len(fits(fixed)) - len(FREE)

@@ -32,7 +32,9 @@ class Simulation:
     systems: tuple[str, ...] = setting((), "data_parallel, elastic_data_parallel, decoupled:M")
     days: float = setting(30.0, "simulated time", above=0.0)
     seeds: int = setting(5, "independent repetitions, of seeds 0, 1 and so on", at_least=1)
-    quorum: int | None = setting(None, "K: also tell when K learners step at least; None: do not", at_least=1)
+    quorum: int | None = setting(
+        None, "K: also report the time with K or more learners stepping; None: do not", at_least=1
+    )
     failures: FailureModel = section(FailureModel)
 
     def __post_init__(self) -> None:
@@ -73,8 +75,8 @@ class Cell:
 def simulate(simulation: Simulation, progress: Callable[[float], None] = lambda share: None) -> list[Cell]:
     """Every cell of the grid, chip counts within systems. The same settings give the same figures.
 
-    A cell's figures do not depend on what else is in the grid. `progress` hears now and then what share of
-    the time has passed.
+    A cell's figures do not depend on what else is in the grid. `progress` is called now and then with the
+    share of the time that has passed.
     """
     model, horizon = simulation.failures, simulation.days * DAY
     kinds = [(system_of(label), chips) for label in simulation.systems for chips in simulation.num_chips]

@@ -1,6 +1,6 @@
 """Published traces of failures and spot capacity, and what four systems make of them.
 
-Three formats are told apart by what is in the file; nothing of them is shipped here:
+Three formats are distinguished by their contents; nothing of them is shipped here:
 
   InfiniteHBD-Trace (stepfun-ai, Apache-2.0)  JSON list of {node_id, event_time in days, event_type}
   spot-traces (skypilot-org)                  JSON {metadata: {gap_seconds}, data: [instances at each tick]}

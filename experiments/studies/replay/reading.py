@@ -61,7 +61,7 @@ def read_tape(path: pathlib.Path) -> Tape | None:
                 header = from_json(record_of(payload).header)
             else:
                 entries += entries_of(payload)
-        except Exception as error:  # protobuf does not say which it raises
+        except Exception as error:  # protobuf documents none
             raise TapeError(f"{path}: byte {at}: holds {error}") from None
     return Tape(path, header, entries, content.torn)
 

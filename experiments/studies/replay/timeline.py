@@ -211,7 +211,7 @@ def _happened(content: Any) -> str:
         case events.Welcomed() as e:
             return f"welcomed at step {e.step} with versions {_listed(e.versions)}"
         case events.NotMember(incarnation=n):
-            return f"hears that incarnation {n} is no member"
+            return f"learns that incarnation {n} is no member"
         case events.Rejected(reason=reason):
             return f"rejected: {reason}"
         case events.StepStarted(tokens=tokens):
@@ -219,7 +219,7 @@ def _happened(content: Any) -> str:
         case events.StepFinished():
             return "step finished"
         case events.ClockSet(step=step):
-            return f"hears that step {step} has come"
+            return f"is asked to set its clock to step {step}"
         case events.OfferAsked(round=r, clock=clock):
             return f"is asked for fragment {r.fragment} from step {clock} on"
         case events.UpdateArrived() as e:
@@ -272,14 +272,14 @@ def _followed(decided: Sequence[Any]) -> str:
                 phrases.append(
                     f"merges fragment {r.fragment} of {_listed([c.learner for c in a.contributions])}"
                 )
-            case actions.Tell(receivers, events.UpdateArrived(p, version)):
+            case actions.Send(receivers, events.UpdateArrived(p, version)):
                 phrases.append(f"sends fragment {p} version {version} to {len(receivers)}")
-            case actions.Tell(((m, _),), events.Welcomed()):
+            case actions.Send(((m, _),), events.Welcomed()):
                 phrases.append(f"welcomes {m}")
-            case actions.Tell(receivers, events.OfferAsked(r)):
+            case actions.Send(receivers, events.OfferAsked(r)):
                 phrases.append(f"asks {_listed([m for m, _ in receivers])} for fragment {r.fragment}")
-            case actions.Tell(_, events.ClockSet(step)):
-                phrases.append(f"tells laggards of step {step}")
+            case actions.Send(_, events.ClockSet(step)):
+                phrases.append(f"sets the clocks of laggards to step {step}")
             case actions.Drop(reason=reason):
                 phrases.append(f"drops it: {reason}")
             case actions.Record(name=name) if not isinstance(action, actions.Published):
@@ -303,7 +303,7 @@ def _round_step(content: Any, decided: Sequence[Any]) -> int | None:
         match action:
             case actions.SendOffer(contribution=c) | actions.MakeOffer(contribution=c):
                 return c.step
-            case actions.TellSyncer(events.StepReported(r)):
+            case actions.SendToSyncer(events.StepReported(r)):
                 return r.step
     return None
 

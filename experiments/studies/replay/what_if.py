@@ -247,7 +247,7 @@ def delays(plan: ReplayPlan) -> Delays:
             match action:
                 case actions.Merge(round=r):
                     begun[r] = now
-                case actions.Tell(receivers, events.UpdateArrived(p, version)):
+                case actions.Send(receivers, events.UpdateArrived(p, version)):
                     for m, _ in receivers:
                         sent.setdefault((m, p, version), now)
     quickest = sorted(updates)[len(updates) // 10] if updates else 0.0
@@ -257,7 +257,7 @@ def delays(plan: ReplayPlan) -> Delays:
 
 
 def _entries(plan: ReplayPlan) -> list[Handled]:
-    """The entries of all processes of the syncer, by the clock of the first, which alone hears learners."""
+    """The entries of all processes of the syncer, by the clock of the first, which learners report to."""
     found = [
         entry._replace(now=entry.now + shift)
         for actor, shift in _clocks(plan)

@@ -220,7 +220,7 @@ class ReplayPlan:
     learners: list[Actor]
     syncers: list[Actor]  # in order
     began: Mapping[InnerOrigin, pathlib.Path] = dataclasses.field(default_factory=dict)
-    """The folders of states that the run went on with, of which earlier tapes tell."""
+    """The folders of states that the run resumed from, which earlier tapes name."""
 
     @property
     def actors(self) -> list[Actor]:

@@ -179,7 +179,7 @@ def percentiles(samples: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
 
 
 def hold_out_largest(law: Law, losses: pd.DataFrame) -> dict[str, float]:
-    """Fits the law without the largest size, and holds what it tells of that one against the losses.
+    """Fits the law without the largest size, and compares its prediction for that one with the losses.
 
     Returns:
       `params`, the size, and `error`, the mean over its places of |log prediction - log mean loss|: 0.01 is

@@ -35,7 +35,7 @@ class ScalingError(ValueError):
 def read_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[pd.DataFrame, int]:
     """The measurements of a sweep's rows, as `experiments.sweep` writes them: PLACE, seed, loss (nats/token).
 
-    A hyperparameter is of the place only where the rows say it. Tokens that are within 2% of the next
+    A hyperparameter is of the place only where rows have it. Tokens that are within 2% of the next
     ones count as the same D, their mean: padding, and steps that are whole, make such differences. A
     place and seed that are there twice count once. Rows without a finite, positive loss are left out, and
     counted.
@@ -85,7 +85,7 @@ def best(losses: pd.DataFrame) -> pd.DataFrame:
     return losses.merge(lowest, on=PLACE)
 
 
-def with_most_tokens(losses: pd.DataFrame) -> pd.DataFrame:
+def with_max_tokens(losses: pd.DataFrame) -> pd.DataFrame:
     """Of each size the runs with the most tokens: where a law has no D, D must go with N."""
     return losses[losses.tokens == losses.groupby("params")["tokens"].transform("max")]
 
@@ -104,7 +104,7 @@ def redrawn(losses: pd.DataFrame, rng: np.random.Generator, draws: int) -> Itera
     table = losses.assign(place=place).pivot(index="place", columns="seed", values="loss")[seeds].to_numpy()
     known = ~np.isnan(table)
     if known.sum(axis=1).max() < 2:
-        raise ScalingError("seeds: every place has one, so that nothing can be said about spread")
+        raise ScalingError("seeds: every place has one, so that the spread is unknown")
     whole = means(losses)
     for _ in range(draws):
         sampled = rng.integers(len(seeds), size=len(seeds))

@@ -61,8 +61,8 @@ def fit_laws(
     losses: pd.DataFrame, rng: Callable[[], np.random.Generator], draws: int
 ) -> list[dict[str, Any]]:
     """Every law of the losses, of the decoupled runs together and of each number of learners alone."""
-    decoupled, along = losses[losses.learners > 0], measurements.with_most_tokens(losses)
-    most = measurements.with_most_tokens(decoupled)
+    decoupled, along = losses[losses.learners > 0], measurements.with_max_tokens(losses)
+    most = measurements.with_max_tokens(decoupled)
     cases = [(name, law, decoupled if "D" in law.distinct else most) for name, law in laws.LAWS.items()]
     for learners, alone in along.groupby("learners"):
         cases.append((f"M={learners} alone" if learners else "data-parallel", laws.SINGLE, alone))
@@ -102,7 +102,7 @@ def gap_trend(losses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     jackknife's, which leaves out one (N, D) after another: gaps at one share the loss they are held against.
 
     Raises:
-      ScalingError: there are no gaps, or with one (N, D) less they do not tell log N from log D.
+      ScalingError: there are no gaps, or without one (N, D) log N and log D are collinear.
     """
     rows = pd.DataFrame(losses, columns=[*SIZE, "gap"]).astype(float).dropna()
     rows = rows[rows.learners > 1]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddiloco.outer.encoding import InvalidContribution, Traffic
 from ddiloco.outer.global_model import NextVersion
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
-from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observer, Payload
-from ddiloco.virtual.fleet import Durations, Fleet
+from ddiloco.virtual.array_ports import CountingSyncer, Observer
+from ddiloco.virtual.fleet import Durations, Fleet, VirtualSyncer
 from ddiloco.virtual.learner_process import VirtualLearner, VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
+from experiments.studies.schedules.integers import IntegerLearner, Parameters, Pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,24 +39,49 @@ class Weather:
 
 
 class _Doubtful(CountingSyncer):
-    """Finds some fragments unsound, and leaves others out of their merges."""
+    """Finds some fragments unsound, and leaves others out of their merges, which add the rest.
+
+    Attributes:
+      versions: every version that was ever made, by fragment, number and lineage.
+      given: the offers to the last merge.
+      shards: the syncer's processes, whose disks say which versions are the newest.
+    """
 
     def __init__(self, rng: random.Random, weather: Weather, num_fragments: int) -> None:
         super().__init__(Traffic(*[(0,) * num_fragments] * 3))
         self.unsound, self.refused, self._refuses_all = weather.unsound, weather.refused, weather.refuses_all
         self._rng = rng
+        self.versions = {(p, 0, 0): 0 for p in range(num_fragments)}
+        self.given: dict[Contribution, Pieces] = {}
+        self.shards: Sequence[VirtualSyncer] = ()
 
-    def received(self, fragment: int, payload: Payload) -> Payload:
+    def fragment(self, fragment: int) -> Pieces:
+        """The newest version on the disk."""
+        if not self.shards:  # which are about to start
+            return (0,)
+        durable = self._shard(fragment).durable
+        return (self.versions[fragment, durable.versions[fragment], durable.lineages[fragment]],)
+
+    def _shard(self, fragment: int) -> VirtualSyncer:
+        return self.shards[fragment % len(self.shards)]
+
+    def received(self, fragment: int, payload: Pieces) -> Pieces:
         """Finds a random share of the fragments unsound."""
         if self.unsound and self._rng.random() < self.unsound:
             raise InvalidContribution("not finite")
         return payload
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
-        """Leaves a random share of the offers out."""
+    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Pieces]]) -> NextVersion:
+        """Leaves a random share of the offers out; the next version is the last less what is left."""
         learners = [c.learner for c, _ in given] if self.refused or self._refuses_all else []
         left_out = tuple(m for m in learners if self._refuses_all or self._rng.random() < self.refused)
-        return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
+        self.given, [last] = dict(given), self.fragment(fragment)
+        if given and len(left_out) == len(given):
+            return NextVersion((last,), {}, left_out, empty=True)  # type: ignore[arg-type]
+        new = last - sum(gradient for c, (gradient,) in given if c.learner not in left_out)
+        shard = self._shard(fragment)
+        self.versions[fragment, shard.durable.versions[fragment] + 1, shard.lineage] = new
+        return NextVersion((new,), {}, left_out)  # type: ignore[arg-type]
 
 
 class WeatheredFleet(Fleet):
@@ -78,17 +104,28 @@ class WeatheredFleet(Fleet):
         self._doubtful = _Doubtful(rng, weather, policy.num_fragments)
         self._rng = rng
         self._retired: set[int] = set()
+        moves = random.Random(1)  # of its own, so that the rest of a schedule does not depend on it
         places = {m: self._place(checkpoint_every) for m in range(learners or policy.num_learners)}
         super().__init__(
             policy,
             total_steps,
             places,
-            lambda learner: CountingLearner(lambda: rng.randint(1, 100), self._skips),
+            lambda learner: IntegerLearner(lambda: rng.randint(1, 100), self._skips, moves),
             self._doubtful,
             takes=Durations(lambda: rng.expovariate(1 / weather.merge_time)),
             observer=observer,
             shards=shards,
         )
+        self._doubtful.shards = self.syncers
+
+    @property
+    def given(self) -> Mapping[Contribution, Pieces]:
+        """The offers to the last merge."""
+        return self._doubtful.given
+
+    def parameters(self, learner: VirtualLearner) -> Parameters:
+        """Of a learner's process."""
+        return learner.arrays.parameters(self._doubtful.versions)
 
     def retire(self, learner: int) -> None:
         """The learner leaves; whoever starts a process of it sees that sent away."""

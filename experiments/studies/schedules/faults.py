@@ -32,7 +32,7 @@ def num_fragments(fleet: Fleet, shard: int) -> int:
 
 
 def crash(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """A process dies and another one starts; the syncer may hear of the new one first, or of it alone."""
+    """A process dies and another one starts; the syncer may see the new one first, or it alone."""
     fleet.fail(learner, notice_seconds=rng.choice([0.1, 5.0, 60.0, 1000.0]))
     fleet.calendar.after(rng.uniform(0.1, 20.0), fleet.recover, learner)
 
@@ -44,7 +44,7 @@ def leave(fleet: Fleet, learner: int, rng: random.Random) -> None:
 
 
 def hang(fleet: Fleet, learner: int, rng: random.Random) -> None:
-    """A process neither steps nor answers for a while, and the syncer does not hear of it."""
+    """A process neither steps nor answers for a while, unnoticed by the syncer."""
     if (process := fleet.processes.get(learner)) is not None:
         process.hang(rng.uniform(1.0, LONGEST))
 

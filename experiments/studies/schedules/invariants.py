@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
@@ -17,6 +17,7 @@ from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import VirtualCheckpoint
+from experiments.studies.schedules.integers import Parameters, Pieces
 from experiments.studies.schedules.ledger import ProcessLedger, require
 
 Member = tuple[int, int]  # learner, incarnation
@@ -41,7 +42,7 @@ class _Process:
         self.known: dict[Contribution, int] = {}  # steps known of when the offer came, and was not early
         self.early: set[Contribution] = set()  # that wait for the reports of their work
         self.shards: dict[Member, tuple[int, ...]] = {}  # of which it says that it is a member
-        self.dismissed: set[Member] = set()  # told that they are no members
+        self.dismissed: set[Member] = set()  # notified that they are no members
         self.asked: collections.Counter[tuple[RoundId, Member]] = collections.Counter()
         # For which rounds an offer came, and how often its learner had been asked for each by then
         self.arrived: dict[Contribution, dict[RoundId, int]] = collections.defaultdict(dict)
@@ -64,7 +65,7 @@ class LearnerInvariants:
         self.total_steps = total_steps
         self.checks = 0  # events after which every rule held
         self.largest: dict[tuple[int, int], int] = {}
-        """By shard and learner, the largest incarnation that the shard has heard of, over all histories."""
+        """By shard and learner, the largest incarnation that the shard has seen, over all histories."""
         self._ledgers: dict[object, ProcessLedger] = {}
         self._ledger_of: dict[tuple[int, int, int], ProcessLedger] = {}  # by shard, learner and incarnation
         self._saved: dict[VirtualCheckpoint, ProcessLedger] = {}
@@ -97,13 +98,14 @@ class LearnerInvariants:
         event: events.LearnerEvent,
         out: list[actions.LearnerAction],
         batch: int = 0,
+        parameters: Parameters | None = None,
     ) -> None:
         """A learner's core took an event; raises Violation if what followed breaks a rule.
 
-        `batch`: the number of the last one that the learner has drawn.
+        `batch`: the number of the last one that the learner has drawn. `parameters`: before what followed.
         """
         ledger = self._ledgers.setdefault(process, ProcessLedger())
-        ledger.handled(core, event, out, batch)
+        ledger.handled(core, event, out, batch, parameters)
         if core.recovered:
             for shard, incarnation in enumerate(core.incarnations):
                 owner = self._ledger_of.setdefault((shard, core.learner, incarnation), ledger)
@@ -137,7 +139,7 @@ class Invariants:
         self.merged: set[RoundId] = set()
         self.passed: set[RoundId] = set()  # skipped or abandoned
         self.checks = 0  # events after which every rule held
-        self.longest_welcome = 0.0  # seconds from the first word of a learner to its taking part
+        self.longest_welcome = 0.0  # seconds from a learner's first message to its membership
         self._admitted: dict[Member, float] = {}
         self._schedule = Schedule(policy.num_fragments, policy.interval, total_steps)
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
@@ -178,11 +180,20 @@ class Invariants:
         self._syncer.early = core.offers - taken.keys()
         self.checks += 1
 
-    def commit(self, merge: actions.Merge, lineage: int = 0, left_out: Sequence[int] = ()) -> None:
+    def commit(
+        self,
+        merge: actions.Merge,
+        lineage: int = 0,
+        left_out: Sequence[int] = (),
+        given: Mapping[Contribution, Pieces] | None = None,
+    ) -> None:
         """A merge became durable, by a syncer's process of this lineage, without the offers of some learners.
 
+        `given`: what came with its offers; None: nothing.
+
         Raises:
-          Violation: it was not under way, merges a step or a batch again, or work of a history that was lost.
+          Violation: it was not under way, merges a step or a batch again, or work of a history that was lost;
+            or an offer is not what its steps have added.
         """
         under_way = self._syncer.merging.pop(merge.round, None)
         require(under_way == merge, "what is committed was being merged", merge.round)
@@ -193,6 +204,9 @@ class Invariants:
             ledger = self._learners.ledger(self.shard, c)
             self._check_steps(ledger, c)
             self._count_steps(ledger, c)
+            if given is not None:
+                added = (-ledger.added(c.fragment, *ledger.span(c)),)
+                require(given[c] == added, "an offer is what its steps have added", c, given[c], added)
             history = (ledger.lineage(c), self._lineages.get((c.fragment, c.version), 0))
             require(history[0] == history[1], "work is merged into the history that it is of", c, history)
         self.committed = self.committed.after(merge.round, lineage, merged)
@@ -203,7 +217,7 @@ class Invariants:
     def _check_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
         """None of a contribution's steps, nor any batch of an earlier life, may be merged already."""
         first, last = ledger.span(c)
-        for number, batch in ledger.history[first + 1 : last + 1]:
+        for number, batch, _ in ledger.history[first + 1 : last + 1]:
             require((c.fragment, number) not in self._merged_steps, "no step is merged twice", c, number)
             step = self._merged_batches.get((c.learner, batch), number)
             once = step == number or not batch
@@ -211,7 +225,7 @@ class Invariants:
 
     def _count_steps(self, ledger: ProcessLedger, c: Contribution) -> None:
         first, last = ledger.span(c)
-        for number, batch in ledger.history[first + 1 : last + 1]:
+        for number, batch, _ in ledger.history[first + 1 : last + 1]:
             self._merged_steps.add((c.fragment, number))
             self._merged_batches[c.learner, batch] = number
 
@@ -323,7 +337,7 @@ class Invariants:
                 self._check_due(which)
                 require(which not in self.merged, "what is merged is not given up", action)
                 self.passed.add(which)
-            case actions.Tell(receivers):
+            case actions.Send(receivers):
                 for member in receivers:
                     self._check_message(member, action.to(member[0]))
             case actions.Merge():
@@ -331,13 +345,13 @@ class Invariants:
                 self._check_awaited(action.round, now)
                 by = event.report.learner if isinstance(event, events.StepReported) else None
                 for c in action.contributions:
-                    if c.learner != by:  # else this very report may say that it has gone so far
+                    if c.learner != by:  # else this very report may be the one that shows it
                         self._check_freshness(action.round, c)
             case actions.Finish():
                 self._check_finish()
 
     def _check_awaited(self, which: RoundId, now: float) -> None:
-        """By the core's own word: whom it expected, and until when, depends on all that it measured."""
+        """By the core's own record: whom it expected, and until when, depends on all that it measured."""
         for r in self._syncer.core.rounds:
             owing = r.owed.keys() - r.arrived.keys()  # of one who gave and is asked again there is an offer
             missing = r.awaited & owing if r.id == which else frozenset()
@@ -350,7 +364,7 @@ class Invariants:
                 require(self._stands(member, _Standing.JOINING), "those are welcomed that join", member)
                 known = zip(message.fragments or range(len(versions)), versions, merged_steps, strict=True)
                 made = all(self._was_made(*version) for version in known)
-                require(made and step == max(merged_steps), "a welcome tells what is committed", message)
+                require(made and step == max(merged_steps), "a welcome has what is committed", message)
                 marks = message.watermarks or (NOTHING_MERGED,) * len(versions)
                 fragments = zip(message.fragments or range(len(versions)), versions, marks, strict=True)
                 for p, version, mark in fragments:
@@ -374,7 +388,7 @@ class Invariants:
     def _check_watermark(self, learner: int, p: int, version: int, claimed: Watermark) -> None:
         if version == self.committed.versions[p]:
             truly = self.committed.watermarks[p].get(learner, NOTHING_MERGED)
-            claim = "a learner is told how far its work is in a version"
+            claim = "a learner receives the watermark of its work in a version"
             require(claimed == truly, claim, learner, p, version, claimed, truly)
 
     def _check_due(self, which: RoundId) -> None:
@@ -394,7 +408,7 @@ class Invariants:
         self._syncer.asked[which, member] += 1
 
     def _check_quorum(self, which: RoundId, given: set[int]) -> None:
-        """Whether learners enough for a quorum have come to the round's step; one that died had given."""
+        """Whether enough for a quorum of those that gave have come to the round's step; one that died had."""
         live = set(self._syncer.core.live)
         reports = {m: self._syncer.reports.get((m, self._newest[m])) for m in live}
         # One that rejoined at that step has reached it, though it has not reported since.
@@ -402,7 +416,8 @@ class Invariants:
         if self.policy.quorum is None:
             require(come == live, "the quorum of all is of all that are live", which, live - come)
         else:
-            require(len(come | given - live) >= self.policy.quorum, "a quorum has come to the step", which)
+            quorum = given & come | given - live
+            require(len(quorum) >= self.policy.quorum, "a quorum of those that gave is at the step", which)
 
     def _check_merge(self, merge: actions.Merge) -> None:
         which, given = merge.round, merge.contributions
@@ -414,7 +429,7 @@ class Invariants:
         learners = {c.learner for c in given}
         require(len(learners) == len(given), "a learner gives once to a merge", merge)
         if given:
-            require(len(learners) >= self.policy.fewest, "a merge has its quorum", merge)
+            require(len(learners) >= self.policy.min_quorum, "a merge has its quorum", merge)
         else:
             waits = self.policy.max_run_ahead is not None and which in self._syncer.refused
             require(waits, "nothing is merged only for who waits, once all offers were left out", merge)
@@ -446,13 +461,15 @@ class Invariants:
         fresh = since <= max(1, self.policy.interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
         again = asked > self._syncer.arrived[c].get(which, 0)
-        require(fresh or again, "who has gone far beyond an offer is asked for another", c, since)
+        require(fresh or again, "a learner far beyond its offer is asked for another", c, since)
 
     def _begin(self, member: Member, event: events.SyncerEvent) -> None:
-        """Forgets what a member reported before its welcome."""
-        self._syncer.reports.pop(member, None)
-        if isinstance(event, events.StepReported):
-            self._syncer.reports[member] = event.report
+        """Forgets what a member reported before its welcome; one that was kept back is of after it."""
+        match event:
+            case events.StepReported(report) if (report.learner, report.incarnation) == member:
+                self._syncer.reports[member] = report
+            case events.LearnerReady() | events.LearnerJoined():
+                self._syncer.reports.pop(member, None)
 
     def _count(self, core: SyncerCore) -> None:
         """Counts reports that the syncer believes, which may be only since others bear them out."""

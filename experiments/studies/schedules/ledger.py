@@ -8,9 +8,11 @@ import itertools
 import math
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.learner import LearnerCore
-from ddiloco.protocol.messages import Contribution, FragmentCounters, Report
+from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
+from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Watermark
+from ddiloco.protocol.policy import MAX_AGE
 from ddiloco.protocol.schedule import fragments_of
+from experiments.studies.schedules.integers import Parameters, of_fragment
 
 
 class Violation(AssertionError):
@@ -35,10 +37,13 @@ class ProcessLedger:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.history = [(0, 0)]  # of each step: a number that no other step has, and the batch of it
+        # Of each step: a number that no other step has, its batch, and what all up to it added to fragment 0
+        self.history = [(0, 0, 0)]
         self._tokens, self._work = [0], [0]  # of all steps up to each: tokens and steps that were not skipped
         self._applied: list[dict[int, int]] = []  # by fragment: version -> steps when it was applied
         self._held: list[int] = []
+        self._marks: list[Watermark] = []  # by fragment, how far its work is in the version held
+        self._begun: list[int] = []  # by fragment, the version on which its oldest unmerged work began
         # By fragment and steps of the offer (`Watermark.steps`): first and last
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
         self._in_flight: collections.deque[int] = collections.deque()  # steps started, not yet finished
@@ -70,16 +75,19 @@ class ProcessLedger:
         event: events.LearnerEvent | None,
         out: list[actions.LearnerAction],
         batch: int = 0,
+        parameters: Parameters | None = None,
     ) -> None:
         """Counts an event and the actions that followed; raises Violation if they do not agree.
 
         `event` None: the core goes on from a checkpoint. `batch`: the number of the last one that was drawn.
+        `parameters`: before the actions; None: there are none.
         """
         done = self.steps  # the step of a report: the one that finished, or else the newest
         match event:
             case events.StepStarted():
                 self.steps += 1
-                self.history.append((next(self._numbers), batch))
+                moved = self.history[-1][2] + (0 if parameters is None else parameters.moved)
+                self.history.append((next(self._numbers), batch, moved))
                 self._tokens.append(self._tokens[-1] + event.tokens)
                 self._work.append(self._work[-1] + 1)
                 self._in_flight.append(self.steps)
@@ -91,13 +99,16 @@ class ProcessLedger:
             case events.Heartbeat() if self._in_flight:  # the last report once more
                 done = self._finished
         self._check_incarnations(core)
+        if parameters is not None:
+            self._check_parameters(core, parameters)
         if isinstance(event, events.ClockSet) and core.recovered:
             self._ends[event.shard] = event.step
         for action in out:
             match action:
                 case actions.AdoptAll(versions=versions):
                     self._merged_at = [fragment.merged_step for fragment in core.work.fragments]
-                    self._held = list(versions)
+                    self._held, self._begun = list(versions), list(versions)
+                    self._marks = [fragment.watermark for fragment in core.work.fragments]
                     self._applied = [{version: self.steps} for version in versions]
                     self._finished = self.steps
                     self._reported = -1
@@ -106,26 +117,34 @@ class ProcessLedger:
                     held = core.work.fragments[p]
                     self._held[p], self._applied[p] = version, {version: self.steps}
                     self._lineages[p], self._merged_at[p] = held.lineage, held.merged_step
+                    self._marks[p], self._begun[p] = held.watermark, version
                 case actions.ApplyUpdate(fragment=p, version=version):
                     require(version > self._held[p], "a learner's versions only rise", action)
-                    first = self.steps
-                    if action.rebase and action.merged is None:
+                    self._check_kept(core, event, action)
+                    first, kept = self.steps, action.rebase and action.merged is None
+                    if kept:
                         first = self._applied[p][self._held[p]]
                     elif action.rebase:
                         _, first = self._spans[p, action.merged]
-                    self._held[p] = version
+                    if not kept or self._work[first] == self._work[self.steps]:
+                        self._begun[p] = version
+                    self._held[p], self._marks[p] = version, event.watermark
                     self._lineages[p], self._merged_at[p] = event.lineage, event.step
                     self._applied[p][version] = first
                 case actions.MakeOffer(contribution=c):
                     self._offered(core, c)
                 case actions.SendOffer(contribution=c):
                     self._sent(c)
-                case actions.TellSyncer(events.StepReported(report), shard):
+                case actions.SendToSyncer(events.StepReported(report), shard):
                     self._check_report(core, report, done, shard)
         self._check_clock(core, event)
         require(core.versions == tuple(self._held), "a learner holds what it applied", core.versions)
         if core.policy.max_run_ahead is None:
             require(not core.blocked, "a learner without a bound never waits", core.learner)
+
+    def added(self, fragment: int, first: int, last: int) -> int:
+        """What the steps after the first number, up to the last, have added to a fragment."""
+        return of_fragment(fragment, self.history[last][2] - self.history[first][2])
 
     def span(self, c: Contribution) -> tuple[int, int]:
         """The work that a contribution stands for: the steps after the first number, up to the last."""
@@ -158,6 +177,39 @@ class ProcessLedger:
         key = (c.fragment, c.version, c.upto.steps, c.step, c.tokens)
         self._made[key] = (first, last, c.lineage)
 
+    def _check_parameters(self, core: LearnerCore, parameters: Parameters) -> None:
+        """A learner's parameters are the versions that it holds, and its work that is not in them."""
+        if core.policy.mixing:
+            return
+        for p, version in enumerate(self._held):
+            expected = parameters.versions[p, version, self._lineages[p]]
+            expected += self.added(p, self._applied[p][version], self.steps)
+            require(parameters.theta[p] == expected, "parameters are a version and work on it", p, expected)
+
+    def _check_kept(
+        self, core: LearnerCore, event: events.UpdateArrived, action: actions.ApplyUpdate
+    ) -> None:
+        """With rebase an update overwrites no work but what it has, what is too old, and that of other lives.
+
+        An offer that it has may also be too old to be known.
+        """
+        p, work = action.fragment, core.work
+        first = self._applied[p][self._held[p]]
+        if not core.policy.rebase or first == self.steps:
+            return
+        kept = action.rebase and action.merged is None
+        if event.watermark == self._marks[p]:
+            may = kept or action.version - self._begun[p] > MAX_AGE
+            require(may, "an update overwrites no work that may yet be merged", action)
+            return
+        life, ended = event.watermark.life, {**work.lives, work.life: math.inf}
+        steps = min(event.watermark.steps, ended.get(life, -1))
+        offers = [last for (q, last), (since, _) in self._spans.items() if (q, since) == (p, first)]
+        found = steps if steps in offers[-KEPT_OFFERS:] else None
+        claim = "an update leaves what came after the offer that it has"
+        after = found is not None and found < self.steps
+        require(action.merged == found and action.rebase == after, claim, action, found)
+
     def _skipped(self, step: int) -> None:
         """It changed nothing: it counts for nothing."""
         tokens = self._tokens[step] - self._tokens[step - 1]
@@ -174,7 +226,7 @@ class ProcessLedger:
                 require(rose == 1, "a step is one on the clock", before, core.clock)
             case events.Welcomed():
                 as_welcomed = not rose or core.clock == event.step or len(core.incarnations) > 1
-                require(as_welcomed, "a clock is set to the step that is told", event, core.clock)
+                require(as_welcomed, "a clock is set to the step in the message", event, core.clock)
             case events.UpdateArrived(step=step) if rose and not self._ends_now(core):
                 far = rose > core.policy.band and core.clock == step
                 require(far, "an update sets a clock only if that is far behind", before, core.clock)

@@ -23,7 +23,7 @@ class SchedulePlan:
     joins: tuple[float, ...]  # by learner, when its first process starts; some come beyond the policy's M
     faults: tuple[tuple[float, str, int], ...]  # when, which of FAULTS, whom
     crash_in_merge: float = 0.0  # share of merges, during the storm, that the syncer dies in
-    crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core hears of it
+    crash_at_commit: float = 0.0  # share of those after whose commit it dies, before its core handles it
     rollbacks: tuple[tuple[float, float], ...] = ()  # from when to when commits are lost with the disk
     snapshots: tuple[tuple[float, float], ...] = ()  # when one is taken, and when the run goes back to it
     retired: tuple[tuple[float, int], ...] = ()  # when, which learner leaves for good

@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.policy import ALLOWANCE
+from ddiloco.protocol.policy import TIMEOUT_SLACK
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.virtual.array_ports import Observer, VirtualCheckpoint
@@ -25,8 +26,8 @@ from experiments.studies.schedules.shares import Shares
 MAX_EVENTS = 100_000
 SLOWEST = 10.0  # seconds of a step, at most
 RETURN = 5.0  # seconds within which the dead are back after the storm
-LEAST_SHARE = 0.5  # of a learner's work in any window of a plan that has such
-KEPT = 60  # events, the last ones of a schedule, that can be told
+MIN_SHARE = 0.5  # of a learner's work in any window of a plan that has such
+KEPT = 60  # events, the last ones of a schedule, that are shown
 KEPT_VERSIONS = 3  # of a fragment, of which a snapshot may have one
 
 
@@ -45,7 +46,7 @@ class RandomSchedule(Observer):
         self.invariants = [Invariants(*about, shard, plan.shards) for shard in range(plan.shards)]
         self.commit_times: list[float] = []
         self.shares = Shares(plan.policy.num_fragments)
-        self.states: set[int] = set()  # that the syncer was in, told apart by `_state_of`
+        self.states: set[int] = set()  # that the syncer was in, by `_state_of`
         self._rng = random.Random(plan.seed + 1)
         self._calm_at: float | None = None
         self._images: dict[int, list[tuple[Any, ...]]] = {}  # by fragment, of its last versions
@@ -128,16 +129,16 @@ class RandomSchedule(Observer):
             return
         self._last.append((now, f"learner {learner.number}", event, out))
         drawn = learner.arrays.drawn  # type: ignore[attr-defined]
-        self.learners.handled(learner, learner.core, event, out, drawn)
+        self.learners.handled(learner, learner.core, event, out, drawn, self.fleet.parameters(learner))
         self.shares.learner_handled(learner, event, out, now)
 
     def merged(self, merge: actions.Merge, left_out: Sequence[int], now: float) -> None:
-        """Checks, and now and then kills the syncer after the commit, before its core hears of it."""
+        """Checks, and now and then kills the syncer after the commit, before its core handles it."""
         if self.checked:
             shard = merge.round.fragment % self.plan.shards
             self._last.append((now, f"commit of shard {shard}", merge, []))
             syncer = self.fleet.syncers[shard]
-            self.invariants[shard].commit(merge, syncer.lineage, left_out)
+            self.invariants[shard].commit(merge, syncer.lineage, left_out, self.fleet.given)
             needed = None if syncer.core is None else syncer.core.offers
             kept = needed is None or syncer.offers == needed
             require(kept, "arrays are kept of offers that may be merged", syncer.offers, needed)
@@ -246,8 +247,8 @@ class RandomSchedule(Observer):
         """In the first window it is learnt what links and speeds are like."""
         for learner in self.fleet.places:
             shares = self.shares.in_windows(learner, window)[1:]
-            claim = f"of any {window} steps of a learner {LEAST_SHARE:.0%} are merged"
-            require(min(shares, default=1.0) >= LEAST_SHARE, claim, learner, shares)
+            claim = f"of any {window} steps of a learner {MIN_SHARE:.0%} are merged"
+            require(min(shares, default=1.0) >= MIN_SHARE, claim, learner, shares)
 
     def _check_time_between_merges(self, now: float) -> None:
         """Timeouts and the schedule bound the time between merges; the slowest learners too where K > 1."""
@@ -257,9 +258,12 @@ class RandomSchedule(Observer):
         since = max(self._calm_at, self.commit_times[-2])
         weather = self.plan.weather
         settling = LONGEST + RETURN  # a fault may begin just before the calm
-        timeouts = policy.silence_timeout + 2 * (policy.offer_timeout + policy.resend_timeout)
+        tries = 2.0  # of a message; the longest row of lost ones grows with the learners'
+        if weather.loss:
+            tries = max(tries, math.log(100 * len(self.plan.joins)) / -math.log(weather.loss))
+        timeouts = policy.silence_timeout + tries * (policy.offer_timeout + policy.resend_timeout)
         slowest = max(rules.longest_welcome for rules in self.invariants)
-        timeouts += ALLOWANCE * slowest  # by which offers are waited for, too
+        timeouts += TIMEOUT_SLACK * slowest  # by which offers are waited for, too
         turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
         bound = settling + timeouts + turn
         require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")
@@ -298,8 +302,8 @@ def schedule_of(seed: int, fair: bool = False, checked: bool = True) -> RandomSc
 
 def _described(of: Any) -> str:
     match of:
-        case actions.TellSyncer(event):
-            return f"Tell {_described(event)}"
+        case actions.SendToSyncer(event):
+            return f"Send {_described(event)}"
         case events.StepReported(report):
             counters = " ".join(f"v{c.version}+{c.steps}" for c in report.counters)
             return f"StepReported {report.learner}#{report.incarnation} step {report.step}: {counters}"

@@ -122,7 +122,7 @@ def test_the_syncers_processes_are_counted_by_their_tapes(tmp_path):
 
 def test_a_tape_that_has_grown_to_its_bound_ends_with_an_alarm(tmp_path):
     alarms = []
-    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER, alarms.append, most_bytes=2000)
+    tape = LearnerTape(3, 7, path := tmp_path / "a.tape", LEARNER, alarms.append, max_bytes=2000)
     for n in range(1000):
         tape.heard(events.StepFinished(), float(n))
     tape.end()

@@ -11,7 +11,7 @@ from experiments.studies.chaos.proxy import Proxy
 from tests.bad_network import BadNetwork, LinkShape
 from tests.remote.ends import until
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class Echo:
@@ -47,8 +47,8 @@ def echo():
 
 
 def connect(proxy):
-    end = socket.create_connection(proxy.address, PATIENCE)
-    end.settimeout(PATIENCE)
+    end = socket.create_connection(proxy.address, TIMEOUT)
+    end.settimeout(TIMEOUT)
     return end
 
 
@@ -84,7 +84,7 @@ def test_a_partition_passes_nothing_closes_nothing_and_heals(echo):
             end.setblocking(False)
             with pytest.raises(BlockingIOError):
                 end.recv(1)
-            end.settimeout(PATIENCE)
+            end.settimeout(TIMEOUT)
             proxy.heal()
             assert receive(end, 5) == b"after"
             assert receive(another, 3) == b"new"

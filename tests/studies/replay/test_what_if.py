@@ -100,4 +100,4 @@ def test_learners_wait_where_the_policy_has_them_wait(quorum_of_one):
     waiting = dataclasses.replace(POLICY, quorum=None, max_run_ahead=1)
     would, recorded_run = what_if(quorum_of_one, waiting, STEPS), recorded(quorum_of_one)
     assert would.contributions == 3.0
-    assert would.seconds > 1.2 * recorded_run.seconds  # all at the pace of the slowest
+    assert would.seconds > 1.2 * recorded_run.seconds  # all at the speed of the slowest

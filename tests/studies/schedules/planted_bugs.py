@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 
-from ddiloco.protocol import asking, events
+from ddiloco.protocol import asking, events, learner
 from ddiloco.protocol.asking import OfferRequests
 from ddiloco.protocol.authority import Authority
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.membership import MemberState
+from ddiloco.protocol.prospects import Prospects
 from ddiloco.protocol.round import Phase, Round
 from ddiloco.protocol.rounds import Rounds
 from ddiloco.protocol.syncer import SyncerCore
@@ -223,6 +224,31 @@ def never_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Round, "start_over", careless)
 
 
+def quorum_of_absent(patch: pytest.MonkeyPatch) -> None:
+    """An offer counts in the quorum once others have come to the step, wherever its own learner is."""
+
+    def careless(prospects, learner, r):
+        come = prospects._members.come_to(r.id.step) + len(r.departed)
+        return learner not in r.old and come >= prospects._quorum
+
+    patch.setattr(Prospects, "_is_in_quorum", careless)
+
+
+def newest_offer(patch: pytest.MonkeyPatch) -> None:
+    """A learner takes the newest of its offers for the one in an update: what came between is in no merge."""
+    sound = LearnerCore._merged_offer
+
+    def careless(core, old, mark):
+        return None if sound(core, old, mark) is None else max(old.offered)
+
+    patch.setattr(LearnerCore, "_merged_offer", careless)
+
+
+def overwritten_work(patch: pytest.MonkeyPatch) -> None:
+    """An update without a learner's work overwrites what of it is older than a version."""
+    patch.setattr(learner, "MAX_AGE", 0)
+
+
 def stale_offer(patch: pytest.MonkeyPatch) -> None:
     """An offer is merged however long ago it was made."""
     patch.setattr(Round, "has_aged", lambda r, m, steps: False)
@@ -265,6 +291,9 @@ def no_last_round(patch: pytest.MonkeyPatch) -> None:
 
 QUICKLY = (
     no_last_round,
+    quorum_of_absent,
+    newest_offer,
+    overwritten_work,
     stale_offer,
     running_clock,
     lost_counter_reset,

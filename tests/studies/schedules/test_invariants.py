@@ -10,6 +10,7 @@ from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId, Watermark
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
+from experiments.studies.schedules.integers import Parameters
 from experiments.studies.schedules.invariants import Invariants, LearnerInvariants
 from experiments.studies.schedules.ledger import ProcessLedger, Violation
 
@@ -66,7 +67,7 @@ class Run:
     def ask(self, number, which):
         version = self.invariants.committed.versions[which.fragment]
         asked = events.OfferAsked(which, version, which.step)
-        self.syncer(events.Timeout(), actions.Tell(((number, 1),), asked))
+        self.syncer(events.Timeout(), actions.Send(((number, 1),), asked))
         self.learner(number, asked)
 
     def step(self, number):
@@ -75,7 +76,7 @@ class Run:
         self.ask(number, RoundId(due, due % 2))
         self.learner(number, events.StepStarted(10))
         for action in self.learner(number, events.StepFinished()):
-            if isinstance(action, actions.TellSyncer):
+            if isinstance(action, actions.SendToSyncer):
                 self.syncer(action.event)
 
     def gather(self):
@@ -94,11 +95,11 @@ class Run:
 
 def welcome(learner, incarnation, step, versions, merged_steps):
     welcomed = events.Welcomed(incarnation, step, versions, merged_steps)
-    return actions.Tell(((learner, incarnation),), welcomed)
+    return actions.Send(((learner, incarnation),), welcomed)
 
 
 def says(report):
-    return actions.TellSyncer(events.StepReported(report))
+    return actions.SendToSyncer(events.StepReported(report))
 
 
 def ready(learner, incarnation):
@@ -122,7 +123,7 @@ def test_a_sound_merge_breaks_no_rule(run):
     run.syncer(events.Timeout(), merge)
     run.invariants.commit(merge)
     marks = {c.learner: c.upto for c in merge.contributions}
-    update = actions.Tell(((0, 1), (1, 1)), events.UpdateArrived(1, 1, 1), {1: marks})
+    update = actions.Send(((0, 1), (1, 1)), events.UpdateArrived(1, 1, 1), {1: marks})
     run.syncer(events.MergeFinished(merge.round), update)
     assert run.invariants.committed == SyncerState((0, 1), (0, 1), watermarks=({}, marks))
     assert run.invariants.checks > 10
@@ -152,6 +153,13 @@ def test_an_unsound_merge_is_noticed(run, change, claim):
         run.syncer(events.Timeout(), change(merge))
 
 
+def test_an_offer_that_is_not_what_its_steps_have_added_is_noticed(run):
+    merge = run.gather()
+    run.syncer(events.Timeout(), merge)
+    with broken("an offer is what its steps have added"):
+        run.invariants.commit(merge, given=dict.fromkeys(merge.contributions, (-7,)))
+
+
 @pytest.mark.parametrize(
     ("asked", "claim"),
     [
@@ -163,16 +171,16 @@ def test_an_unsound_merge_is_noticed(run, change, claim):
 )
 def test_an_unsound_question_is_noticed(run, asked, claim):
     with broken(claim):
-        run.syncer(events.Timeout(), actions.Tell(((0, 1),), asked))
+        run.syncer(events.Timeout(), actions.Send(((0, 1),), asked))
 
 
 def test_a_departed_incarnation_that_takes_part_is_noticed(run):
     run.step(0)
     run.syncer(events.LearnerLost(0, 1, "its host died"))
     with broken("members alone are asked"):
-        run.syncer(events.Timeout(), actions.Tell(((0, 1),), events.OfferAsked(RoundId(1, 1), 0, 1)))
+        run.syncer(events.Timeout(), actions.Send(((0, 1),), events.OfferAsked(RoundId(1, 1), 0, 1)))
     with broken("members alone are spoken to"):
-        run.syncer(events.Timeout(), actions.Tell(((0, 1),), events.UpdateArrived(0, 0, 0)))
+        run.syncer(events.Timeout(), actions.Send(((0, 1),), events.UpdateArrived(0, 0, 0)))
     with broken(r"none that departed comes back|the newest incarnation counts"):
         run.syncer(events.LearnerReady(0, 1, 0, (0, 0)), ready(0, 1))
     with broken("those are welcomed that join"):
@@ -182,10 +190,10 @@ def test_a_departed_incarnation_that_takes_part_is_noticed(run):
 @pytest.mark.parametrize(
     ("action", "claim"),
     [
-        (actions.Tell(((0, 1),), events.ClockSet(5)), "a clock is set to a step that was reported"),
-        (actions.Tell(((0, 1),), events.UpdateArrived(0, 1, 2)), "what is committed is broadcast"),
+        (actions.Send(((0, 1),), events.ClockSet(5)), "a clock is set to a step that was reported"),
+        (actions.Send(((0, 1),), events.UpdateArrived(0, 1, 2)), "what is committed is broadcast"),
         (
-            actions.Tell(((0, 1),), events.Rejected(1, "a newer incarnation is known")),
+            actions.Send(((0, 1),), events.Rejected(1, "a newer incarnation is known")),
             "only the replaced are rejected",
         ),
         (actions.Finish(), "every round is merged, skipped or abandoned at the end"),
@@ -209,6 +217,16 @@ def booked():
     for event in (events.Welcomed(1, 0, (0, 0), (0, 0)), events.StepStarted(10), events.StepFinished()):
         ledger.handled(core, event, core.handle(event, 0.0))
     return core, ledger
+
+
+def test_parameters_that_are_not_a_version_and_work_on_it_are_noticed(booked):
+    core, ledger = booked
+    versions = {(0, 0, 0): 5, (1, 0, 0): 6}
+    event = events.StepStarted(10)
+    ledger.handled(core, event, core.handle(event, 0.0), 0, Parameters([5 + 3, 6 + 2 * 3], 3, versions))
+    event = events.StepFinished()
+    with broken("parameters are a version and work on it"):
+        ledger.handled(core, event, core.handle(event, 0.0), 0, Parameters([8, 11], 3, versions))
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_in_no_window_is_a_learner_left_out_nor_do_merges_stop_nor_is_old_work_m
 @pytest.mark.parametrize("seconds", [1.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.4, 0.1))])
 @pytest.mark.parametrize("honest", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_learner_of_whom_nothing_is_merged_keeps_nobody_elses_work_out(honest, seconds):
-    """With K=1 it completes rounds alone, however quick it is, and sets their pace."""
+    """With K=1 it completes rounds alone, however quick it is, and sets their speed."""
     policy = {"quorum": 1, "variation": 0.1, "merge": 0.2}
     alone = run(honest, **policy).shares.share()
     quick = {"seconds": (seconds,), "steps": int(STEPS / seconds)}

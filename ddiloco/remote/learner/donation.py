@@ -21,35 +21,35 @@ from ddiloco.storage.tape.entries import InnerOrigin
 from ddiloco.workers.exchange import InnerState
 
 
-class Asking(NamedTuple):
-    """This host's requests to other learners for an inner state."""
+class Recipient(NamedTuple):
+    """A host that needs an inner state, with its credentials."""
 
     inner: InnerFormat  # what it needs
     security: Security  # what it shows
     keepalive: float  # seconds
 
 
-class Gift:
+class Donation:
     """A peer's inner state: first its header, and its arrays only if accepted."""
 
-    def __init__(self, asking: Asking, address: str, versions: tuple[int, ...], timeout: float) -> None:
+    def __init__(self, recipient: Recipient, address: str, versions: tuple[int, ...], timeout: float) -> None:
         """Asks the learner at HOST:PORT for its inner state once it has applied these versions.
 
         `timeout`: seconds until all of it must be here.
         """
-        self._asking, self._address, self._versions = asking, address, versions
+        self._recipient, self._address, self._versions = recipient, address, versions
         self.until = time.monotonic() + timeout
-        self._call = _Call(asking, address, pb.DonationRequest(versions=versions), timeout)
+        self._call = _Call(recipient, address, pb.DonationRequest(versions=versions), timeout)
         self._header: pb.DonationHeader | None = None
 
-    def open(self) -> Gift:
+    def open(self) -> Donation:
         """Waits for the peer's header; returns self.
 
         Raises:
           grpc.RpcError: it cannot be reached, or does not give.
           WireError: what it gives is another optimizer's or of another time.
         """
-        self._header = _header(self._call.messages, self._versions, self._asking.inner)
+        self._header = _header(self._call.messages, self._versions, self._recipient.inner)
         return self
 
     @property
@@ -59,19 +59,19 @@ class Gift:
 
     @property
     def rest(self) -> tuple[int, list[str]]:
-        """Of a gift that is open: the copy that the peer's hosts keep for it, and where all of them are."""
+        """Of an open donation: the copy that the peer's hosts keep for it, and where all of them are."""
         assert self._header is not None
         return self._header.copy, [self._address, *self._header.hosts]
 
     def take(self) -> InnerState:
-        """The state, of a gift that is open.
+        """The state, of an open donation.
 
         Raises:
           grpc.RpcError: the peer is lost, or takes too long.
           WireError: what it gives is cut short, has gaps, or holds a number that is not finite.
         """
         copy, [_, *others] = self.rest
-        taken = _Taken(self._asking)
+        taken = _Taken(self._recipient)
         taken.add(self._header, self._call.messages)
         taken.add_copy(others, copy, self.until)
         return taken.state(self._header)
@@ -82,10 +82,10 @@ class Gift:
 
 
 def fetch_copy(
-    asking: Asking, addresses: Sequence[str], copy: int, timeout: float
+    recipient: Recipient, addresses: Sequence[str], copy: int, timeout: float
 ) -> Sequence[np.ndarray | Blocks]:
-    """This host's blocks of a copy that the hosts of a learner, at HOST:PORT, keep; raises as a Gift."""
-    taken = _Taken(asking)
+    """This host's blocks of a copy that the hosts of a learner, at HOST:PORT, keep; raises as a Donation."""
+    taken = _Taken(recipient)
     taken.add_copy(addresses, copy, time.monotonic() + timeout)
     return taken.arrays()
 
@@ -93,8 +93,10 @@ def fetch_copy(
 class _Call:
     """One call of a donor, which gives until it is closed."""
 
-    def __init__(self, asking: Asking, address: str, request: pb.DonationRequest, timeout: float) -> None:
-        inner, security, keepalive = asking
+    def __init__(
+        self, recipient: Recipient, address: str, request: pb.DonationRequest, timeout: float
+    ) -> None:
+        inner, security, keepalive = recipient
         request.wanted.extend(map(cut_message, inner.needs))
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(request.SerializeToString())
@@ -111,8 +113,8 @@ class _Call:
 class _Taken:
     """The received part of a state."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking, self._inner = asking, asking.inner
+    def __init__(self, recipient: Recipient) -> None:
+        self._recipient, self._inner = recipient, recipient.inner
         formats = zip(self._inner.needs, self._inner.arrays, strict=True)
         self._gathered = [Gathered(cut, form.dtype) for cut, form in formats]
 
@@ -139,7 +141,7 @@ class _Taken:
             if all(gathered.complete for gathered in self._gathered):
                 return  # a host of a mesh like this one's has what its counterpart needs
             request, left = pb.DonationRequest(copy=copy), max(0.0, until - time.monotonic())
-            call = _Call(self._asking, address, request, left)
+            call = _Call(self._recipient, address, request, left)
             try:
                 header = _checked(call.messages, self._inner)
                 self.add(header, call.messages)
@@ -172,6 +174,6 @@ def _header(messages: Iterator[bytes], versions: tuple[int, ...], inner: InnerFo
     had = tuple(header.versions)
     if len(had) != len(versions) or any(a < b for a, b in zip(had, versions, strict=True)):
         raise WireError("donation of another time", "its versions are not those asked for")
-    if len(header.hosts) > wire.MOST_HOSTS or not all(map(is_address, header.hosts)):
+    if len(header.hosts) > wire.MAX_HOSTS or not all(map(is_address, header.hosts)):
         raise WireError("a peer's hosts that are nowhere", f"{len(header.hosts)} of them")
     return header

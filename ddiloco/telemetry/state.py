@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.goodput.accounting import State, Timelines
+from ddiloco.telemetry.merge_shock import MergeShock, merge_shock
 from ddiloco.telemetry.records import (
     LOST,
     READY,
@@ -91,6 +92,7 @@ class LearnerProgress:
     clock: int = 0
     loss: Curve = dataclasses.field(default_factory=Curve)
     performance: Performance = dataclasses.field(default_factory=Performance)
+    shock: MergeShock = dataclasses.field(default_factory=MergeShock)
     skips: collections.deque[bool] = _recent(RECENT_STEPS)  # whether the last steps were skipped
     gaps: collections.deque[float] = _recent(33)  # seconds from the end of a step to that of the next
     stale: collections.deque[int] = _recent(RECENT_ROUNDS)  # steps from an offer to its merge
@@ -302,6 +304,7 @@ class RunState:
         if "loss" in record.metrics:
             loss = as_float(record.metrics["loss"])
             learner.not_finite = not math.isfinite(loss)
+            learner.shock.add(math.nan if skipped else loss, "updates" in record.metrics)
             if not skipped:
                 learner.loss.add(record.step, loss)
                 self._recent.append(loss)
@@ -531,6 +534,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "max_quorum": max(rounds.quorums, default=None),
         "merged_share": state.merged_share(),
         "merged_shares": state.merged_shares(),
+        **merge_shock(learner.shock for learner in state.learners.values()),
         "mean_grace_seconds": rounds.mean_seconds("grace_seconds"),
         "goodput": lines.goodput(now) if window else None,
         "uptime": lines.uptime(now) if window else None,

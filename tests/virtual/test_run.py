@@ -195,6 +195,11 @@ def test_evaluations_carry_virtual_seconds_and_the_last_belongs_to_the_final_par
         assert score(done.outcome.params).loss == last.loss == done.outcome.eval_loss
 
 
+def test_the_steps_that_follow_an_update_have_it_among_their_metrics(run):
+    steps = run("diloco").steps(0)
+    assert [step.step for step in steps if step.metrics.get("updates") == 1] == [5, 9]
+
+
 def test_a_stop_ends_a_run_with_a_sound_outcome(data_dir):
     stop = threading.Event()
     stop.set()

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddiloco.dashboard.view import LearnerView, RunView, SyncerView
+from ddiloco.protocol.policy import MAX_AGE
 from ddiloco.telemetry.formatting import seconds, share, size
 from ddiloco.telemetry.state import SETTLED, trained_in_vain
 from ddiloco.telemetry.watches import MANY
@@ -18,6 +19,7 @@ LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # share of the step time spent waiting for data
 SHOCK = 0.005  # share of the loss by which it may rise at an update
 MIN_SHARE = 0.7  # share of the work that should be merged
+MAX_LOST = 0.1  # share of a learner's work that may be lost
 _HERE = ("stepping", "waiting", "hung", "finished")
 _WIDE = ("f32", "bf16", "int8")  # codecs with a narrower alternative
 
@@ -124,7 +126,7 @@ def thin_link(view: RunView) -> Iterator[Advice]:
     fair = _median(one.sent / one.clock for one in view.learners if one.clock)
     for one in view.learners:
         others = [other for other in view.learners if other is not one]
-        why = _not_through(one, others) or _late(one, others)
+        why = _not_through(one, others) or _overwritten(view, one) or _late(one, others)
         if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
             why = (
                 f"It steps, but has sent {size(one.sent)}, not {size(fair * one.clock)}; "
@@ -147,6 +149,14 @@ def _not_through(one: LearnerView, others: Sequence[LearnerView]) -> str | None:
     if one.clock or not one.received or max((other.clock for other in others), default=0) < LONG_JOIN:
         return None
     return f"It has received {size(one.received)} and has yet to begin; others have long been stepping."
+
+
+def _overwritten(view: RunView, one: LearnerView) -> str | None:
+    """Each time takes the work of more than MAX_AGE rounds of a fragment."""
+    if one.left_out or one.overwritten * MAX_AGE <= MAX_LOST * view.syncer.rounds:
+        return None
+    times = "once" if one.overwritten == 1 else f"{one.overwritten} times"
+    return f"An update has overwritten its work {times}: it was not merged within {MAX_AGE} versions."
 
 
 def _late(one: LearnerView, others: Sequence[LearnerView]) -> str | None:
@@ -237,8 +247,35 @@ def interval_too_small(view: RunView) -> Iterator[Advice]:
         yield Advice(
             f"H is too small for the bandwidth: config.sync.interval is {interval} steps.",
             nothing if lost > 0.1 * due else f"Offers are {stale:.0f} steps old when they are merged.",
-            f"Try config.sync.interval={better}{fewer}.",
+            f"Try config.sync.interval={better}{fewer}, or plan it.",
+            commands=["python -m experiments.plan --workdir=DIR"],
         )
+
+
+def planned(view: RunView) -> Iterator[Advice]:
+    """A plan has settings that fit better."""
+    found = view.plan.get("flags")
+    choices = view.plan.get("choices") or [{}]
+    if not found or any(view.setting(path) != v for path, v in choices[0].get("settings", {}).items()):
+        return
+    settings = [flag.removeprefix("--config.") for flag in found]
+    timing = all(setting.startswith("sync.") for setting in settings)
+    yield Advice(
+        f"Other settings fit this run better: {', '.join(settings)}.",
+        f"{view.plan.get('advice')!s}.",
+        "Set them while it runs." if timing else "Restart it with these flags.",
+        trouble=False,
+        commands=_control(view, f"set {' '.join(settings)} --reason=plan") if timing else (),
+    )
+
+
+def worth(view: RunView) -> Iterator[Advice]:
+    """A plan says what a learner is worth."""
+    for number, lines in (view.plan.get("learners") or {}).items():
+        *played, verdict = lines
+        played_as = f"{'; '.join(map(str.strip, played))}."
+        what = f"Learner {number} is thin, far or slow; its worth was played."
+        yield Advice(what, played_as, f"{verdict.capitalize()}.", int(number), trouble=False)
 
 
 def slow(view: RunView) -> Iterator[Advice]:
@@ -342,6 +379,8 @@ RULES: Sequence[Rule] = (
     hardly_merged,
     syncer_at_its_limit,
     interval_too_small,
+    planned,
+    worth,
     slow,
     restarts,
     grace_unused,
@@ -360,6 +399,7 @@ _REMEDIES = (
         r"held-out loss is",
         "Look at the held-out data; roll back to a snapshot from before (experiments.rollback).",
     ),
+    (r"its link to the syncer is too slow", "It is thin or far: see the advice at the top."),
     (r"of its work is merged", "Its link is thin, or it is late: see the advice at the top."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),
     (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is too long."),

@@ -22,16 +22,27 @@ LOCK, EVALUATOR_LOCK = ".lock", ".evaluator.lock"
 OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 """What stays in a workdir whatever run is in it."""
 
-SUMMARY = "summary.json"
+SUMMARY, PLAN = "summary.json", "plan.json"
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
+KEPT |= {"offers", "receipts"}
 """The files of a workdir that the resumed run continues."""
 
 MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "availability.csv", "loss.png", "sample.txt"}
-MADE_AGAIN |= {"checkpoints", "evaluator", "profile", "replay", "report.html", "syncer", "tape", "wandb"}
+MADE_AGAIN |= {
+    PLAN,
+    "checkpoints",
+    "evaluator",
+    "profile",
+    "replay",
+    "report.html",
+    "syncer",
+    "tape",
+    "wandb",
+}
 """Those that it makes again, or that are of the run as it was."""
 
 FOLDERS = {"snapshots", "learners", "metrics", "checkpoints", "evaluator", "profile", "replay", "syncer"}
-FOLDERS |= {"tape", "wandb"}
+FOLDERS |= {"offers", "receipts", "tape", "wandb"}
 """Those that are folders."""
 
 OF_RUNS = KEPT | MADE_AGAIN | {SUMMARY}

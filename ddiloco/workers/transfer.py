@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ddiloco.arrays.blocks import Blocks, Cut, needed, owned, placed
+from ddiloco.arrays.blocks import Blocks, Cut, in_host_memory, needed, owned, placed
 from ddiloco.arrays.sharded_rows import divides, row_of, row_sharding
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encode, wire_format
@@ -20,18 +20,20 @@ from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.stacks import homes
 
 Arrays = tuple[jax.Array, ...]
+Kept = Any  # a jax.Array, or in host memory numpy's, or `Blocks` where a learner has several hosts
 Parameters = dict[str, jax.Array]
 Shardings = Mapping[str, NamedSharding]
 
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A fragment after a step, encoded, on the devices."""
+    """A fragment after a step, encoded, on the devices or `stowed`."""
 
-    arrays: tuple[jax.Array, ...]  # what the syncer gets, on its way to the host
+    arrays: tuple[Kept, ...]  # what the syncer gets, on its way to the host
     # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
-    residual: tuple[jax.Array, ...] = ()
-    own: tuple[jax.Array, ...] = ()  # the outer gradient as it is, which stays with it too. (): not kept.
+    residual: tuple[Kept, ...] = ()
+    # The outer gradient as it is, which stays with it too: with an exact codec `arrays`. (): not kept.
+    own: tuple[Kept, ...] = ()
     # The syncer's formats of `arrays` (`ddiloco.outer.encoding.wire_format`). (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -41,12 +43,18 @@ class Offer:
         shapes = self.shapes or tuple(array.shape for array in arrays)
         return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
 
+    def stowed(self) -> Offer:
+        """The same in host memory: what this of a learner's hosts sends, and what its devices need."""
+        sent = tuple(x if isinstance(x, np.ndarray) else in_host_memory(x, owned) for x in self.arrays)
+        residual, own = (tuple(map(in_host_memory, kept)) for kept in (self.residual, self.own))
+        return dataclasses.replace(self, arrays=sent, residual=residual, own=own)
+
     def own_blocks(self) -> tuple[Blocks, ...]:
         """Of what the syncer gets, the blocks that this of a learner's hosts sends; waits as `on_host`."""
         return tuple(owned(array) for array in self.arrays)
 
 
-def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
+def host_arrays(arrays: Sequence[Kept]) -> tuple[np.ndarray, ...]:
     """The arrays in host memory; waits for the copy that was started earlier."""
     return tuple(np.asarray(array) for array in arrays)
 
@@ -93,7 +101,7 @@ class FragmentTransfer:
         tensors = own.of(params)
         if self.keeps_anchors:
             arrays, left, gradient = own.encode(tensors, tuple(anchor), tuple(residual))
-            offer = Offer(arrays, left, gradient, own.sent_shapes)
+            offer = Offer(arrays, left, arrays if own.sends_gradient else gradient, own.sent_shapes)
         else:
             offer = Offer(own.copy(tensors))
         for array in offer.arrays:
@@ -118,20 +126,22 @@ class FragmentTransfer:
         pieces: Sequence[np.ndarray | Blocks | jax.Array],
         mixing: float,
         anchor: Sequence[jax.Array] = (),
-        merged: Sequence[jax.Array] = (),
+        merged: Sequence[Kept] = (),
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
 
         `pieces` of Theta_p: from the host, or as `place` gave them. With an `anchor`, the version adopted
         before, it is theta_p <- Theta_p + theta_p - (anchor - merged) instead, where `merged` is the `own` of
-        the offer that Theta_p contains; (): it contains none.
+        the offer that Theta_p contains, wherever that is; (): it contains none.
         """
         own, update = self._fragments[fragment], self.place(fragment, pieces)
         if not self.rebase:
             return {**params, **own.apply(own.of(params), update, np.float32(mixing))}
-        then = tuple(map(_subtract, anchor, merged)) if merged else tuple(anchor)
-        # One program for both: an update that keeps nothing is rare.
-        return {**params, **own.apply(own.of(params), update, then or update, np.bool_(bool(then)))}
+        # One program for all: an update that keeps nothing, or contains no offer, is rare.
+        offered = self.place(fragment, merged) if merged else ()
+        kept, flags = (tuple(anchor), offered), (np.bool_(bool(anchor)), np.bool_(bool(merged)))
+        given = (arrays or update for arrays in kept)
+        return {**params, **own.apply(own.of(params), update, *given, *flags)}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
@@ -149,7 +159,8 @@ class FragmentTransfer:
         else:
             copy = functools.partial(own.copy.trace, tensors)
         scalar = functools.partial(jax.ShapeDtypeStruct, ())
-        rest = (pieces, scalar(np.bool_)) if self.rebase else (scalar(np.float32),)
+        flags = scalar(np.bool_), scalar(np.bool_)
+        rest = (pieces, pieces, *flags) if self.rebase else (scalar(np.float32),)
         return {"copy": copy, "apply": functools.partial(own.apply.trace, tensors, pieces, *rest)}
 
     def compile(self, params: Parameters) -> Parameters:
@@ -159,9 +170,6 @@ class FragmentTransfer:
             self.offer(p, params, zeros, zeros if self.error_feedback else ())
             params = self.apply(p, params, zeros, 1.0, *((zeros, zeros) if self.rebase else ()))
         return params
-
-
-_subtract = jax.jit(jnp.subtract)
 
 
 def placement(layout: FragmentLayout, fragment: int, shardings: Shardings) -> tuple[NamedSharding, ...]:
@@ -199,9 +207,11 @@ class _Fragment:
         self._arrays = tuple(dict.fromkeys(self._homes[name][0] for name in layout.names(p)))
         self.shapes, self.placement = layout.piece_shapes(p), placement(layout, p, shardings)
         self.sent_shapes = tuple(part.shape for part in wire_format(layout, p, codec))
+        self.sends_gradient = rebase and self._codec.exact  # as it is
         left, gradient = (self.placement if kept else () for kept in (error_feedback, rebase))
+        encoded = (gradient, (), ()) if self.sends_gradient else (None, left, gradient)
         self.copy = jax.jit(self._copy, out_shardings=self.placement)
-        self.encode = jax.jit(self._encode, out_shardings=(None, left, gradient))
+        self.encode = jax.jit(self._encode, out_shardings=encoded)
         laid = {name: shardings[name] for name in self._arrays}
         self.apply = jax.jit(self._rebase if rebase else self._mix, donate_argnums=0, out_shardings=laid)
 
@@ -237,6 +247,8 @@ class _Fragment:
         laid = [at if isinstance(at, NamedSharding) and at.mesh.size > 1 else None for at in self.placement]
         pieces = self._take(tensors)
         gradient = tuple(map(jnp.subtract, anchor, pieces)) if self._rebases else ()
+        if self.sends_gradient:
+            return gradient, (), ()
         return *encode(self._codec, pieces, anchor, residual, laid), gradient
 
     def _mix(self, tensors: Parameters, update: Arrays, mixing: jax.Array) -> Parameters:
@@ -247,10 +259,17 @@ class _Fragment:
         )
         return self._put(tensors, mixed)
 
-    def _rebase(self, tensors: Parameters, update: Arrays, offered: Arrays, adds: jax.Array) -> Parameters:
-        own = self._take(tensors)
-        later = tuple(
-            jnp.where(adds, theirs + (ours - then), theirs)  # where, as in `_mix`
-            for ours, theirs, then in zip(own, update, offered, strict=True)
-        )
+    def _rebase(
+        self,
+        tensors: Parameters,
+        update: Arrays,
+        anchor: Arrays,
+        merged: Arrays,
+        adds: jax.Array,
+        contains: jax.Array,
+    ) -> Parameters:
+        later = []
+        for ours, theirs, origin, sent in zip(self._take(tensors), update, anchor, merged, strict=True):
+            then = jnp.where(contains, origin - sent, origin)
+            later.append(jnp.where(adds, theirs + (ours - then), theirs))  # where, as in `_mix`
         return self._put(tensors, later)

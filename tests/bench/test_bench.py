@@ -11,13 +11,13 @@ SLOW = (
     "merge",
     "snapshot",
     "learner",
-    "wire",
     "syncer",
     "hosts",
     "memory",
     "accelerator",
     "donation",
     "tape",
+    "receipts",
     "guard",
 )
 

@@ -35,6 +35,8 @@ OTHERS = {
     "costly_merges": planted.with_costly_merges,
     "hang": planted.with_hang,
     "missing_host": planted.with_missing_host,
+    "planned": functools.partial(planted.with_plan, bandwidth=[600.0], steps=200),
+    "late_planned": functools.partial(planted.with_plan, latency=[0.0, 0.0, 0.0, 9.0], steps=150),
 }
 
 

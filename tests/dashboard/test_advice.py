@@ -34,6 +34,8 @@ PLANTED = {
     "restarts": [("restarts", 2)],
     "far_apart": [("work_lost", None)],
     "costly_merges": [("merge_shock", None)],
+    "planned": [("interval_too_small", None), ("planned", None)],
+    "late_planned": [("hardly_merged", 3), ("worth", 3)],
     "steady": [],
 }
 
@@ -116,6 +118,20 @@ def test_the_commands_are_those_of_the_program(name, view_of):
         assert verb[0] in VERBS and verb[1].isdecimal() and len(verb) == 2
 
 
+def test_a_plan_whose_settings_are_all_timing_is_a_command_while_the_run_goes_on(view_of):
+    view = as_processes(view_of("planned"))
+    [said] = [one for one in advice(view) if one.rule == "planned"]
+    assert said.commands == () and "outer.codec=int4" in said.what
+    timed = dataclasses.replace(view, plan={**view.plan, "flags": ["--config.sync.interval=24"]})
+    [said] = [one for one in advice(timed) if one.rule == "planned"]
+    assert said.commands == [
+        "python -m experiments.control --syncer=HOST:PORT set sync.interval=24 --reason=plan"
+    ]
+    retimed = {**view.config, "sync": {**view.config["sync"], "interval": 99}}
+    old = dataclasses.replace(view, config=retimed)
+    assert not [one for one in advice(old) if one.rule == "planned"], "of other settings"
+
+
 def test_trouble_comes_before_what_could_be_better(view_of):
     view = changed(view_of("third_speed"), starts=[1, 9, 1, 1], quarantined=[True, False, False, False])
     assert [one.trouble for one in advice(view)] == [True, False, False]
@@ -137,3 +153,15 @@ def test_alarms_have_remedies():
         "snapshots: learner 1 wrote no checkpoint within snapshot.timeout: ..."
     )
     assert remedy("something that nobody foresaw") is None
+
+
+def test_work_that_is_overwritten_for_its_age_is_said_of_the_link(view_of):
+    view = view_of("steady")
+    times = view.syncer.rounds // 20
+    [said] = advice(changed(view, overwritten=[0, times, 0, 0]))
+    assert (said.rule, said.learner) == ("thin_link", 1)
+    assert (
+        said.why == f"An update has overwritten its work {times} times: it was not merged within 8 versions."
+    )
+    assert not advice(changed(view, overwritten=[0, 1, 0, 0]))
+    assert remedy("learner 1: unmerged work is overwritten: its link to the syncer is too slow")

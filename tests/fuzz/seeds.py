@@ -60,7 +60,7 @@ def recorded_tape():
     for event in (events.StepStarted(10), events.StepFinished(), events.StepReported(report)):
         tape.heard(event, 1.5)
     tape.end()
-    return [zlib.decompress(payload) for _, payload in tape_file.read(made).records]
+    return [zlib.decompress(record.payload) for record in tape_file.read(made).records]
 
 
 def shards_records():
@@ -102,6 +102,7 @@ SEEDS = {  # sound bytes, from which others are made
         from_syncer(events.OfferAsked(RoundId(4, 2), 1, 3)),
         from_syncer(events.NotMember(5)),
         from_syncer(events.Rejected(5, "x")),
+        from_syncer(events.TimingSet(12, 2, 1, 0.8, 1.0, "x")),
     ],
     "record": RECORDS,
     "offer": [headed(up_header(RoundId(4, 1), Contribution(3, 5, 1, 0, 4, 4, 9), BYTES), bytes(BYTES))],

@@ -62,7 +62,16 @@ def test_slack_is_the_overlap_less_the_time_for_quorum_and_synchronising():
 @pytest.mark.parametrize("gamma", [0.125, 0.25])
 def test_the_grace_window_is_gamma_times_the_slack_of_measured_times(gamma):
     """One synchronisation, 3: the grace is at most gamma of the slack; the times in it are measured."""
-    desk = Desk(learners=3, num_fragments=1, interval=4, overlap=2, quorum=2, gamma=gamma, max_grace=9.0)
+    desk = Desk(
+        learners=3,
+        num_fragments=1,
+        interval=4,
+        overlap=2,
+        quorum=2,
+        gamma=gamma,
+        max_grace=9.0,
+        grace="paper",
+    )
     windows = []
     for clock in range(1, 17):  # steps of 1 s; learner 1 is 0.125 s after learner 0; learner 2 never comes
         desk.report(0, clock, at=clock)

@@ -102,6 +102,28 @@ def test_whoever_misses_its_time_is_not_waited_for_until_it_keeps_it():
     assert seen == [[0], [0, 1], [0], [0], [0, 1]]
 
 
+def test_whoever_misses_most_rounds_keeps_no_window_open_until_it_is_in_time():
+    desk = Desk(learners=2, num_fragments=1, interval=8, quorum=1, gamma=0.5)
+
+    def has_window(step: int, in_time: bool = False) -> bool:
+        """Whether a round is open once learner 0 has offered."""
+        for clock in range(step - 7, step + 1):
+            for learner in (0, 1):
+                desk.report(learner, clock, at=float(clock), steps=8)
+        if in_time:
+            desk.offer(1, (step, 0))
+        begun = merges(desk.offer(0, (step, 0)))
+        if not begun:
+            assert merges(desk.handle(events.Timeout(), at=desk.core.next_deadline()))
+        desk.merged(step, 0)
+        return not begun
+
+    windows = [has_window(step) for step in range(8, 88, 8)]
+    assert windows == [True] * 8 + [False] * 2, "of 1, a fifth is left after eight"
+    assert not has_window(88, in_time=True), "both are here"
+    assert has_window(96)
+
+
 @pytest.mark.parametrize(("thin", "share"), [(8, 0.9), (4, 1.0)])
 def test_links_that_are_just_full_leave_nobody_out(thin, share):
     """`thin` learners have links of this share of what all fragments take."""

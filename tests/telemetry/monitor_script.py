@@ -114,6 +114,7 @@ SUMMARY = {
     "snapshots": 0,
     "snapshots_given_up": 0,
     "drops": {"late": 2, "stale": 1},
+    "work_overwritten": {},
     "offers_left_out": {},
     "quarantined": [],
     "failures": [{"learner": 1, "time": 15.0, "traceback": TRACEBACK}],

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from ddiloco.goodput.accounting import State
+from ddiloco.protocol.policy import MAX_AGE, TOO_OLD
 from ddiloco.telemetry import monitor as monitor_module
 from ddiloco.telemetry.monitor import FLUSH_EVERY, POLL
 from ddiloco.telemetry.records import Evaluated, Flush, Noted, StateChanged, Transferred, write_out
@@ -79,6 +80,21 @@ def test_a_learner_that_hurries_all_others_is_an_alarm(make):
     monitor.start()
     [alarm] = monitor.stop()["alarms"]
     assert alarm.startswith("learner 1: its clock goes 12 times as fast as others step; with a sync.quorum")
+
+
+def test_work_that_is_overwritten_for_its_age_is_an_alarm_that_names_the_learner_and_its_link(make):
+    monitor = make()
+    put(monitor, *(Noted("drop", {"learner": learner, "reason": TOO_OLD}, 1.0) for learner in (1, 1)))
+    put(monitor, Noted("round_refused", {"step": 1, "fragment": 0, "left_out": [0]}, 1.0))
+    put(monitor, Noted("drop", {"learner": 0, "reason": TOO_OLD}, 1.0))
+    monitor.start()
+    summary = monitor.stop()
+    lost = f"unmerged work is overwritten, over {MAX_AGE} versions old"
+    assert summary["alarms"] == [
+        f"learner 1: {lost}: its link to the syncer is too slow",
+        f"learner 0: {lost}: the guard leaves out its offers",
+    ]
+    assert summary["work_overwritten"] == {"0": 1, "1": 2}
 
 
 def test_records_of_many_threads_all_arrive_and_each_threads_in_order(make, tmp_path):

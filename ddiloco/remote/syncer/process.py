@@ -37,6 +37,7 @@ from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
+from ddiloco.workers.retiming import Retiming
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots import SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
@@ -103,6 +104,7 @@ class SyncerRun:
             durable.folder,
             shard,
             lambda: self._shards.addresses,
+            Retiming(e.sync, self._syncer.send),
         )
         self._management = management
         self._server = SyncerServer(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.protocol import actions, events
-from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave
+from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave, Signed
 from experiments.cli.program import UsageError
 from experiments.studies.replay import works as plans
 from experiments.studies.replay.order import perform
@@ -218,6 +218,8 @@ def _happened(content: Any) -> str:
             return f"step started, {tokens} tokens"
         case events.StepFinished():
             return "step finished"
+        case events.TimingSet(interval=h, overlap=tau, quorum=k):
+            return f"timing: H = {h}, tau = {tau}, K = {k or 'all'}"
         case events.ClockSet(step=step):
             return f"is asked to set its clock to step {step}"
         case events.OfferAsked(round=r, clock=clock):
@@ -255,6 +257,8 @@ def _noted(content: Any) -> str:
             return f"gives its inner state away, number {number}"
         case Committed() as e:
             return f"committed: fragment {e.fragment} version {e.version}, {e.sha256.hex()[:12]}"
+        case Signed(fragment=p):
+            return f"signs its statement on fragment {p}"
         case End():
             return "ends"
     return str(content)
@@ -278,6 +282,8 @@ def _followed(decided: Sequence[Any]) -> str:
                 phrases.append(f"welcomes {m}")
             case actions.Send(receivers, events.OfferAsked(r)):
                 phrases.append(f"asks {_listed([m for m, _ in receivers])} for fragment {r.fragment}")
+            case actions.Send(receivers, events.TimingSet()):
+                phrases.append(f"sends the timing to {len(receivers)}")
             case actions.Send(_, events.ClockSet(step)):
                 phrases.append(f"sets the clocks of laggards to step {step}")
             case actions.Drop(reason=reason):

@@ -71,17 +71,19 @@ class _Doubtful(CountingSyncer):
             raise InvalidContribution("not finite")
         return payload
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Pieces]]) -> NextVersion:
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Pieces]], interval: int | None
+    ) -> NextVersion:
         """Leaves a random share of the offers out; the next version is the last less what is left."""
         learners = [c.learner for c, _ in given] if self.refused or self._refuses_all else []
         left_out = tuple(m for m in learners if self._refuses_all or self._rng.random() < self.refused)
         self.given, [last] = dict(given), self.fragment(fragment)
         if given and len(left_out) == len(given):
-            return NextVersion((last,), {}, left_out, empty=True)  # type: ignore[arg-type]
+            return NextVersion((last,), {}, left_out, empty=True)
         new = last - sum(gradient for c, (gradient,) in given if c.learner not in left_out)
         shard = self._shard(fragment)
         self.versions[fragment, shard.durable.versions[fragment] + 1, shard.lineage] = new
-        return NextVersion((new,), {}, left_out)  # type: ignore[arg-type]
+        return NextVersion((new,), {}, left_out)
 
 
 class WeatheredFleet(Fleet):

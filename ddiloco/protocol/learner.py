@@ -455,7 +455,9 @@ class LearnerCore:
         out += [actions.SendOffer(o.asked.round, o.settled) for o in offers if o.settled.steps]
         self._unsent += len(out)
         for asked in empty:
-            self._asked.setdefault(asked.round.fragment, asked)
+            newest = self._asked.setdefault(asked.round.fragment, asked)
+            if newest.round.step < asked.round.step:  # of two offers of one step
+                self._asked[asked.round.fragment] = asked
         return [*out, *(self._offer_now() if empty else ())]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
@@ -550,7 +552,8 @@ class LearnerCore:
         rebase = new.base is not self._done
         apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
         out += [apply, *self._say_last(), *self._end_with_others()]
-        return [*out, *self._offer_now()] if self.done and not self._started else out
+        # A request may have come before its version; no further step would bring the work that is kept.
+        return [*out, *(self._offer_now() if self.blocked or self.done else [])]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the kept offer that is in an update; None if it has none."""

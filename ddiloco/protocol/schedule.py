@@ -40,9 +40,7 @@ class Schedule:
         return {t: tuple(p for p, offset in enumerate(offsets) if offset == t) for t in set(offsets)}
 
     def last_due(self, fragment: int, step: int) -> int:
-        """The newest step at or before `step` at which the fragment is due; 0 if there is none."""
-        if self.last is not None and step >= self.last:
-            return self.last
+        """The newest step at or before `step` at which the fragment is due, but for the last; 0: none."""
         return max(0, step - (step - self.offset(fragment)) % self.interval)
 
     def next_due(self, fragment: int, step: int) -> int:

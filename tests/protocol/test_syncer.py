@@ -21,12 +21,6 @@ def test_a_run_shorter_than_the_interval_merges_each_fragment_at_its_end():
     assert desk.core.versions == (1, 1) and desk.core.merged_steps == (3, 3)
 
 
-def test_a_run_of_no_steps_finishes_as_soon_as_somebody_is_there():
-    desk = Desk(total_steps=0)
-    desk.enter(0)
-    assert desk.core.finished
-
-
 def test_nobody_left_does_not_finish_a_run_and_the_first_to_return_does():
     desk = Desk(total_steps=2, learners=1, num_fragments=1, interval=2, gamma=0.0)
     desk.report(0, 2)

@@ -43,7 +43,7 @@ def plain(data_dir):
 def test_every_fragment_is_merged_as_often_as_it_is_due(algorithm, plain):
     run = plain(algorithm)
     sync = run.experiment.sync
-    schedule = Schedule(sync.num_fragments, sync.interval)
+    schedule = Schedule(sync.num_fragments, sync.interval, 12)
     due = collections.Counter(p for t in range(1, 13) for p in schedule.due(t))
     merged = fragments_of(run, "round")
     # A decoupled syncer that a busy machine keeps from its turn skips it, or finds learners that are done and

@@ -118,8 +118,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: where all must give, who came back and has yet to report is not waited for",
-        "return not r.has_given(m.learner) and (may or not m.counters)",
-        "return not r.has_given(m.learner) and may",
+        "return not m.counters or (behind and r.tries[m.learner] < MAX_TRIES)",
+        "return behind and r.tries[m.learner] < MAX_TRIES",
         PROTOCOL,
     ),
     Mutant(
@@ -287,8 +287,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: a fragment's next turn comes one step early",
-        "enough and front >= due.step + self.policy.interval",
-        "enough and front + 1 >= due.step + self.policy.interval",
+        "enough and front >= self.schedule.next_due(due.fragment, due.step)",
+        "enough and front + 1 >= self.schedule.next_due(due.fragment, due.step)",
         PROTOCOL,
     ),
     Mutant(

@@ -156,17 +156,6 @@ def test_the_summary_counts_what_was_recorded_before_a_flush_that_asks_for_it(ma
     assert json.loads((tmp_path / "run/summary.json").read_text())["inner_steps"]["0"] == 2
 
 
-def test_the_summary_is_refreshed_while_the_run_goes_on(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor_module, "SUMMARY_EVERY", 0.05)
-    monitor, path = make(), tmp_path / "run/summary.json"
-    monitor.start()
-    put(monitor, step(0, 1))
-    until(lambda: path.exists() and json.loads(path.read_text())["inner_steps"]["0"] == 1)
-    put(monitor, step(0, 2))
-    until(lambda: json.loads(path.read_text())["inner_steps"]["0"] == 2)
-    assert json.loads(path.read_text())["finished"] is False
-
-
 def test_nan_becomes_null_and_one_alarm_for_each_learner(make, tmp_path, capsys):
     monitor = make()
     put(monitor, StateChanged(0, State.STEPPING, 0.0))
@@ -256,11 +245,3 @@ def test_stopping_is_bounded_when_the_disk_hangs(make, monkeypatch):
     assert hangs.wait(30)
     go_on.set()
     assert monitor.stop()["rounds"] == SUMMARY["rounds"]
-
-
-def test_what_the_run_knows_better_replaces_the_monitors_own_figures(make):
-    monitor = make()
-    put(monitor, *scripted())
-    better = {"finished": True, "interrupted": True, "params_sha256": "abc"}
-    assert monitor.stop(better) == {**SUMMARY, **better}
-    assert monitor.stop()["interrupted"] is True

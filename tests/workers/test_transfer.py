@@ -148,14 +148,6 @@ def test_a_fragment_has_one_program_to_be_offered_and_one_to_be_updated(rebase, 
     assert len(compiled) == after
 
 
-def test_with_rebase_an_update_without_an_offer_leaves_nothing_of_an_own_value_not_even_nan(shardings):
-    transfer, theirs = FragmentTransfer(LAYOUT, shardings, rebase=True), numbers(1)
-    params = placed({name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}, shardings)
-    for p in range(LAYOUT.num_fragments):
-        params = transfer.apply(p, params, take(LAYOUT, p, theirs), 0.0)
-    assert_equal(params, theirs)
-
-
 def rebased(now, then, theirs):
     """What rebasing comes to, reckoned in float64; pieces."""
     return [t.astype(np.float64) + n - o for n, o, t in zip(now, then, theirs, strict=True)]
@@ -432,13 +424,3 @@ def test_with_rebase_a_learner_keeps_what_an_update_does_not_contain(name, error
     assert_near(pieces_of(learner.arrays.params), expected, 1e-6)
     learner.arrays.apply(SPLIT, 0.0, pieces_of(first))  # which does not say how much of its work is in it
     assert_near(pieces_of(learner.arrays.params), pieces_of(first), 0.0)
-
-
-def test_f32_sends_the_parameters_bit_for_bit():
-    learner = Learner("f32")
-    learner.adopt(numbers(0))
-    learner.move(1)
-    learner.arrays.apply(SPLIT, 0.5, pieces_of(numbers(2)))
-    offer = learner.arrays.offer(SPLIT, 1)
-    for ours, theirs in zip(on_the_host(offer), pieces_of(learner.arrays.params), strict=True):
-        np.testing.assert_array_equal(ours, theirs)

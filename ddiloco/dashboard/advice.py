@@ -445,7 +445,7 @@ def _busy(view: RunView) -> bool:
 
 def _explained(view: RunView) -> bool:
     """Whether another rule already explains the unmerged work."""
-    rules = (not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
+    rules = (hung, not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
     return any(one for rule in rules for one in rule(view))
 
 

@@ -226,8 +226,14 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
+        "rounds: the grace window stays open for a learner that is never in time",
+        "if (m.in_time.value or 0.0) < MIN_IN_TIME)",
+        "if False)",
+        PROTOCOL,
+    ),
+    Mutant(
         "rounds: the grace window does not end when all are in",
-        "return self.window_closes if owing or awaits_learners else 0.0",
+        "return self.window_closes if owing - self.hopeless or awaits_learners else 0.0",
         "return self.window_closes",
         PROTOCOL,
     ),

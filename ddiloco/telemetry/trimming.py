@@ -27,11 +27,21 @@ KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "rec
 """The files of a workdir that the resumed run continues."""
 
 MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "availability.csv", "loss.png", "sample.txt"}
-MADE_AGAIN |= {"checkpoints", "evaluator", "profile", "replay", "report.html", "syncer", "tape", "wandb"}
+MADE_AGAIN |= {
+    "checkpoints",
+    "evaluator",
+    "export",
+    "profile",
+    "replay",
+    "report.html",
+    "syncer",
+    "tape",
+    "wandb",
+}
 """Those that it makes again, or that are of the run as it was."""
 
 FOLDERS = {"snapshots", "learners", "metrics", "checkpoints", "evaluator", "profile", "replay", "syncer"}
-FOLDERS |= {"tape", "wandb"}
+FOLDERS |= {"export", "tape", "wandb"}
 """Those that are folders."""
 
 OF_RUNS = KEPT | MADE_AGAIN | {SUMMARY}

@@ -33,6 +33,7 @@ from ddiloco.training.parameters import Parameters, parameter_shapes, sampled_pa
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.sharding import (
     batch_sharding,
+    check_context,
     check_divided,
     check_stages,
     parameter_shardings,
@@ -132,6 +133,7 @@ class ModelRecipe(Recipe):
         if getattr(e.model, "attention", None) == "cudnn" and platform != "gpu":
             raise ConfigError(f"config.model.attention: is cudnn, which needs a GPU; here are {platform}s")
         check_stages(e.model, mesh, {"train.batch_size": rows // parts, **held_out})
+        check_context(e.model, mesh, rows // parts)
         check_divided(e.model, mesh)
 
     def check_beginning(self) -> None:

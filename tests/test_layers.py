@@ -45,6 +45,7 @@ RANKS = (
     "experiments/cli",
     "experiments/studies/goodput",
     "experiments/studies/replay",
+    "experiments/studies/planning",
     "experiments/studies/schedules",
     "experiments/studies/chaos",
     "experiments/studies/compiling",

@@ -236,8 +236,35 @@ def interval_too_small(view: RunView) -> Iterator[Advice]:
         yield Advice(
             f"H is too small for the bandwidth: config.sync.interval is {interval} steps.",
             nothing if lost > 0.1 * due else f"Offers are {stale:.0f} steps old when they are merged.",
-            f"Try config.sync.interval={better}{fewer}.",
+            f"Try config.sync.interval={better}{fewer}, or plan it.",
+            commands=["python -m experiments.plan --workdir=DIR"],
         )
+
+
+def planned(view: RunView) -> Iterator[Advice]:
+    """A plan has settings that fit better."""
+    found = view.plan.get("flags")
+    choices = view.plan.get("choices") or [{}]
+    if not found or any(view.setting(path) != v for path, v in choices[0].get("settings", {}).items()):
+        return
+    settings = [flag.removeprefix("--config.") for flag in found]
+    timing = all(setting.startswith("sync.") for setting in settings)
+    yield Advice(
+        f"Other settings fit this run better: {', '.join(settings)}.",
+        f"{view.plan.get('advice')!s}.",
+        "Set them while it runs." if timing else "Restart it with these flags.",
+        trouble=False,
+        commands=_control(view, f"set {' '.join(settings)} --reason=plan") if timing else (),
+    )
+
+
+def worth(view: RunView) -> Iterator[Advice]:
+    """A plan says what a learner is worth."""
+    for number, lines in (view.plan.get("learners") or {}).items():
+        *played, verdict = lines
+        played_as = f"{'; '.join(map(str.strip, played))}."
+        what = f"Learner {number} is thin, far or slow; its worth was played."
+        yield Advice(what, played_as, f"{verdict.capitalize()}.", int(number), trouble=False)
 
 
 def slow(view: RunView) -> Iterator[Advice]:
@@ -325,6 +352,8 @@ RULES: Sequence[Rule] = (
     hardly_merged,
     syncer_at_its_limit,
     interval_too_small,
+    planned,
+    worth,
     slow,
     restarts,
     grace_unused,

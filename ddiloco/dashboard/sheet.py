@@ -129,7 +129,7 @@ def about(view: RunView) -> list[str]:
     parts = [view.summary.get("algorithm"), f"{len(view.learners)} learners" if fragments else "one job"]
     if size := view.summary.get("num_params"):
         parts.append(f"{amount(size)} parameters{f' in {fragments} fragments' if fragments else ''}")
-    return [part for part in parts if part]
+    return [part for part in (*parts, view.timing) if part]
 
 
 def figures(view: RunView) -> dict[str, str]:

@@ -143,6 +143,8 @@ class RunView:
     grace_seconds: Values
     quorum_seconds: Values
     sync_seconds: Values
+    timing: str | None = None  # as it was set during the run, and why
+    plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of experiments.plan
 
     def setting(self, path: str, default: Any = None) -> Any:
         """A setting of the run by its path, such as `sync.interval`."""
@@ -164,7 +166,11 @@ def view_of(run: RunFiles) -> RunView:
         started=run.started,
         now=now - run.started,
         summary=summary,
-        config=run.config,
+        config=_with_timing(run.config, state.timing.settings),
+        timing=f"H {state.timing.settings['interval']} since step {state.timing.step}: {state.timing.reason}"
+        if state.timing.settings
+        else None,
+        plan=run.plan,
         environment=run.environment,
         learners=[_learner(run, slots, number) for number in sorted(state.learners)],
         fragments=_fragments(run),
@@ -179,6 +185,11 @@ def view_of(run: RunFiles) -> RunView:
         quorum_seconds=slots.means("quorum_seconds", "rounds"),
         sync_seconds=slots.means("sync_seconds", "rounds"),
     )
+
+
+def _with_timing(config: Mapping[str, Any], timing: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings as they are now."""
+    return {**config, "sync": {**(config.get("sync") or {}), **timing}} if timing else config
 
 
 def views_of(runs: Sequence[RunFiles]) -> list[RunView]:
@@ -336,7 +347,7 @@ def _rate_of(lines: Iterable[Mapping[str, Any]], name: str, span: float) -> floa
 
 def _due(run: RunFiles) -> float | None:
     """Rounds a second that are due at the speed of the fastest learner."""
-    sync = run.config.get("sync") or {}
+    sync = _with_timing(run.config, run.state.timing.settings).get("sync") or {}
     step_times = [one.step_seconds for one in run.state.learners.values() if one.step_seconds]
     if not step_times or not sync.get("interval"):
         return None
@@ -366,6 +377,8 @@ def _text(line: Mapping[str, Any]) -> str:
 
 _SHOWN_ELSEWHERE = ("time", "event", "incarnation")
 _WORDS = {
+    "timing_set": "the timing changes",
+    "timing_effect": "since the timing changed, by a rough estimate of the loss",
     "learner_ready": "a learner takes part",
     "learner_lost": "a learner is lost",
     "learner_silent": "a learner is silent",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import operator
 import pathlib
@@ -14,13 +15,14 @@ from typing import Any
 
 from etils import epath
 
+from ddiloco.config import ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.outer.fragments import assemble
 from ddiloco.protocol import events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import Contribution, RoundId
 from ddiloco.protocol.syncer import SyncerCore
-from ddiloco.storage import run_mark
+from ddiloco.storage import operator_orders, run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.durable import DurableState
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
@@ -37,6 +39,7 @@ from ddiloco.workers.exchange import CheckpointWritten, Delivery, EventDelivery,
 from ddiloco.workers.learner_arrays import Equipment
 from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
 from ddiloco.workers.resuming import about_states, from_checkpoint, inner_of
+from ddiloco.workers.retiming import Retiming
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots import SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
@@ -138,27 +141,26 @@ class LocalRun:
         self._scoring_learner = assembly.evaluation_learner()
         score = assembly.scorer(assembly.evaluation_mesh(), self._between_steps)
         self._evaluator = Evaluator(score, e.eval.every, self._tokens_so_far, self._record, core.step)
-        if not self._resumes:
-            with waiting("the first evaluation"):  # also compiles it, before the learners need the CPU
-                self._evaluator.evaluate(0, self._model.parameters())
         tape = self._tapes.syncer(core.state(), self._model, lineage)
         self._syncer = SyncerWorker(core, self._model, self._record, self._committed, durable, tape)
         if durable is not None:
             self._take_snapshots(durable, core.step)
-        with waiting("learners and merge to compile"):
-            self._model.compile()
+        with waiting("learners to compile"):  # and nothing else: merges and evaluations compile as they come
             compiled = equipment.result()
         self._senders = concurrent.futures.ThreadPoolExecutor(len(compiled), thread_name_prefix="offers")
         self._learners = [self._add_learner(m, parts) for m, parts in enumerate(compiled)]
         for event in core.lost_for_good(lambda learner: learner >= len(self._learners)):  # of before
             self._syncer.send(event)
+        self._retiming = Retiming(e.sync, self._syncer.send)
+        self._follow_orders()
         if self._resumes:
             before = read_json(workdir / SUMMARY).get("tokens", {})
             self._tokens_before = sum(before.values())
 
     def run(self) -> Outcome:
         """Trains to the last step, or until all learners are dead or `stop` is set."""
-        self._evaluator.start()
+        # Beside the first steps, as what merges compile: the first step comes sooner.
+        self._evaluator.start(None if self._resumes else self._model.parameters())
         for learner in self._learners:
             learner.start()
         try:
@@ -167,6 +169,8 @@ class LocalRun:
             self._syncer.start()
             while not self._over():
                 self._syncer.ended.wait(0.2)
+                with contextlib.suppress(run_mark.RunMarkError, ConfigError):  # the file is read again
+                    self._follow_orders()
         finally:  # also after an interrupt of a caller that lives on, such as a notebook's cell
             self._end()
         params, step = self._model.parameters(), self._syncer.core.step
@@ -190,6 +194,11 @@ class LocalRun:
         self._senders.shutdown(wait=False, cancel_futures=True)
         with waiting("an evaluation"):
             self._evaluator.stop(_LEAVE_SECONDS)
+
+    def _follow_orders(self) -> None:
+        """Follows the timing that was ordered last."""
+        if self._workdir is not None:
+            self._retiming.follow(operator_orders.load(self._workdir / DURABLE))
 
     def _take_snapshots(self, durable: DurableState, step: int) -> None:
         e = self._assembly.experiment
@@ -275,7 +284,8 @@ class LocalRun:
 
     def _over(self) -> bool:
         all_dead = all(learner.failure is not None for learner in self._learners)
-        return self._syncer.ended.is_set() or self._stop.is_set() or all_dead
+        over = self._syncer.ended.is_set() or self._stop.is_set()
+        return over or all_dead or self._evaluator.broken
 
     def _failure(self) -> str | None:
         """Why the run as a whole failed, if it did; the death of some learners is no failure."""

@@ -80,23 +80,22 @@ class GlobalModel:
         num_learners: int,
         step_tokens: int | None = None,
         fragments: Sequence[int] | None = None,
-        interval: int | None = None,
+        rebase: bool = False,
     ) -> None:
         """Copies the parameters, float32; raises ValueError if they are not those of the layout.
 
         `num_learners`: M, the most contributions that a merge can have. `step_tokens`: the most tokens that
         a step of any learner can have; None: not known. `fragments`: those that it holds; None: all.
-        `interval`: H where learners rebase: offers are outer gradients then, whatever the codec, and steps
-        beyond H add no weight (`contribution_weight`); None: they do not.
+        `rebase`: whether learners do: offers are outer gradients then, whatever the codec.
         """
         if wrong := sorted(parameters.keys() ^ dict(layout.shapes).keys()):
             raise ValueError(_DIFFER + wrong[0])
         self.layout = layout
         self.fragments = tuple(range(layout.num_fragments) if fragments is None else fragments)
         self._decoder = FragmentDecoder(layout, config.codec)
-        of_parameters = CODECS[config.codec].exact and interval is None
+        of_parameters = CODECS[config.codec].exact and not rebase
         self._step = OuterStep(layout, config, num_learners, of_parameters)
-        self._of_parameters, self._interval = of_parameters, interval
+        self._of_parameters = of_parameters
         self._guarding, self._step_tokens = config.guard, step_tokens
         self.guard = self.new_guard()
         self._device = jax.local_devices(backend="cpu")[0]
@@ -129,6 +128,7 @@ class GlobalModel:
         contributions: Sequence[Sequence[np.ndarray]],
         counts: Sequence[tuple[int, int]],
         learners: Sequence[int] = (),
+        interval: int | None = None,
     ) -> NextVersion:
         """Makes the next version of fragment p.
 
@@ -141,11 +141,12 @@ class GlobalModel:
             where learners do not rebase, else its outer gradient.
           counts: (c_steps, c_tokens) of each.
           learners: their numbers, by which the guard knows them; (): the guard is not asked.
+          interval: steps beyond it add no weight (`contribution_weight`); None: all do.
         """
         if not contributions:
             self._versions[p] += 1
             return NextVersion(self.fragment(p)[1], {})
-        weights = [contribution_weight(steps, tokens, self._interval) for steps, tokens in counts]
+        weights = [contribution_weight(steps, tokens, interval) for steps, tokens in counts]
         left_out: list[int] = []
         notices: tuple[Notice, ...] = ()
         contributions = [tuple(map(aligned, pieces)) for pieces in contributions]  # for the reads to come

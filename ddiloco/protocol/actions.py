@@ -37,7 +37,8 @@ class Merge:
     """Merge these contributions into `version` of the fragment; answered by MergeFinished.
 
     Without contributions the old version gets the next number. `watermarks` are those of the old version;
-    updated by the contributions, they are committed with the new one, as are the learners' `delays`.
+    updated by the contributions, they are committed with the new one, as are the learners' `delays`. Steps
+    of a contribution beyond the `interval` add no weight; None: all do.
     """
 
     round: RoundId
@@ -45,6 +46,7 @@ class Merge:
     contributions: tuple[Contribution, ...]
     watermarks: Mapping[int, Watermark] = dataclasses.field(default_factory=dict, compare=False)
     delays: Mapping[int, OfferDelay] = dataclasses.field(default_factory=dict, compare=False)
+    interval: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

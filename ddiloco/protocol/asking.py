@@ -60,12 +60,12 @@ class OfferRequests:
 
     def __init__(self, policy: SyncPolicy) -> None:
         self.front = Front()
-        self._policy = policy
+        self.policy = policy
         self._longest_lead = SHORTEST_LEAD
 
     def furthest(self, members: Membership) -> float:
         """The due step up to which rounds are to be open, so that all learners are asked in time."""
-        if self._policy.quorum is None:
+        if self.policy.quorum is None:
             return members.furthest() + SHORTEST_LEAD
         return self.front.step + self._longest_lead
 
@@ -73,7 +73,7 @@ class OfferRequests:
         """Asks those of the unasked members whose time to be asked has come."""
         asked: dict[int, list[Member]] = {}
         for m in members:
-            of = m.step if self._policy.quorum is None else self.front.step
+            of = m.step if self.policy.quorum is None else self.front.step
             if r.id.step - of <= m.lead and not r.has_failed(m):
                 asked.setdefault(self._clock(m, r, now), []).append(m)
         return [self._request(r, members, clock) for clock, members in asked.items()]
@@ -99,9 +99,7 @@ class OfferRequests:
             return
         late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
         if late > 0:  # the request arrived after the requested clock
-            m.lead = min(
-                self._policy.interval, m.lead + late * m.step_time.value / self.front.step_time.value
-            )
+            m.lead = min(self.policy.interval, m.lead + late * m.step_time.value / self.front.step_time.value)
             self._longest_lead = max(self._longest_lead, m.lead)
 
     def merging(self, r: Round, members: Membership, now: float) -> None:
@@ -111,8 +109,8 @@ class OfferRequests:
                 self._in_time(m, m.asked.get(r.id.fragment), now)
             elif (owed := r.owed.get(m.learner)) is not None:
                 m.punctual &= owed.expected_at is None or now < owed.expected_at
-                m.lead = min(self._policy.interval, m.lead + 1)
-                m.margin = min(self._policy.interval / 4, m.margin + MISSED)
+                m.lead = min(self.policy.interval, m.lead + 1)
+                m.margin = min(self.policy.interval / 4, m.margin + MISSED)
         self._longest_lead = max((m.lead for m in members.live()), default=SHORTEST_LEAD)
 
     def _in_time(self, m: Member, asked: Asked | None, now: float) -> None:
@@ -136,7 +134,7 @@ class OfferRequests:
     def _clock(self, m: Member, r: Round, now: float) -> int:
         """The clock for the learner's offer: the due step, or less for a slow or distant learner."""
         due_at = self.front.reaches(r.id.step, now)
-        if self._policy.quorum is None or due_at is None or not m.step_time.value or m.reported_at is None:
+        if self.policy.quorum is None or due_at is None or not m.step_time.value or m.reported_at is None:
             return r.id.step
         left = due_at - m.reported_at - (m.delivery.value or 0.0)
         steps = math.floor(left / m.step_time.value + ROUNDING - m.margin)

@@ -68,6 +68,11 @@ class Authority:
             case events.StepReported():
                 return self._reported(event.report, now) + self._believed(now)
 
+    def set_policy(self, policy: SyncPolicy) -> None:
+        """Follows another policy."""
+        self.policy = policy
+        self._validator.set_policy(policy)
+
     def conclude(self, now: float) -> Actions:
         """Ends the run when all rounds are over."""
         last = self.total_steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
+from ddiloco.protocol.policy import TIMING, SyncPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,31 @@ class Timeout:
     """The deadline of `next_deadline` has passed."""
 
 
-SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | Timeout
+@dataclasses.dataclass(frozen=True)
+class TimingSet:
+    """The timing of rounds from now on, by an order to the syncer; each shard sends it to its members."""
+
+    interval: int
+    overlap: int
+    quorum: int  # 0: all live learners
+    gamma: float
+    max_grace: float
+    reason: str = ""
+    shard: int = 0
+
+    @classmethod
+    def of(cls, policy: SyncPolicy, reason: str = "") -> TimingSet:
+        """The timing of a policy."""
+        timing = {name: getattr(policy, name) for name in TIMING}
+        return cls(**{**timing, "quorum": policy.quorum or 0}, reason=reason)
+
+    def applied_to(self, policy: SyncPolicy) -> SyncPolicy:
+        """The policy with this timing; raises ValueError where settings contradict each other."""
+        timing = {name: getattr(self, name) for name in TIMING}
+        return dataclasses.replace(policy, **{**timing, "quorum": self.quorum or None})
+
+
+SyncerEvent = FromLearner | FragmentArrived | OfferFailed | MergeFinished | TimingSet | Timeout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +205,7 @@ class UpdateArrived:
     lineage: int = 0
 
 
-FromSyncer = Welcomed | NotMember | Rejected | ClockSet | OfferAsked | UpdateArrived
+FromSyncer = Welcomed | NotMember | Rejected | ClockSet | TimingSet | OfferAsked | UpdateArrived
 """Messages of the syncer to a learner."""
 
 

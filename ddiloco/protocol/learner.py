@@ -12,7 +12,7 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, FragmentCounters, Report, Watermark
 from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
-from ddiloco.protocol.schedule import Schedule, fragments_of
+from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total, goes_on_after
 
 JOIN_AGAIN = 1.0
@@ -81,6 +81,7 @@ class _Session:
     shard: int
     incarnation: int
     fragments: tuple[int, ...]
+    policy: SyncPolicy  # of the shard at present
     member: bool = False  # to the learner's knowledge
     welcomed_as: int | None = None  # incarnation of the last complete welcome
     known_as: int | None = None  # incarnation under which it reported or was welcomed
@@ -118,8 +119,7 @@ class LearnerCore:
         self.learner = learner
         self.policy = policy
         own = (fragments_of(shard, shards, policy.num_fragments) for shard in range(shards))
-        self._sessions = [_Session(shard, incarnation, fragments) for shard, fragments in enumerate(own)]
-        self.schedule = Schedule(policy.num_fragments, policy.interval)
+        self._sessions = [_Session(n, incarnation, fragments, policy) for n, fragments in enumerate(own)]
         self.total_steps = total_steps
         self.clock = 0
         self._reported_step = -1
@@ -255,6 +255,8 @@ class LearnerCore:
                 return self._step_finished(event)
             case events.ClockSet():
                 return self._clock_set(event)
+            case events.TimingSet():
+                return self._timing_set(event)
             case events.OfferAsked():
                 return self._offer_asked(event)
             case events.UpdateArrived():
@@ -318,7 +320,7 @@ class LearnerCore:
             out.append(actions.ApplyUpdate(p, self._fragments[p].version, mixing=0.0))
         self._started = collections.deque(self._renewed(session, step) for step in self._started)
         self._last = None if self._last is None else self._renewed(session, self._last)
-        if session.welcome_step - self.clock > self.policy.band:
+        if session.welcome_step - self.clock > session.policy.band:
             self.clock = session.welcome_step
         session.joined_step = self.clock
         position = self._go_on_after(session.welcome_data)
@@ -467,6 +469,12 @@ class LearnerCore:
         session.member, session.ends_at = True, event.step
         return self._end_with_others()
 
+    def _timing_set(self, event: events.TimingSet) -> list[actions.LearnerAction]:
+        """Judges by the shard's present timing how far its clock may lag, and whether the shard is over."""
+        session = self._sessions[event.shard]
+        session.policy = event.applied_to(session.policy)
+        return self._end_with_others() if self.recovered else []
+
     def _end_with_others(self) -> list[actions.LearnerAction]:
         """Sets the clock to the end, and offers its work, if all shards have asked or are over."""
         members = [session for session in self._sessions if session.member]
@@ -484,7 +492,8 @@ class LearnerCore:
         """Whether the last rounds of all fragments of a shard are merged."""
         if self.total_steps is None:
             return False
-        last = ((self._fragments[p], self.schedule.last_due(p, self.total_steps)) for p in session.fragments)
+        schedule = session.policy.schedule
+        last = ((self._fragments[p], schedule.last_due(p, self.total_steps)) for p in session.fragments)
         return all(fragment.merged_step >= due for fragment, due in last)
 
     def _session_of(self, fragment: int) -> _Session:
@@ -540,7 +549,7 @@ class LearnerCore:
         if self.policy.rebase and merged is not None:
             new.base = old.offered[merged]
         self._fragments[p] = new
-        if event.step - self.clock > self.policy.band:
+        if event.step - self.clock > self._session_of(p).policy.band:
             self.clock = event.step
         rebase = new.base is not self._done
         apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
@@ -586,7 +595,7 @@ class LearnerCore:
         out = []
         for session in [s for s in self._sessions if s.member] or self._sessions:
             for p in session.fragments:
-                fragment, step = self._fragments[p], self.schedule.last_due(p, self.clock)
+                fragment, step = self._fragments[p], self.policy.schedule.last_due(p, self.clock)
                 if self._has_work(fragment) and step > max(fragment.merged_step, session.joined_step):
                     out.append(step)
         return out

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
+
+from ddiloco.protocol.schedule import Schedule
 
 TIMEOUT_SLACK = 4.0
 """Timeout slack: factor on the transfer time predicted from earlier transfers of as many bytes."""
@@ -11,6 +14,9 @@ TIMEOUT_SLACK = 4.0
 MAX_AGE = 8
 """With rebase, maximum age in versions of a learner's oldest unmerged work on a fragment; older work is
 overwritten. It covers round trips of two intervals and links of a quarter of the need; it was not tuned."""
+
+TIMING = ("interval", "overlap", "quorum", "gamma", "max_grace")
+"""The settings that may change during a run, where no learner waits for merges."""
 
 
 def _knob(default: Any, meaning: str, **metadata: float | str | tuple[str, ...]) -> Any:
@@ -91,6 +97,11 @@ class SyncPolicy:
                 "max_run_ahead: is bounded, so quorum must be None (all live learners); "
                 f"with a quorum of {self.quorum} the learners would wait forever once fewer are live"
             )
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """When fragments are due."""
+        return Schedule(self.num_fragments, self.interval)
 
     @property
     def min_quorum(self) -> int:

@@ -16,6 +16,7 @@ class Prospects:
     """Whether a round has its quorum, which learners may still contribute, and when to abandon it.
 
     Attributes:
+      policy: the settings of synchronisation, which may change.
       awaits_learners: while True, known learners may still (re)connect: rounds are neither abandoned nor
         merged with quorum=None, and departed learners do not count.
       waits_until: when rounds continue without any live learner; None: there is one.
@@ -25,7 +26,7 @@ class Prospects:
         self.awaits_learners = False
         self.waits_until: float | None = None
         self._timeout = policy.silence_timeout
-        self._quorum, self._min_quorum, self._interval = policy.quorum, policy.min_quorum, policy.interval
+        self.policy = policy
         self._nobody_waits = policy.max_run_ahead is None
         self._total_steps = total_steps
         self._members = members
@@ -67,22 +68,22 @@ class Prospects:
 
     def has_quorum(self, r: Round, front: int) -> bool:
         """Whether the offers of enough learners that have reached the round's step have arrived."""
-        if self._quorum is not None:
-            if r.counted < self._quorum or self._awaits_others(r):
+        if self.policy.quorum is not None:
+            if r.counted < self.policy.quorum or self._awaits_others(r):
                 return False
-            return sum(self._is_in_quorum(learner, r) for learner in r.arrived) >= self._quorum
+            return sum(self._is_in_quorum(learner, r) for learner in r.arrived) >= self.policy.quorum
         if self.awaits_learners or not r.arrived or front < r.id.step:
             return False
         return self._nobody_owes(r)
 
     def too_late(self, due: RoundId, front: int) -> bool:
         """Whether a quorum has reached the fragment's next round; never where learners wait for updates."""
-        enough = self._members.count >= self._min_quorum
-        return enough and front >= due.step + self._interval and self._nobody_waits
+        enough = self._members.count >= self.policy.min_quorum
+        return enough and front >= due.step + self.policy.interval and self._nobody_waits
 
     def is_stuck(self, rounds: Collection[Round]) -> bool:
         """Whether no open round can gain from the learners that are done."""
-        if self._quorum is None or self._total_steps is None or not rounds:
+        if self.policy.quorum is None or self._total_steps is None or not rounds:
             return False
         if not self._members.come_to(self._total_steps):
             return False
@@ -121,7 +122,7 @@ class Prospects:
     def _may_complete(self, r: Round) -> bool:
         """Whether learners that are all done have enough offers left."""
         able = sum(not r.has_given(m.learner) and self._has_left(m, r) for m in self._members.live())
-        return r.counted + able >= self._min_quorum
+        return r.counted + able >= self.policy.min_quorum
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a live learner has work to offer, or has not reported yet."""
@@ -136,8 +137,8 @@ class Prospects:
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has offered or still may, and enough live ones still may."""
         able = [m for m in self._members.live() if not r.has_given(m.learner) and self.may_give(m, r)]
-        few = r.counted + len(able) < self._min_quorum
-        if few and self._members.count >= self._min_quorum:  # else others may join
+        few = r.counted + len(able) < self.policy.min_quorum
+        if few and self._members.count >= self.policy.min_quorum:  # else others may join
             return False
         return bool(r.arrived) or any(m.step >= r.id.step for m in able)
 

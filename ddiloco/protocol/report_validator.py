@@ -60,6 +60,7 @@ class ReportValidator:
         """
         self._fragments = fragments
         self._policy, self._total_steps, self._members = policy, total_steps, members
+        self._interval = policy.interval  # the longest so far: clocks may lag by half of an earlier one
         self.merged = state
         self._work_from = list(state.merged_steps)
         """By fragment, the step from which work on the newest version may count; with rebase, each learner's
@@ -75,6 +76,10 @@ class ReportValidator:
         self._claims = dict.fromkeys(known, state.step)  # claimed clocks, by learner
         self._since = state.step, 0.0  # where measuring the furthest learner's speed began
 
+    def set_policy(self, policy: SyncPolicy) -> None:
+        """Follows another policy."""
+        self._policy, self._interval = policy, max(self._interval, policy.interval)
+
     def committed(self, which: RoundId, version: int, lineage: int) -> None:
         """Records a new version, which learners may hold and have work on."""
         p, known = which.fragment, self.merged
@@ -88,7 +93,7 @@ class ReportValidator:
         self._step = float(step) if self._returning(now) else min(float(step), self._certain(now))
         self._known, self._at = step, now
         gone = step - self._since[0]
-        if gone < UNUSUAL_SPEED * self._policy.interval and not self._returning(now):
+        if gone < UNUSUAL_SPEED * self._interval and not self._returning(now):
             return None
         seconds, self._since = now - self._since[1], (step, now)
         speed = gone * (self._members.median_step() or 0.0) / seconds if seconds > 0 else 0.0
@@ -97,7 +102,7 @@ class ReportValidator:
     def too_early(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
         """Whether the learner's clock, on these versions, may be true but cannot be confirmed yet."""
         ahead = not self._allows(learner, step, now)
-        may_be = self._step_time(now) is None and step <= self._most(now) + self._policy.interval
+        may_be = self._step_time(now) is None and step <= self._most(now) + self._interval
         return ahead and may_be and self._exists(step, versions)
 
     def is_possible(self, learner: int, step: int, versions: Sequence[int], now: float) -> bool:
@@ -114,7 +119,7 @@ class ReportValidator:
             return False
         m = self._members.newest(report.learner)
         # An interval more, since the clock may lag behind the update at the start of the work.
-        most = report.step + self._policy.interval
+        most = report.step + self._interval
         return all(c.steps <= most - self._counted_from(m, p, c) for p, c in self._own(counters))
 
     def _counted_from(self, m: Member | None, p: int, c: FragmentCounters) -> int:
@@ -156,7 +161,7 @@ class ReportValidator:
         if step <= self._known:
             return True
         furthest = self._vouched(learner, now) if self._step_time(now) is None else self._certain(now)
-        return step <= furthest + self._policy.interval
+        return step <= furthest + self._interval
 
     def _step_time(self, now: float) -> float | None:
         """Median step time for the bound on clocks; None: unknown."""

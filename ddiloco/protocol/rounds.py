@@ -13,11 +13,10 @@ from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import SHORTEST_LEAD, Member, Membership, MemberState
 from ddiloco.protocol.messages import Contribution, RoundId, Watermark
-from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.protocol.policy import TIMING, SyncPolicy
 from ddiloco.protocol.prospects import Prospects
 from ddiloco.protocol.report_validator import ReportValidator
 from ddiloco.protocol.round import Phase, Round
-from ddiloco.protocol.schedule import Schedule
 from ddiloco.protocol.state import SyncerState
 from ddiloco.protocol.updates import Updates
 
@@ -51,13 +50,13 @@ class Rounds:
         """
         self._validator, self._shard = validator, shard
         self.policy = policy
+        self._timing: events.TimingSet | None = None  # the newest
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, members.fragments, lineage, shard)
         self._prospects = Prospects(policy, total_steps, members)
-        self._schedule = Schedule(policy.num_fragments, policy.interval)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
-        self._next = self._due_from(min(state.merged_steps[p] for p in self._updates.fragments) + 1, 0)
+        self._next = self._due_from(self._oldest + 1, 0)
         self._sync_time = MovingAverage()
         self._asking = OfferRequests(policy)
         self._windows: dict[int, float] = {}  # by fragment, the end of its round's grace window
@@ -122,7 +121,10 @@ class Rounds:
         if m.admitted_at is not None:
             m.welcome_seconds = now - m.admitted_at
         held = dict(zip(self.members.fragments, versions, strict=True))
-        return [*self._updates.bring_up_to_date(m, held, now)]
+        out: Actions = [*self._updates.bring_up_to_date(m, held, now)]
+        if self._timing is not None:
+            out.append(actions.Send(((m.learner, m.incarnation),), self._timing))
+        return out
 
     def returned(self, learner: int) -> None:
         """A silent learner is live again, with its offers."""
@@ -144,6 +146,36 @@ class Rounds:
         """Ends the wait for known learners, of the start or of before a restart."""
         self._prospects.all_present()
         self._moved = True
+
+    def set_timing(self, event: events.TimingSet, policy: SyncPolicy) -> Actions:
+        """Continues with the rounds of another schedule; open rounds stay as they are.
+
+        A turn of the schedule before that has come, but could not be taken yet, is skipped.
+        """
+        known, self._timing = self._timing, event
+        if known is not None and policy == self.policy:
+            return []
+        out = self._skip_turns()
+        self.policy = self._asking.policy = self._prospects.policy = policy
+        for m in self.members.present():
+            m.lead, m.margin = min(policy.interval, m.lead), min(policy.interval / 4, m.margin)
+        begins = max(self._asking.front.step, self._oldest)
+        self._next = self._due_from(begins + 1, 0)
+        self._moved = self._ask_all = True
+        values = {name: getattr(policy, name) for name in TIMING}
+        about = {"step": begins, "shard": self._shard, "reason": event.reason}
+        out.append(actions.Record("timing_set", about | values))
+        present = [m for m in self.members.present() if m.state is not MemberState.JOINING]
+        receivers = tuple((m.learner, m.incarnation) for m in present)
+        return [*out, actions.Send(receivers, event)] if receivers else out
+
+    def _skip_turns(self) -> Actions:
+        """Skips the turns at or before the front of which no round has opened."""
+        out: Actions = []
+        while (due := self._next) is not None and due.step <= self._asking.front.step:
+            out.append(actions.Record("round_skipped", dataclasses.asdict(due)))
+            self._next = self._due_from(due.step, due.fragment + 1)
+        return out
 
     @property
     def merged(self) -> SyncerState:
@@ -329,7 +361,8 @@ class Rounds:
 
     def _merge_action(self, r: Round, given: tuple[Contribution, ...]) -> actions.Merge:
         marks = self.merged.watermarks[r.id.fragment]
-        return actions.Merge(r.id, r.version + 1, given, marks, self.members.delays())
+        interval = self.policy.interval if self.policy.rebase else None
+        return actions.Merge(r.id, r.version + 1, given, marks, self.members.delays(), interval)
 
     def _start_over(self, r: Round) -> Actions:
         """Gathers again after a merge without a new version."""
@@ -484,19 +517,25 @@ class Rounds:
     def _next_quorum(self, r: Round, now: float) -> float:
         """Seconds until the fragment's next quorum, if as late as this one; 0: unknown speed."""
         front = self._asking.front
-        turn = self._schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
+        turn = self.policy.schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
         at = front.reaches(turn, now)
         return 0.0 if at is None else at - now + r.quorum_seconds
 
     def _due_from(self, step: int, fragment: int) -> RoundId | None:
         """The first unmerged round of its fragments in the schedule, from this one on."""
-        merged_steps = self.merged.merged_steps
+        begun = {p: self.merged.merged_steps[p] for p in self._updates.fragments}
+        begun |= {p: r.id.step for p, r in self._open.items()}
         while self.total_steps is None or step <= self.total_steps:
-            for p in self._schedule.due(step):
-                if p >= fragment and p in self._updates.fragments and step > merged_steps[p]:
+            for p in self.policy.schedule.due(step):
+                if p >= fragment and p in self._updates.fragments and step > begun[p]:
                     return RoundId(step, p)
             step, fragment = step + 1, 0
         return None
+
+    @property
+    def _oldest(self) -> int:
+        """The step of the round that made the oldest version."""
+        return min(self.merged.merged_steps[p] for p in self._updates.fragments)
 
     def _member(self, learner: int) -> Member:
         return cast(Member, self.members.newest(learner))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 from ddiloco.protocol import actions, events
@@ -66,6 +67,8 @@ class SyncerCore:
         match event:
             case events.FragmentArrived() | events.OfferFailed() | events.MergeFinished():
                 out += self._rounds.handle(event, now)
+            case events.TimingSet():
+                out += self._set_timing(event)
             case events.Timeout():
                 pass
             case _:
@@ -76,6 +79,14 @@ class SyncerCore:
         for offer in self._rounds.no_longer_waiting():
             out += self.handle(offer, now)
         return out
+
+    def _set_timing(self, event: events.TimingSet) -> Actions:
+        """Follows another timing, unless its rounds are over."""
+        if self._rounds.over:
+            return []
+        self.policy = event.applied_to(self.policy)
+        self._authority.set_policy(self.policy)
+        return self._rounds.set_timing(dataclasses.replace(event, shard=self.shard), self.policy)
 
     def next_deadline(self) -> float | None:
         """When to send a Timeout, in the seconds of `now`; None if only an event can change anything."""

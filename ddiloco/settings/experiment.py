@@ -66,6 +66,9 @@ class VirtualConfig:
         "steady", "model of learners' failures, leaves and joins", choices=AVAILABILITY
     )
     trace: str | None = setting(None, "CSV file of (time, learner, event), for availability=trace")
+    timings: tuple[tuple[float, str, float], ...] = setting(
+        (), "changes of the timing, each (virtual seconds, setting of sync, value)"
+    )
     failures: FailureModel = section(FailureModel)
     spare_capacity: SpareCapacity = section(SpareCapacity)
 

@@ -9,8 +9,8 @@ import contextlib
 import fcntl
 import json
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ddiloco.storage import array_file
 from ddiloco.storage.run_mark import RunMarkError
@@ -26,6 +26,8 @@ class StandingOrders(NamedTuple):
     drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
     failure: str | None = None  # why the run was stopped, if not by its operator
     evicted: tuple[int, ...] = ()  # learners, one for each time that one was dropped, the newest last
+    timing: Mapping[str, Any] = {}  # settings of config.sync that changed, by name
+    reason: str = ""  # of their last change
 
     @property
     def over(self) -> str | None:
@@ -42,9 +44,18 @@ class StandingOrders(NamedTuple):
         """With the learner drained no longer."""
         return self._replace(drained=tuple(m for m in self.drained if m != learner))
 
+    def set_timing(self, changes: Mapping[str, Any], reason: str) -> StandingOrders:
+        """With these settings of config.sync changed."""
+        return self._replace(timing={**self.timing, **changes}, reason=reason)
+
     def save(self, folder: pathlib.Path) -> None:
         """Makes it durable in the syncer's folder; raises OSError."""
         array_file.replace(folder / NAME, [json.dumps(self._asdict()).encode()])
+
+
+def shown_timing(changes: Mapping[str, Any]) -> str:
+    """The settings as `sync.interval=12, sync.quorum=2`."""
+    return ", ".join(f"sync.{name}={value}" for name, value in changes.items())
 
 
 def load(folder: pathlib.Path) -> StandingOrders:
@@ -54,7 +65,8 @@ def load(folder: pathlib.Path) -> StandingOrders:
         values = json.loads(path.read_text())
         stopped, failure = bool(values["stopped"]), values.get("failure")
         numbers = tuple(map(int, values["drained"])), tuple(map(int, values.get("evicted", ())))
-        return StandingOrders(stopped, numbers[0], failure and str(failure), numbers[1])
+        timing, why = dict(values.get("timing", {})), str(values.get("reason", ""))
+        return StandingOrders(stopped, numbers[0], failure and str(failure), numbers[1], timing, why)
     except FileNotFoundError:
         return StandingOrders()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

@@ -44,7 +44,7 @@ def glance(state: RunState, speed: RecentSpeed, now: float, clock_of: str = "") 
     grace = as_float(last.get("grace_seconds", 0.0)) if last else None
     goodput = lines.goodput(now) if lines.window(now) else None
     elapsed = clock(0.0 if state.started is None else now - state.started)
-    skipped = state.skipped_share
+    skipped, timing = state.skipped_share, state.timing
     return [
         f"step {state.step}/{state.info.total_steps}",
         f"loss {number(state.recent_loss, '.3f')}",
@@ -54,6 +54,7 @@ def glance(state: RunState, speed: RecentSpeed, now: float, clock_of: str = "") 
         f"{clock_of}{elapsed}<{clock(speed.seconds_for(state.info.total_steps - state.step))}",
         f"goodput {number(goodput, '.1%')}",
         f"merged {number(state.merged_share(), '.0%')}",
+        *([f"H {timing.settings['interval']} ({timing.reason})"] if timing.settings else []),
         *(template.format(value) for template, value in measured.items() if value is not None),
         f"quorum {number(last.get('quorum'), 'd')}",
         f"grace {number(None if grace is None else 1e3 * grace, '.0f')} ms",

@@ -128,7 +128,16 @@ Record = (
 LOST, READY = ("learner_lost", "learner_silent"), ("learner_ready", "learner_returned")
 
 EVENTS = frozenset(
-    {*LOST, *READY, "round_refused", "snapshot", "snapshot_given_up", "guard_quarantined", "guard_released"}
+    {
+        *LOST,
+        *READY,
+        "timing_set",
+        "round_refused",
+        "snapshot",
+        "snapshot_given_up",
+        "guard_quarantined",
+        "guard_released",
+    }
     | {"report_kept_back", "sdc", "host_here", "host_gone", "records_lost"}
 )
 """The protocol's records that `events.jsonl` has a line for: rare ones."""

@@ -39,6 +39,7 @@ from ddiloco.telemetry.records import (
 )
 from ddiloco.telemetry.scalars import as_float, as_json
 from ddiloco.telemetry.state import RunState
+from ddiloco.telemetry.trimming import PLAN
 
 CHUNK = 1 << 18  # bytes of a file that are read at a time
 LATEST = sys.float_info.max  # seconds, of all that is known; of nothing more it is infinite
@@ -127,7 +128,7 @@ class RunFiles:
     Attributes:
       state: what the lines add up to.
       summary: `summary.json`, of what has no lines.
-      config, environment: likewise.
+      config, environment, plan: likewise.
       going_on: whether the run goes on.
       whole: whether all that there was has been read.
     """
@@ -140,6 +141,7 @@ class RunFiles:
         self.summary: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
         self.environment: dict[str, Any] = {}
+        self.plan: dict[str, Any] = {}
         self.state = RunState(RunInfo("", 0, 0, 0, 0, 0, {}))
         self.going_on = self.whole = False
         self._tails = {name: LineTail(self.workdir / name) for name in _FILES}
@@ -216,6 +218,7 @@ class RunFiles:
         mark = (status.st_ino, status.st_mtime_ns)
         if mark != self._summary_mark:
             self.summary, self._summary_mark = read_json(path), mark
+            self.plan = read_json(self.workdir / PLAN)
         over = self.summary.get("finished") or self.summary.get("interrupted") or "driver" in self.summary
         self.going_on = not over and time.time() - status.st_mtime < ALIVE
         if not self.config:

@@ -34,6 +34,7 @@ from ddiloco.telemetry.records import (
 from ddiloco.telemetry.scalars import as_float, as_json
 from ddiloco.telemetry.series import Curve, Lane, Performance, Slots, performance_summary
 from ddiloco.telemetry.terminal import printable
+from ddiloco.telemetry.timing import TimingLog
 
 SETTLED = 4
 """Rounds of each fragment before anything is said of what is merged of whose work."""
@@ -186,6 +187,7 @@ class RunState:
         self.last_time = -math.inf if started is None else started
         self.timelines = Timelines(info.chips_by_learner)
         self.rounds = RoundStats()
+        self.timing = TimingLog()
         self.step = 0  # the global step: the furthest clock of any learner
         self.learners = {m: LearnerProgress() for m in info.chips_by_learner if m < info.num_learners}
         self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
@@ -334,6 +336,8 @@ class RunState:
         match name:
             case "round":
                 self._round(record)
+            case "timing_set":
+                self.timing.set(values)
             case "round_refused":
                 self.rounds.left_out.update(values["left_out"])
             case "drop":
@@ -363,11 +367,19 @@ class RunState:
         sums: dict[Any, float] = {"rounds": 1, "live": line.get("live", 0)}
         sums["quorum"] = len(line.get("learners", ()))
         sums |= {name: as_float(line.get(name) or 0.0) for name in ROUND_SECONDS}
-        for number, _, _, clock, *_ in line.get("contributions") or ():
+        tokens = work = aged = 0
+        for number, _, _, clock, steps, of_it in line.get("contributions") or ():
             sums["in", number] = 1
             if number in self.learners:
                 learner = self.learners[number]
-                learner.stale.append(max(0, learner.clock - clock))
+                age = max(0, learner.clock - clock)
+                learner.stale.append(age)
+                tokens, work, aged = tokens + of_it, work + of_it * steps, aged + of_it * age
+        if tokens:
+            share = sums["quorum"] / max(1, line.get("live", 0))
+            gained = self.timing.add(work / tokens, aged / tokens, min(1.0, share))
+            if gained is not None:
+                self.events.append({"time": time, "event": "timing_effect", **gained})
         self._slots(time).add(time, sums)
 
     def _host(self, record: Noted) -> None:
@@ -531,6 +543,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "max_quorum": max(rounds.quorums, default=None),
         "merged_share": state.merged_share(),
         "merged_shares": state.merged_shares(),
+        "timing": state.timing.settings or None,
         "mean_grace_seconds": rounds.mean_seconds("grace_seconds"),
         "goodput": lines.goodput(now) if window else None,
         "uptime": lines.uptime(now) if window else None,

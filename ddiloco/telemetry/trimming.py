@@ -22,12 +22,13 @@ LOCK, EVALUATOR_LOCK = ".lock", ".evaluator.lock"
 OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 """What stays in a workdir whatever run is in it."""
 
-SUMMARY = "summary.json"
+SUMMARY, PLAN = "summary.json", "plan.json"
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
 """The files of a workdir that the resumed run continues."""
 
 MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "availability.csv", "loss.png", "sample.txt"}
 MADE_AGAIN |= {
+    PLAN,
     "checkpoints",
     "evaluator",
     "export",

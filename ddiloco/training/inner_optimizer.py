@@ -68,6 +68,11 @@ def learning_rate_at(config: InnerConfig, total_steps: int, clock: int) -> np.fl
     return np.float32(config.learning_rate * warm * share)
 
 
+def clip_factor(config: InnerConfig, norm: jax.Array) -> jax.Array | float:
+    """What gradients of this global norm are multiplied with, so that it is `clip_norm` at most."""
+    return 1.0 if config.clip_norm is None else jnp.minimum(1.0, config.clip_norm / norm)
+
+
 def decay_mask(params: Mapping[str, Any]) -> dict[str, bool]:
     """The parameters with weight decay: matrices, but no embedding, norm or bias."""
 
@@ -97,7 +102,7 @@ def scale_by_rate() -> optax.GradientTransformationExtraArgs:
 def make_inner_optimizer(
     config: InnerConfig, axes: Mapping[str, Axes], shardings: Mapping[str, NamedSharding] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW (arXiv 1711.05101) after clipping by the global norm; `update` takes the extra argument `rate`.
+    """AdamW (arXiv 1711.05101) of clipped gradients; `update` takes the extra argument `rate`.
 
     The learning rate comes from outside, so that what is compiled serves every schedule.
 
@@ -107,13 +112,10 @@ def make_inner_optimizer(
     The clock may jump forward, as when an update from the syncer carries a later global step. The learning
     rate jumps with it; the bias correction of the moments counts the steps really taken.
     """
-    parts: list[optax.GradientTransformation] = []
-    if config.clip_norm is not None:
-        parts.append(optax.clip_by_global_norm(config.clip_norm))
     scaled = optax.scale_by_adam(config.b1, config.b2, EPSILON, mu_dtype=config.mu_dtype)
     if config.optimizer == "muon":
         scaled = muon(axes, MUON_MOMENTUM, config.mu_dtype, scaled, shardings)
-    parts.append(scaled)
+    parts: list[optax.GradientTransformation] = [scaled]
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=decay_mask))
     parts.append(scale_by_rate())

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from ddiloco.arrays.blocks import Blocks, placed
 from ddiloco.models.parameter import Constrain
-from ddiloco.training.inner_optimizer import InnerConfig, make_inner_optimizer
+from ddiloco.training.inner_optimizer import InnerConfig, clip_factor, make_inner_optimizer
 from ddiloco.training.loss import Batch, Loss, LossSums, next_token_loss, statistics
 from ddiloco.training.parameters import Parameters, abstract_parameters, logical_axes
 from ddiloco.training.sharding import (
@@ -94,8 +94,10 @@ def make_train_step(
     def step(state: TrainState, batch: Batch, rate: jax.Array) -> tuple[TrainState, Metrics]:
         gradients, sums = _accumulated(sums_of, state.params, batch, inner.accumulation, constrain)
         count = jnp.maximum(sums.tokens, 1).astype(jnp.float32)
-        gradients = jax.tree.map(lambda leaf: leaf / count, gradients)
-        grad_norm = optax.tree.norm(gradients)
+        grad_norm = optax.tree.norm(gradients) / count
+        # One factor for mean and clipping, which whatever reads a gradient multiplies as it reads it.
+        factor = clip_factor(inner, grad_norm) / count
+        gradients = jax.tree.map(lambda leaf: factor * leaf, gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, rate=rate)
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state)
         sound = jnp.isfinite(grad_norm) & jnp.isfinite(sums.objective)

@@ -35,8 +35,10 @@ class SyncerArrays(Protocol):
     def received(self, fragment: int, payload: Payload) -> Payload:
         """A learner's fragment, to be merged; raises InvalidContribution if it is unsound."""
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
-        """Merges and commits."""
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Payload]], interval: int | None
+    ) -> NextVersion:
+        """Merges and commits; steps of a contribution beyond the interval add no weight."""
 
 
 class Observer:
@@ -109,6 +111,8 @@ class CountingSyncer(SyncerArrays):
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Payload]]) -> NextVersion:
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Payload]], interval: int | None
+    ) -> NextVersion:
         """Merges nothing, and has no metrics."""
         return NextVersion((), {})

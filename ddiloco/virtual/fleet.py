@@ -89,6 +89,12 @@ class VirtualSyncer:
             committed = enumerate(self.durable.versions)
             versions = {p: FragmentVersion(version, self.arrays.fragment(p)) for p, version in committed}
             self._actor = SyncerActor(core, self, versions)
+            self.follow_orders()
+
+    def follow_orders(self) -> None:
+        """Takes the timing that was ordered last, if any."""
+        if self._fleet.timing is not None:
+            self.take(self._fleet.timing)
 
     def take(self, event: events.SyncerEvent, payload: Payload = None, connection: int | None = None) -> None:
         """Handles an event; while the process is down, the event is lost.
@@ -183,7 +189,7 @@ class VirtualSyncer:
         """Merges and commits, then notifies the core: a crash in between leaves the commit."""
         if process != self._process:
             return
-        made = self.arrays.merge(action.round.fragment, given)
+        made = self.arrays.merge(action.round.fragment, given, action.interval)
         if not made.empty:
             merged = [c for c in action.contributions if c.learner not in made.left_out]
             self.durable = self.durable.after(action.round, self.lineage, merged, action.delays)
@@ -249,6 +255,7 @@ class Fleet:
         self.takes, self.observer = takes, observer or Observer()
         self.processes: dict[int, VirtualLearner] = {}  # the newest of each learner
         self.shards = shards
+        self.timing: events.TimingSet | None = None
         self._learner_arrays = learner_arrays
         self._routes: dict[tuple[int, int, int], VirtualLearner] = {}  # by shard, learner and incarnation
         self.syncers: list[VirtualSyncer] = []
@@ -285,6 +292,12 @@ class Fleet:
                 self.calendar.at(0.0, self.join, learner)
         for change in changes:
             self.calendar.at(change.time, self._apply_change, change)
+
+    def set_timing(self, timing: events.TimingSet, delay: Callable[[], float] = lambda: 0.0) -> None:
+        """Orders another timing, which each shard follows after a delay, and from its start on."""
+        self.timing = timing
+        for syncer in self.syncers:
+            self.calendar.after(delay(), syncer.follow_orders)
 
     # What happens to learners.
 

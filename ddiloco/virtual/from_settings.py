@@ -11,7 +11,9 @@ from ddiloco.goodput.accounting import State
 from ddiloco.goodput.failures import draw_extra
 from ddiloco.goodput.jobs import JobChange, draw_interruptions, job_changes, job_chips
 from ddiloco.outer.encoding import Traffic
+from ddiloco.protocol.events import TimingSet
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
+from ddiloco.settings.timing import timing_of
 from ddiloco.virtual.array_ports import LearnerArrays, Observer, SyncerArrays
 from ddiloco.virtual.availability import PAUSES, Change, read_trace
 from ddiloco.virtual.fleet import Durations, Fleet
@@ -19,6 +21,7 @@ from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 
 _HORIZON = 20  # times the length of a run without failures: nothing is drawn beyond
+_WHOLE = ("interval", "overlap", "quorum")  # of the timing
 _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "step", State.FAILED: "fail"}
 
 
@@ -112,6 +115,7 @@ def check_fleet(experiment: Experiment) -> None:
         raise ConfigError(f"config.{problem}")
     if experiment.algorithm not in BASELINES:
         changes_of(experiment)
+        timings_of(experiment)
 
 
 def _problems(experiment: Experiment) -> Iterator[str]:
@@ -193,7 +197,18 @@ def make_fleet(
         observer=observer,
     )
     fleet.schedule(changes_of(experiment))
+    for time, timing in timings_of(experiment):
+        fleet.calendar.at(time, fleet.set_timing, timing)
     return fleet
+
+
+def timings_of(experiment: Experiment) -> list[tuple[float, TimingSet]]:
+    """The changes of the run's timing, by time; may raise ConfigError."""
+    found, changes = [], dict[str, int | float]()
+    for time, name, value in sorted(experiment.virtual.timings):
+        changes[name] = int(value) if name in _WHOLE and value.is_integer() else value
+        found.append((time, timing_of(experiment.sync, changes, "config.virtual.timings")))
+    return found
 
 
 def spread(rng: random.Random, deviation: float) -> float:

@@ -57,10 +57,12 @@ class GlobalArrays:
         self.model.validate(fragment, pieces)
         return pieces
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Pieces]]) -> NextVersion:
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Pieces]], interval: int | None
+    ) -> NextVersion:
         """Merges what the guard lets pass."""
         counts, learners = [(c.steps, c.tokens) for c, _ in given], [c.learner for c, _ in given]
-        return self.model.merge(fragment, [pieces for _, pieces in given], counts, learners)
+        return self.model.merge(fragment, [pieces for _, pieces in given], counts, learners, interval)
 
 
 class RecordingObserver(Observer):
@@ -266,7 +268,7 @@ def run_without_arrays(
 ) -> Outcome:
     """Plays the run; batches count as full."""
     observer = RecordingObserver(record)
-    fleet = _counting_fleet(experiment, experiment.train.steps, traffic, observer)
+    fleet = counting_fleet(experiment, experiment.train.steps, traffic, observer)
     failure = play(fleet, experiment, observer, stop)
     return Outcome(None, fleet.syncer.durable.step, None, fleet.over, failure)
 
@@ -283,7 +285,7 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
       ConfigError: the fleet dies before it has spent its tokens.
     """
     observer = RecordingObserver()
-    fleet = _counting_fleet(experiment, None, traffic, observer)
+    fleet = counting_fleet(experiment, None, traffic, observer)
     tokens, seconds = experiment.train.tokens, experiment.virtual.seconds
     timeout = merge_timeout(experiment, traffic)
     spent = math.inf if tokens is None else tokens
@@ -304,7 +306,7 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     def run(steps: int) -> RecordingObserver:
         """Who has seen a whole run of so many steps."""
         observer = RecordingObserver()
-        fleet = _counting_fleet(experiment, steps, traffic, observer)
+        fleet = counting_fleet(experiment, steps, traffic, observer)
         play(fleet, experiment, observer, threading.Event())
         return observer
 
@@ -332,9 +334,10 @@ def _nearest(budget: float, most: int, spent: Callable[[int], float], within: bo
     return low if low and beyond > 0 and (within or budget - few < beyond) else high
 
 
-def _counting_fleet(
+def counting_fleet(
     experiment: Experiment, total_steps: int | None, traffic: Traffic, observer: Observer
 ) -> Fleet:
+    """The experiment's fleet without arrays; batches count as full."""
     length = task_of(experiment).row_tokens
     return make_fleet(
         experiment,

@@ -138,9 +138,8 @@ class Assembly:
     ) -> GlobalModel:
         """The syncer's model, from these parameters; `fragments`: those of a shard, None: all."""
         e = self.experiment
-        interval = e.sync.interval if e.sync.rebase else None  # else no work is older
-        tokens = step_tokens(e)
-        return GlobalModel(self.layout, parameters, e.outer, e.max_learners, tokens, fragments, interval)
+        of_learners = e.max_learners, step_tokens(e)
+        return GlobalModel(self.layout, parameters, e.outer, *of_learners, fragments, e.sync.rebase)
 
     def decoder(self) -> FragmentDecoder | None:
         """A decoder of updates that travel as differences; None: they travel whole."""

@@ -75,9 +75,12 @@ class Evaluator:
         self._offers: queue.Queue[_Offer | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="evaluator", daemon=True)
         self.failure: str | None = None  # of the latest evaluation that failed
+        self.broken = False  # whether the first one failed
 
-    def start(self) -> None:
-        """Starts the thread."""
+    def start(self, initial: Params | None = None) -> None:
+        """Starts the thread; `initial`: the parameters at step 0, to be evaluated first."""
+        if initial is not None:
+            self._offers.put((0, self._tokens_so_far(), lambda: initial))
         self._thread.start()
 
     def offer(self, step: int, params: Callable[[], Mapping[str, np.ndarray]]) -> None:
@@ -95,13 +98,11 @@ class Evaluator:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def evaluate(self, step: int, params: Params) -> float | None:
-        """Evaluates in the caller's thread and records the result; gives the loss."""
-        return self._evaluations.evaluate(step, self._tokens_so_far(), params)
-
     def _run(self) -> None:
-        while self._evaluated(self._offers.get()):
-            pass  # and until the next offer nothing here keeps the parameters of the last one
+        going_on = self._evaluated(self._offers.get())
+        self.broken = self.failure is not None
+        while going_on:  # and until the next offer nothing here keeps the parameters of the last one
+            going_on = self._evaluated(self._offers.get())
 
     def _evaluated(self, offer: _Offer | None) -> bool:
         """Whether there was an offer, which it has evaluated."""

@@ -110,6 +110,7 @@ class Merging:
                 [pieces for _, pieces in given],
                 [(c.steps, c.tokens) for c, _ in given],
                 [c.learner for c, _ in given],
+                action.interval,
             )
             self._note_guarded(made.notices, action.round)
             seconds = time.monotonic() - begun

@@ -21,11 +21,13 @@ from ddiloco.storage.durable import DurableState
 from ddiloco.storage.tape.recorder import SyncerTape
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, EventDelivery, Pieces
+from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT
 from ddiloco.workers.links import LearnerLink, Links
 from ddiloco.workers.merging import Arrived, Merged, Merging
 from ddiloco.workers.snapshots import Completed, SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
+MAX_WAITING = 20_000  # messages that the thread has yet to take, as when the disk hangs
 MAX_JOINS = 1024  # that are answered after one write to the disk
 _SNAPSHOT_SECONDS = 20.0  # for the snapshot under way to be written, once the run is to be stopped
 _ANSWER_SECONDS = 10.0  # for the thread to say what is merged of a learner
@@ -118,9 +120,18 @@ class SyncerWorker:
         return NOTHING_MERGED if asked.answer.cancel() else asked.answer.result()
 
     @property
-    def waiting(self) -> int:
-        """Number of queued messages."""
-        return self._inbox.qsize()
+    def versions(self) -> tuple[int, ...]:
+        """By fragment, the newest; for other threads."""
+        return self.core.versions
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many messages wait that no more are to be read."""
+        return self._inbox.qsize() > MAX_WAITING
+
+    def boundary_seconds(self, learner: int) -> float:
+        """Seconds that a learner takes for the steps that its devices have at a time; 0.0: not known."""
+        return (STEPS_IN_FLIGHT + 1) * self.core.longest_step([learner])
 
     def last_snapshot_seconds(self) -> float:
         """Remaining seconds of a snapshot in progress after the last step; 0: none."""
@@ -222,7 +233,7 @@ class SyncerWorker:
         self._actor.handle(*taken, now=time.monotonic())
 
     def _take_merged(self, merged: Merged) -> None:
-        measured = {**self._merging.done(merged), "inbox": self.waiting}
+        measured = {**self._merging.done(merged), "inbox": self._inbox.qsize()}
         now = time.monotonic()
         decided = self._actor.merged(merged.event, merged.version, merged.made, measured, now)
         if merged.sha256 is not None:

@@ -93,7 +93,7 @@ class FragmentTransfer:
         tensors = own.of(params)
         if self.keeps_anchors:
             arrays, left, gradient = own.encode(tensors, tuple(anchor), tuple(residual))
-            offer = Offer(arrays, left, gradient, own.sent_shapes)
+            offer = Offer(arrays, left, arrays if own.sends_gradient else gradient, own.sent_shapes)
         else:
             offer = Offer(own.copy(tensors))
         for array in offer.arrays:
@@ -129,9 +129,10 @@ class FragmentTransfer:
         own, update = self._fragments[fragment], self.place(fragment, pieces)
         if not self.rebase:
             return {**params, **own.apply(own.of(params), update, np.float32(mixing))}
-        then = tuple(map(_subtract, anchor, merged)) if merged else tuple(anchor)
-        # One program for both: an update that keeps nothing is rare.
-        return {**params, **own.apply(own.of(params), update, then or update, np.bool_(bool(then)))}
+        # One program for all: an update that keeps nothing, or contains no offer, is rare.
+        kept, flags = (tuple(anchor), tuple(merged)), (np.bool_(bool(anchor)), np.bool_(bool(merged)))
+        given = (arrays or update for arrays in kept)
+        return {**params, **own.apply(own.of(params), update, *given, *flags)}
 
     def whole(self, fragments: Sequence[Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
         """All parameters, on the host, from the pieces of all fragments."""
@@ -149,7 +150,8 @@ class FragmentTransfer:
         else:
             copy = functools.partial(own.copy.trace, tensors)
         scalar = functools.partial(jax.ShapeDtypeStruct, ())
-        rest = (pieces, scalar(np.bool_)) if self.rebase else (scalar(np.float32),)
+        flags = scalar(np.bool_), scalar(np.bool_)
+        rest = (pieces, pieces, *flags) if self.rebase else (scalar(np.float32),)
         return {"copy": copy, "apply": functools.partial(own.apply.trace, tensors, pieces, *rest)}
 
     def compile(self, params: Parameters) -> Parameters:
@@ -159,9 +161,6 @@ class FragmentTransfer:
             self.offer(p, params, zeros, zeros if self.error_feedback else ())
             params = self.apply(p, params, zeros, 1.0, *((zeros, zeros) if self.rebase else ()))
         return params
-
-
-_subtract = jax.jit(jnp.subtract)
 
 
 def placement(layout: FragmentLayout, fragment: int, shardings: Shardings) -> tuple[NamedSharding, ...]:
@@ -199,9 +198,11 @@ class _Fragment:
         self._arrays = tuple(dict.fromkeys(self._homes[name][0] for name in layout.names(p)))
         self.shapes, self.placement = layout.piece_shapes(p), placement(layout, p, shardings)
         self.sent_shapes = tuple(part.shape for part in wire_format(layout, p, codec))
+        self.sends_gradient = rebase and self._codec.exact  # as it is
         left, gradient = (self.placement if kept else () for kept in (error_feedback, rebase))
+        encoded = (gradient, (), ()) if self.sends_gradient else (None, left, gradient)
         self.copy = jax.jit(self._copy, out_shardings=self.placement)
-        self.encode = jax.jit(self._encode, out_shardings=(None, left, gradient))
+        self.encode = jax.jit(self._encode, out_shardings=encoded)
         laid = {name: shardings[name] for name in self._arrays}
         self.apply = jax.jit(self._rebase if rebase else self._mix, donate_argnums=0, out_shardings=laid)
 
@@ -237,6 +238,8 @@ class _Fragment:
         laid = [at if isinstance(at, NamedSharding) and at.mesh.size > 1 else None for at in self.placement]
         pieces = self._take(tensors)
         gradient = tuple(map(jnp.subtract, anchor, pieces)) if self._rebases else ()
+        if self.sends_gradient:
+            return gradient, (), ()
         return *encode(self._codec, pieces, anchor, residual, laid), gradient
 
     def _mix(self, tensors: Parameters, update: Arrays, mixing: jax.Array) -> Parameters:
@@ -247,10 +250,17 @@ class _Fragment:
         )
         return self._put(tensors, mixed)
 
-    def _rebase(self, tensors: Parameters, update: Arrays, offered: Arrays, adds: jax.Array) -> Parameters:
-        own = self._take(tensors)
-        later = tuple(
-            jnp.where(adds, theirs + (ours - then), theirs)  # where, as in `_mix`
-            for ours, theirs, then in zip(own, update, offered, strict=True)
-        )
+    def _rebase(
+        self,
+        tensors: Parameters,
+        update: Arrays,
+        anchor: Arrays,
+        merged: Arrays,
+        adds: jax.Array,
+        contains: jax.Array,
+    ) -> Parameters:
+        later = []
+        for ours, theirs, origin, sent in zip(self._take(tensors), update, anchor, merged, strict=True):
+            then = jnp.where(contains, origin - sent, origin)
+            later.append(jnp.where(adds, theirs + (ours - then), theirs))  # where, as in `_mix`
         return self._put(tensors, later)

@@ -11,7 +11,7 @@ from absl import flags
 from experiments.cli import program
 from experiments.cli.tables import markdown
 
-NAMES = ("learner", "merge", "wire", "donation", "memory", "snapshot", "tape", "schedules")
+NAMES = ("learner", "merge", "donation", "memory", "snapshot", "tape", "schedules")
 NAMES += ("protocol", "guard", "syncer", "hosts", "accelerator")
 _FUNCTIONS = {  # of benchmarks that are not `run` of the module of their name
     "guard": "merge:run_guard",

@@ -94,7 +94,7 @@ def assembly_of(steps: int, quick: bool) -> Assembly:
         config.model.update(num_layers=6, model_dim=256, num_heads=8, num_kv_heads=4, mlp_dim=896)
         config.sync.update(num_fragments=24, interval=24)
     config.train.update(steps=steps, batch_size=4)
-    config.eval.update(every=0, num_batches=1)
+    config.eval.every = None
     return recipes.assembly_of(parse(config))
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ddiloco.arrays.host_memory import aligned_empty
 from ddiloco.run.resources import syncer_needs
 from experiments.bench.measuring import another_process, medians, receive_from, row
 from experiments.bench.syncer_processes import Played, PlayedTraffic, assembly_of, play
-from experiments.bench.wire import receive
 
 SHARDS = (1, 2, 4)
 CODECS = (("int4", "int4"), ("int4", "int8"), ("f32", "f32"))
@@ -143,6 +143,17 @@ def _limits_on(pipe: Connection, core: int, size: int, repetitions: int) -> None
     pipe.send("over")
     moved = {"copy": size, "disk": 2 * size, "socket": size}
     pipe.send({name: moved[name] / seconds[name] / 1e9 for name in candidates})
+
+
+def receive(connection: socket.socket, size: int) -> memoryview:
+    """So many bytes, in memory taken for them."""
+    received = left = memoryview(aligned_empty((size,), np.uint8))
+    while left:
+        count = connection.recv_into(left)
+        if not count:
+            raise ConnectionError("the other end is closed")
+        left = left[count:]
+    return received
 
 
 def write(path: pathlib.Path, buffers: list[np.ndarray], synced: bool) -> None:

@@ -11,7 +11,6 @@ SLOW = (
     "merge",
     "snapshot",
     "learner",
-    "wire",
     "syncer",
     "hosts",
     "memory",

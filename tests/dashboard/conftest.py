@@ -34,6 +34,8 @@ OTHERS = {
     "slow_disk": planted.with_slow_disk,
     "hang": planted.with_hang,
     "missing_host": planted.with_missing_host,
+    "planned": functools.partial(planted.with_plan, bandwidth=[600.0], steps=200),
+    "late_planned": functools.partial(planted.with_plan, latency=[0.0, 0.0, 0.0, 9.0], steps=150),
 }
 
 

@@ -1,6 +1,7 @@
 """Small runs in virtual time with trouble planted in them, as whole jobs that leave their files."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -14,10 +15,16 @@ import numpy as np
 from ddiloco.dashboard.view import RunView
 from ddiloco.goodput.accounting import State
 from ddiloco.run import job
+from ddiloco.run.recipes import assembly_of
+from ddiloco.settings.experiment import parse
 from ddiloco.storage import checkpoints
 from ddiloco.telemetry import monitor, records
+from ddiloco.telemetry.trimming import PLAN
 from ddiloco.virtual.run import RecordingObserver, VirtualRun
 from ddiloco.workers.learner_arrays import TrainingArrays
+from experiments.studies.planning import choices
+from experiments.studies.planning.table import Plan
+from experiments.studies.planning.worth import worth_of
 from tests.virtual_runs import run_job, virtual
 from tests.workbench import POLICIES
 
@@ -43,6 +50,19 @@ def timed(
     groups = {"sync": FLEET | POLICIES.get(algorithm, {}) | (sync or {}), "train": {"steps": steps}}
     experiment = virtual(data_dir, algorithm, virtual=settings, **groups)
     job.run_job(experiment, workdir, threading.Event())
+    return workdir
+
+
+def with_plan(workdir: pathlib.Path, data_dir: str, **fleet: Any) -> pathlib.Path:
+    """A run without arrays, and a plan of it with its own settings and longer intervals."""
+    timed(workdir, data_dir, **fleet)
+    experiment = parse(json.loads((workdir / "config.json").read_text()))
+    fleet_of = choices.of_config(experiment, assembly_of(experiment).layout)
+    own, *others = choices.choices(experiment)
+    longer = [choice for choice in others if choice.interval in (24, 48)]
+    played = choices.play_all(fleet_of, [own, *longer])
+    plan = Plan(experiment, played, None, worth_of(fleet_of, own, played[0].outcome))
+    (workdir / PLAN).write_text(json.dumps(plan.values))
     return workdir
 
 

@@ -33,6 +33,8 @@ PLANTED = {
     "late_offers": [("hardly_merged", 3)],
     "restarts": [("restarts", 2)],
     "far_apart": [("work_lost", None)],
+    "planned": [("interval_too_small", None), ("planned", None)],
+    "late_planned": [("hardly_merged", 3), ("worth", 3)],
     "steady": [],
 }
 
@@ -113,6 +115,20 @@ def test_the_commands_are_those_of_the_program(name, view_of):
     for command in commands:
         verb = command.removeprefix("python -m experiments.control --syncer=HOST:PORT ").split()
         assert verb[0] in VERBS and verb[1].isdecimal() and len(verb) == 2
+
+
+def test_a_plan_whose_settings_are_all_timing_is_a_command_while_the_run_goes_on(view_of):
+    view = as_processes(view_of("planned"))
+    [said] = [one for one in advice(view) if one.rule == "planned"]
+    assert said.commands == () and "outer.codec=int4" in said.what
+    timed = dataclasses.replace(view, plan={**view.plan, "flags": ["--config.sync.interval=24"]})
+    [said] = [one for one in advice(timed) if one.rule == "planned"]
+    assert said.commands == [
+        "python -m experiments.control --syncer=HOST:PORT set sync.interval=24 --reason=plan"
+    ]
+    retimed = {**view.config, "sync": {**view.config["sync"], "interval": 99}}
+    old = dataclasses.replace(view, config=retimed)
+    assert not [one for one in advice(old) if one.rule == "planned"], "of other settings"
 
 
 def test_trouble_comes_before_what_could_be_better(view_of):

@@ -102,6 +102,7 @@ SEEDS = {  # sound bytes, from which others are made
         from_syncer(events.OfferAsked(RoundId(4, 2), 1, 3)),
         from_syncer(events.NotMember(5)),
         from_syncer(events.Rejected(5, "x")),
+        from_syncer(events.TimingSet(12, 2, 1, 0.8, 1.0, "x")),
     ],
     "record": RECORDS,
     "offer": [headed(up_header(RoundId(4, 1), Contribution(3, 5, 1, 0, 4, 4, 9), BYTES), bytes(BYTES))],

@@ -94,8 +94,8 @@ MUTANTS = (
     # Rounds.
     Mutant(
         "rounds: a quorum of K needs K - 1 learners",
-        "if r.counted < self._quorum or",
-        "if r.counted < max(1, self._quorum - 1) or",
+        "if r.counted < self.policy.quorum or",
+        "if r.counted < max(1, self.policy.quorum - 1) or",
         PROTOCOL,
     ),
     Mutant(
@@ -281,8 +281,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: a fragment's next turn comes one step early",
-        "enough and front >= due.step + self._interval",
-        "enough and front + 1 >= due.step + self._interval",
+        "enough and front >= due.step + self.policy.interval",
+        "enough and front + 1 >= due.step + self.policy.interval",
         PROTOCOL,
     ),
     Mutant(
@@ -294,7 +294,7 @@ MUTANTS = (
     # Reports that can be true.
     Mutant(
         "reports: any clock is believed",
-        "return step <= furthest + self._policy.interval",
+        "return step <= furthest + self._interval",
         "return True",
         PROTOCOL,
     ),
@@ -343,13 +343,13 @@ MUTANTS = (
     ),
     Mutant(
         "asking: who misses a round is asked for the same the next time",
-        "m.margin = min(self._policy.interval / 4, m.margin + MISSED)",
+        "m.margin = min(self.policy.interval / 4, m.margin + MISSED)",
         "pass",
         PROTOCOL,
     ),
     Mutant(
         "asking: who misses a round is asked as late the next time",
-        "m.lead = min(self._policy.interval, m.lead + 1)",
+        "m.lead = min(self.policy.interval, m.lead + 1)",
         "pass",
         PROTOCOL,
     ),
@@ -380,7 +380,7 @@ MUTANTS = (
     ),
     Mutant(
         "learner: the band is ignored",
-        "if event.step - self.clock > self.policy.band:",
+        "if event.step - self.clock > self._session_of(p).policy.band:",
         "if event.step > self.clock:",
         PROTOCOL,
     ),

@@ -13,7 +13,7 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, RoundId
 from ddiloco.remote.learner.client import ShardBook, SyncerClient
 from ddiloco.remote.syncer.listening import Listening
-from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.syncer.server import SyncerPort, SyncerServer
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
@@ -114,31 +114,40 @@ class Taken(list):
             super().append(record)
 
 
-class SyncerEnd:
+class SyncerEnd(SyncerPort):
     """A SyncerServer, what it hears, and the links that it makes."""
 
-    def __init__(self, terms=TERMS, security=None, config=CONFIG, address="127.0.0.1:0", opened=True, **more):
+    crowded = False
+
+    def __init__(
+        self,
+        terms=TERMS,
+        security=None,
+        config=CONFIG,
+        address="127.0.0.1:0",
+        opened=True,
+        boundary_seconds=lambda learner: 0.0,
+        **more,
+    ):
         self.heard, self.offers, self.records = queue.SimpleQueue(), queue.SimpleQueue(), []
+        self.boundary_seconds = boundary_seconds
         self.links = {}
         security = security or Security()
         listening = Listening(address, security, config, terms.max_learners)
-        self.server = SyncerServer(
-            terms,
-            security,
-            listening,
-            self._connect,
-            self.heard.put,
-            lambda event, arrays: self.offers.put((event, arrays)),
-            self.records.append,
-            **more,
-        )
+        self.server = SyncerServer(terms, security, listening, self, self.records.append, **more)
         self.port = self.server.start()
         if opened:
             self.server.open()
         self.address = f"localhost:{self.port}"
 
-    def _connect(self, learner, incarnation, link):
+    def connect(self, learner, incarnation, link):
         self.links[learner, incarnation] = link
+
+    def send(self, event):
+        self.heard.put(event)
+
+    def take_offer(self, event, arrays):
+        self.offers.put((event, arrays))
 
     def next(self, kind):
         """The next event, which must be of the kind."""

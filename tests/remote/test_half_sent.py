@@ -113,9 +113,7 @@ def syncer():
     core = SyncerCore(POLICY, 1000)
     worker = SyncerWorker(core, made.model, made.records.append, lambda step, fragments: None)
     listening = Listening("127.0.0.1:0", Security(), CONFIG, BIG_TERMS.max_learners)
-    server = SyncerServer(
-        BIG_TERMS, Security(), listening, worker.connect, worker.send, worker.take_offer, made.records.append
-    )
+    server = SyncerServer(BIG_TERMS, Security(), listening, worker, made.records.append)
     made.address = ("127.0.0.1", server.start())
     server.open()
     worker.start()

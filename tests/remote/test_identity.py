@@ -162,7 +162,7 @@ def test_a_process_that_comes_back_while_its_session_still_ends_is_let_in_and_no
 
 def test_a_session_that_ends_as_a_learner_joins_leaves_no_learner_that_nobody_hears_is_lost():
     syncer = SyncerEnd()
-    connect, ends = syncer.server._connect, []
+    connect, ends = syncer.connect, []
 
     def as_it_ends(learner, incarnation, link):
         ends.append(threading.Thread(target=syncer.server._end, args=(link, "connection lost")))
@@ -170,7 +170,7 @@ def test_a_session_that_ends_as_a_learner_joins_leaves_no_learner_that_nobody_he
         ends[0].join(0.5)  # it may end only once the learner has joined
         connect(learner, incarnation, link)
 
-    syncer.server._connect = as_it_ends
+    syncer.connect = as_it_ends
     with ended(syncer, learner := LearnerEnd(syncer.address)):
         learner.send(events.LearnerJoined(0, 100))
         assert syncer.next(events.LearnerJoined).incarnation == 100
@@ -178,15 +178,14 @@ def test_a_session_that_ends_as_a_learner_joins_leaves_no_learner_that_nobody_he
 
 
 def test_what_learners_say_is_not_read_while_too_much_of_it_waits():
-    crowd = threading.Event()
-    crowd.set()
-    syncer = SyncerEnd(crowded=crowd.is_set)
+    syncer = SyncerEnd()
+    syncer.crowded = True
     with ended(syncer, learner := LearnerEnd(syncer.address)):
         learner.send(events.LearnerJoined(0, 100))
         assert learner.client.accepted.wait(TIMEOUT)
         with pytest.raises(queue.Empty):
             syncer.heard.get(timeout=0.3)
-        crowd.clear()
+        syncer.crowded = False
         assert syncer.next(events.LearnerJoined).incarnation == 100
 
 

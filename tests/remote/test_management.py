@@ -6,7 +6,9 @@ import threading
 import grpc
 import pytest
 
+from ddiloco.config import ConfigError
 from ddiloco.protocol import events
+from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.wire.management import MANAGE, Answer, Command, ask
 from ddiloco.remote.wire.security import Security
@@ -15,6 +17,7 @@ from ddiloco.storage import operator_orders
 from ddiloco.storage.operator_orders import StandingOrders
 from ddiloco.storage.run_mark import RunMarkError
 from ddiloco.workers.exchange import Leave
+from ddiloco.workers.retiming import Retiming
 from tests.remote.ends import TERMS, TIMEOUT, LearnerEnd, SyncerEnd, joined
 
 
@@ -128,6 +131,33 @@ def test_the_run_ends_at_the_word_and_says_who_asked(managed):
     assert line.endswith("asked to stop: the run ends, with everything saved")
 
 
+def test_a_timing_is_checked_sent_to_the_core_and_kept_for_the_next_syncer(tmp_path):
+    sent = []
+
+    def made(**policy):
+        retiming = Retiming(SyncPolicy(num_learners=2, **policy), sent.append)
+        return Management(Security(), TERMS.num_learners, folder=tmp_path, retiming=retiming)
+
+    first = made()
+    refused = first.do(Command("set", settings={"num_fragments": 3}), "here")
+    assert not refused.done and refused.line.startswith("config.sync.num_fragments: cannot change")
+    assert not first.do(Command("set"), "here").done and not sent
+    assert first.do(Command("set", settings={"interval": 12}, reason="links"), "here").done
+    assert first.do(Command("set", settings={"quorum": 2}, reason="more"), "here").done
+    assert [(timing.interval, timing.quorum, timing.reason) for timing in sent] == [
+        (12, 1, "links"),
+        (12, 2, "more"),
+    ]
+    assert first.do(Command("status"), "here").line.endswith("; sync.interval=12, sync.quorum=2")
+    other = made()  # another shard, or the next process
+    assert sent[2:] == [sent[1]]
+    first.do(Command("set", settings={"interval": 6}), "here")
+    other.look()
+    assert [timing.interval for timing in sent[3:]] == [6, 6]
+    with pytest.raises(ConfigError, match=r"^config\.sync\.interval: cannot change during this run"):
+        made(quorum=None, max_run_ahead=0)
+
+
 def test_what_was_asked_outlasts_the_syncer_unless_the_disk_refuses(tmp_path):
     def made():
         return Management(Security(), TERMS.num_learners, folder=tmp_path)
@@ -188,7 +218,16 @@ def test_the_operator_is_no_learner(managed):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"verb": "eval"}', b'{"verb": "drain", "learner": -1}', b"[" * 100_000]
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"verb": "eval"}',
+        b'{"verb": "set", "settings": {"interval": "x"}}',
+        b'{"verb": "drain", "learner": -1}',
+        b"[" * 100_000,
+    ],
 )
 def test_what_is_no_command_is_refused(managed, data):
     with pytest.raises(WireError):

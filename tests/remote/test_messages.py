@@ -48,6 +48,7 @@ NOTICES = st.one_of(
     st.builds(events.OfferAsked, st.builds(RoundId, NUMBER, NUMBER), NUMBER, NUMBER),
     st.builds(events.NotMember, NUMBER),
     st.builds(events.Rejected, NUMBER, REASON),
+    st.builds(events.TimingSet, *[NUMBER] * 3, *[st.floats(0, 1)] * 2, REASON),
 )
 TIME = st.floats(0, 1e10)
 RECORDS = st.one_of(

@@ -84,7 +84,8 @@ def test_notices_and_the_word_to_leave_arrive(ends):
     syncer, learner = ends
     link = joined(syncer, learner)
     asked_for = events.OfferAsked(RoundId(4, 1), 3, 2)
-    for event in (events.ClockSet(7), asked_for, events.NotMember(100), events.Rejected(100, "a newer one")):
+    timing, replaced = events.TimingSet(12, 2, 0, 0.5, 1.0, "why"), events.Rejected(100, "a newer one")
+    for event in (events.ClockSet(7), asked_for, timing, events.NotMember(100), replaced):
         link.deliver(EventDelivery(event))
         assert learner.next(EventDelivery).event == event
     link.deliver(Leave())

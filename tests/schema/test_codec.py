@@ -20,6 +20,7 @@ NUMBER = st.integers(-(2**63), 2**63 - 1)
 STRATEGIES = {
     "int": NUMBER,
     "bool": st.booleans(),
+    "float": st.floats(allow_nan=False),
     "str": st.text(max_size=20),
     "tuple[int, ...]": st.lists(NUMBER, max_size=5).map(tuple),
     "int | None": NUMBER,

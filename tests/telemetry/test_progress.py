@@ -51,6 +51,12 @@ def test_a_glance_has_what_matters_most_first(state):
     )
 
 
+def test_a_timing_that_was_set_is_shown_with_its_reason(state):
+    values = {"step": 300, "interval": 12, "quorum": 1, "reason": "plan"}
+    state.apply(Noted("timing_set", values, 700.0))
+    assert "  merged 91%  H 12 (plan)  quorum 3" in "  ".join(glance(state, paced(), 725.0))
+
+
 def test_what_was_measured_of_steps_is_shown(state):
     measured = {"step_seconds": 0.1234, "data_wait_seconds": 0.0005, "mfu": 0.4321, "peak_bytes/0": 3 << 29}
     state.apply(step(0, 401, 721.0, **measured))

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from ddiloco.models.captioner import CaptionerConfig
 from ddiloco.models.vit import ViTConfig
-from ddiloco.training.inner_optimizer import InnerConfig, decay_mask, learning_rate_at, make_inner_optimizer
+from ddiloco.training.inner_optimizer import (
+    InnerConfig,
+    clip_factor,
+    decay_mask,
+    learning_rate_at,
+    make_inner_optimizer,
+)
 from ddiloco.training.parameters import abstract_parameters
 from tests.training.batches import TINY
 
@@ -109,8 +115,9 @@ def test_ten_steps_are_the_float64_adamw():
     first, second = np.zeros((3, 4)), np.zeros((3, 4))
     for clock in range(10):
         gradient = rng.normal(size=(3, 4))
+        clipped = gradient * clip_factor(config, np.linalg.norm(gradient))
         updates, state = optimizer.update(
-            {"head/kernel": jnp.asarray(gradient, jnp.float32)},
+            {"head/kernel": jnp.asarray(clipped, jnp.float32)},
             state,
             params,
             rate=learning_rate_at(config, 12, clock),

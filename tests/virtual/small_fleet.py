@@ -70,7 +70,7 @@ class LeavingOut(CountingSyncer):
         super().__init__(Traffic(*[tuple(sizes)] * 3))
         self._learners = learners
 
-    def merge(self, fragment, given):
+    def merge(self, fragment, given, interval):
         left_out = tuple(c.learner for c, _ in given if c.learner in self._learners)
         return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
 

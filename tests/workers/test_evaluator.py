@@ -32,9 +32,9 @@ class Scoring:
 
 @pytest.fixture
 def made():
-    def make(score, every=10):
+    def make(score, every=10, initial=None):
         evaluator = Evaluator(score, every, lambda: 77, taken.append)
-        evaluator.start()
+        evaluator.start(initial)
         return evaluator, taken
 
     taken = []
@@ -109,10 +109,24 @@ def test_an_evaluation_that_fails_is_kept_and_the_next_is_scored(made):
     assert [record.step for record in taken] == [20]
 
 
-def test_the_callers_own_thread_may_evaluate(made):
+@pytest.mark.parametrize("every", [10, 0])
+def test_initial_parameters_are_scored_first_however_often_others_are(made, every):
     score = Scoring()
     score.go_on.set()
-    evaluator, taken = made(score)
-    assert evaluator.evaluate(3, {"step": 3}) == 3.0
-    assert [(type(record), record.statistics) for record in taken] == [(Evaluated, {"accuracy": 0.5})]
+    evaluator, taken = made(score, every, {"step": 0})
+    assert score.started.acquire(timeout=30)
+    offer(evaluator, 10)
+    assert evaluator.stop(30)
+    assert [record.step for record in taken] == ([0, 10] if every else [0])
+    assert taken[0] == Evaluated(0, 77, taken[0].time, 0.0, {"accuracy": 0.5})
+    assert not evaluator.broken
+
+
+def test_a_first_evaluation_that_fails_is_known_at_once(made):
+    score = Scoring(failing={0})
+    evaluator, taken = made(score, initial={"step": 0})
+    assert not evaluator.broken
+    score.go_on.set()
+    until(lambda: evaluator.broken, "the failure")
+    assert evaluator.failure == "at step 0: ValueError: no device" and not taken
     assert evaluator.stop(30)

@@ -1,4 +1,4 @@
-"""Makes the syncer do what an operator asks: drain, evict or add learners, snapshot, stop."""
+"""Makes the syncer do what an operator asks: drain, evict or add learners, set timing, snapshot, stop."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 
 import grpc
 
+from ddiloco.config import ConfigError
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire.management import Answer, Command
 from ddiloco.remote.wire.security import OPERATOR, Security
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage import operator_orders
-from ddiloco.storage.operator_orders import StandingOrders
+from ddiloco.storage.operator_orders import StandingOrders, shown_timing
 from ddiloco.storage.run_mark import RunMarkError
 from ddiloco.telemetry.records import reason
 from ddiloco.workers.exchange import Leave
+from ddiloco.workers.retiming import Retiming
 
 _EVICTED = 1000  # orders to drop a learner that are remembered
 
@@ -41,14 +43,16 @@ class Management:
         folder: pathlib.Path | None = None,
         shard: int = 0,
         shards: Callable[[], Sequence[str]] = tuple,
+        retiming: Retiming | None = None,
     ) -> None:
         """`log` is called with a line on each command; learner numbers are below `max_learners`.
 
         `step`: the global one. `take_snapshot`: requests one; False if none are taken at all. `folder`: the
         syncer's, with earlier orders. `shard`: number of this one; the first revokes a stop when it resumes
-        the run. `shards`: HOST:PORT of all of them.
+        the run. `shards`: HOST:PORT of all of them. `retiming` follows the ordered timing, from now on.
 
         Raises:
+          ConfigError: the run cannot have the timing that was ordered.
           RunMarkError: the earlier orders cannot be read.
         """
         self._security, self._max_learners = security, max_learners
@@ -56,10 +60,12 @@ class Management:
         self._lock = threading.Lock()  # of the orders
         self._keeping = threading.Lock()  # while it is written; draining must not wait for a disk
         self._folder = folder
-        self._shards = shards
+        self._shards, self._retiming = shards, retiming
         self._sessions: Callable[[], Sequence[Session]] = tuple
         self._end: Callable[[Session, str], None] = lambda session, reason: None
         self._orders = StandingOrders() if folder is None else operator_orders.load(folder)
+        if retiming is not None:
+            retiming.follow(self._orders)
         if shard and self._orders.stopped:
             stop()
         elif not shard and (kept := self._keep(lambda orders: orders._replace(stopped=False, failure=None))):
@@ -108,6 +114,10 @@ class Management:
                 return Answer(True, f"learner {learner} ends after its step{kept}", {"learner": learner})
             case Command("evict", int(learner)) if learner < self._max_learners:
                 return self._evict(learner)
+            case Command("set", settings=settings) if settings and self._retiming is not None:
+                return self._set(self._retiming, command)
+            case Command("set"):
+                return Answer(False, "no settings are given, or none can change")
             case Command("add", learner) if learner is None or learner < self._max_learners:
                 return self._add(learner)
         return Answer(
@@ -122,7 +132,7 @@ class Management:
         """Obeys the present orders, of any shard; reads an invalid file again later."""
         if self._folder is not None and self._keeping.acquire(blocking=False):
             try:
-                with contextlib.suppress(RunMarkError):
+                with contextlib.suppress(RunMarkError, ConfigError):
                     self._obey(operator_orders.load(self._folder))
             finally:
                 self._keeping.release()
@@ -144,6 +154,8 @@ class Management:
             before, self._orders = self._orders, orders
         if orders.stopped and not before.stopped:
             self._stop()
+        if self._retiming is not None:
+            self._retiming.follow(orders)
         leaving = set(orders.drained) - set(before.drained)
         dropped = {m for m in orders.evicted if orders.evicted.count(m) > before.evicted.count(m)}
         for session in self._sessions():
@@ -151,6 +163,15 @@ class Management:
                 session.deliver(Leave())
             if session.learner in dropped:
                 self._end(session, "evicted")
+
+    def _set(self, retiming: Retiming, command: Command) -> Answer:
+        """Changes settings of config.sync for all shards."""
+        try:
+            retiming.check({**self._orders.timing, **command.settings})
+        except ConfigError as error:
+            return Answer(False, str(error))
+        kept = self._keep(lambda orders: orders.set_timing(command.settings, command.reason))
+        return Answer(True, f"from now on {shown_timing(command.settings)}{kept}")
 
     def _evict(self, learner: int) -> Answer:
         """Drops the connection of a learner that may hang; its next process is a new one."""
@@ -175,12 +196,12 @@ class Management:
     def _status(self) -> Answer:
         present = sorted(session.learner for session in self._sessions())
         with self._lock:
-            drained = sorted(self._orders.drained)
+            drained, timing = sorted(self._orders.drained), self._orders.timing
         facts: dict[str, Any] = {"step": self._step(), "present": present, "drained": drained}
         facts["num_learners"] = self._max_learners
         facts["shards"] = list(self._shards())
         named = ", ".join(map(str, present)) or "none"
         retired = f"; drained: {', '.join(map(str, drained))}" if drained else ""
-        return Answer(
-            True, f"step {facts['step']}; learners: {named} of {self._max_learners}{retired}", facts
-        )
+        timed = f"; {shown_timing(timing)}" if timing else ""
+        line = f"step {facts['step']}; learners: {named} of {self._max_learners}{retired}{timed}"
+        return Answer(True, line, facts)

@@ -21,7 +21,7 @@ from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.scoring import LastScore, Scoring
-from ddiloco.remote.syncer.server import SyncerServer
+from ddiloco.remote.syncer.server import OverSyncer, SyncerServer
 from ddiloco.remote.syncer.shard_records import RecordsLink
 from ddiloco.remote.syncer.shards import Shards
 from ddiloco.remote.wire.compatibility import terms_of
@@ -37,7 +37,7 @@ from ddiloco.training import memory
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.durable_start import durable_start
 from ddiloco.workers.exchange import Pieces
-from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT
+from ddiloco.workers.retiming import Retiming
 from ddiloco.workers.run_result import Outcome
 from ddiloco.workers.snapshots import SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_worker import SyncerWorker
@@ -45,7 +45,6 @@ from ddiloco.workers.tapes import Tapes
 
 _LEAVE_SECONDS = 60.0  # for learners to say goodbye, and for threads to end
 LEARNER_COPIES = 5  # of the parameters in a checkpoint, at most: with what optimizers and codecs keep
-_MAX_WAITING = 20_000  # messages that the syncer's thread has yet to take, as when the disk hangs
 _SUMMARY_SECONDS = 10.0  # for the summary to be written
 _RECORDS_SECONDS = 10.0  # for the last records to be sent to the first shard
 _OTHERS_SECONDS = 20.0  # for other shards to end after this one has
@@ -105,22 +104,17 @@ class SyncerRun:
             durable.folder,
             shard,
             lambda: self._shards.addresses,
+            Retiming(e.sync, self._syncer.send),
         )
         self._management = management
         self._server = SyncerServer(
             terms_of(e, assembly.layout),
             security,
             listening,
-            self._syncer.connect,
-            self._syncer.send,
-            self._syncer.take_offer,
+            self._syncer,
             record,
             durable.run,
             management,
-            lambda learner: (STEPS_IN_FLIGHT + 1) * self._syncer.core.longest_step([learner]),
-            lambda: self._syncer.waiting > _MAX_WAITING,
-            self._syncer.furthest,
-            lambda: self._syncer.core.versions,
             shard,
         )
         self._server.know(core.state().incarnations)
@@ -404,8 +398,8 @@ def announce_end(
     if mark is None:  # removed since: learners of another run could not be recognised
         return
 
-    terms, ignore = terms_of(e, assembly.layout), lambda *told: None
-    server = SyncerServer(terms, security, listening, ignore, ignore, ignore, ignore, run=mark.run)
+    of_run = terms_of(e, assembly.layout), security, listening
+    server = SyncerServer(*of_run, OverSyncer(), lambda record: None, mark.run)
     server.away |= set(range(e.max_learners))
     server.start()
     server.stop(_LEAVE_SECONDS, reconnect_timeout=e.remote.longest_backoff)

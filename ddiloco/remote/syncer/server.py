@@ -7,14 +7,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import grpc
+import numpy as np
 
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.remote.syncer.admission import FURTHEST, LEAP, Admission
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
-from ddiloco.remote.syncer.fragment_calls import FragmentCalls, TakeOffer, drop
+from ddiloco.remote.syncer.fragment_calls import FragmentCalls, drop
 from ddiloco.remote.syncer.listening import Listening
 from ddiloco.remote.syncer.management import Management
 from ddiloco.remote.syncer.record_receiver import RecordIntake
@@ -34,6 +36,41 @@ JOINING = 2.0  # seconds from a learner's connection to its join, if it has join
 REJOINS = 64  # of a learner at once, that a second each brings back; each is a write to the disk
 
 
+class SyncerPort(Protocol):
+    """A shard as its server reaches it, from any thread: a SyncerWorker."""
+
+    def connect(self, learner: int, incarnation: int, link: LearnerLink) -> None:
+        """Sets how to reach a learner, before its first event."""
+
+    def send(self, event: events.SyncerEvent | CheckpointWritten) -> None:
+        """Takes an event; never waits."""
+
+    def take_offer(self, event: events.FragmentArrived, arrays: Sequence[np.ndarray]) -> None:
+        """Takes a fragment, encoded."""
+
+    def furthest(self, learner: int) -> Watermark:
+        """Of the learner's work, the furthest that is merged, or may be yet."""
+        return NOTHING_MERGED
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """By fragment, the newest."""
+        return ()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many messages wait that no more are to be read."""
+        return False
+
+    def boundary_seconds(self, learner: int) -> float:
+        """Seconds that a learner takes for the steps that its devices have at a time; 0.0: not known."""
+        return 0.0
+
+
+class OverSyncer(SyncerPort):
+    """A shard of a run that is over."""
+
+
 class SyncerServer:
     """Listens for learners; every connection is a session, and a session is their link.
 
@@ -45,32 +82,18 @@ class SyncerServer:
         terms: Terms,
         security: Security,
         listening: Listening,
-        connect: Callable[[int, int, LearnerLink], None],
-        send: Callable[[events.SyncerEvent | CheckpointWritten], None],
-        take_offer: TakeOffer,
+        syncer: SyncerPort,
         record: Callable[[object], None],
         run: str = "",
         management: Management | None = None,
-        boundary_seconds: Callable[[int], float] = lambda learner: 0.0,
-        crowded: Callable[[], bool] = lambda: False,
-        furthest: Callable[[int], Watermark] = lambda learner: NOTHING_MERGED,
-        versions: Callable[[], Sequence[int]] = tuple,
         shard: int = 0,
     ) -> None:
-        """`connect`, `send` and `take_offer`: as those of a SyncerWorker.
-
-        `run`: its id. `management`: answers an operator. `boundary_seconds`: that a learner takes for the
-        steps that its devices have at a time; 0.0: not known. `crowded`: whether so much of what learners
-        said waits that no more of it is read. `furthest`: of a learner's work, what is merged, or may be.
-        `versions`: of the fragments. `shard`: which of the syncer's processes this is.
-        """
+        """`run`: its id. `management`: answers an operator. `shard`: which of S it is."""
         self._fragments = terms.fragments(shard)
         self._addresses: Sequence[str] = ()  # of all shards
-        self._crowded, self._furthest, self._versions = crowded, furthest, versions
-        self._boundary_seconds = boundary_seconds
         self.intake = RecordIntake((lambda told: None) if shard else record)  # learners' go to the first
         self._terms, self._security = terms, security
-        self._connect, self._send, self._record = connect, send, record
+        self._syncer, self._record = syncer, record
         self._listening, self._run = listening, run
         self._peers_token = secrets.token_hex(16)
         self._admission = Admission(terms, run, shard)
@@ -84,7 +107,7 @@ class SyncerServer:
         self._newest_incarnation: dict[int, int] = {}
         self._newest = NewestFragments()
         self._changed = threading.Condition(self._lock)  # of the two above
-        self._calls = FragmentCalls(terms, self._find, send, take_offer, record, shard)
+        self._calls = FragmentCalls(terms, self._find, syncer.send, syncer.take_offer, record, shard)
         self._management = management or Management(security, terms.max_learners)
         self._management.attach(self._all_sessions, self._end)
         self._handlers = {
@@ -207,7 +230,7 @@ class SyncerServer:
             others = [s for s in self._sessions.values() if s.learner != own and s.may_give]
         others.sort(key=lambda s: ((s.learner - own) % self._terms.max_learners, -s.process))
         # Of the fastest, so that a learner that claims to be slow delays no other.
-        seconds = min(filter(None, (self._boundary_seconds(s.learner) for s in others)), default=0.0)
+        seconds = min(filter(None, (self._syncer.boundary_seconds(s.learner) for s in others)), default=0.0)
         return pb.Peers(addresses=[s.donor for s in others], boundary_seconds=seconds)
 
     # Sessions.
@@ -230,7 +253,7 @@ class SyncerServer:
             self._calls.count(None, error)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         # For a process that goes on with its state; what is merged later the core finds as it joins.
-        furthest = NOTHING_MERGED if message.hello.session else self._furthest(message.hello.learner)
+        furthest = NOTHING_MERGED if message.hello.session else self._syncer.furthest(message.hello.learner)
         with self._coming_and_going:
             return self._admitted(message.hello, furthest, context)
 
@@ -263,7 +286,7 @@ class SyncerServer:
             run=self._run,
             peers_token=self._peers_token,
             furthest=dataclasses.asdict(furthest),
-            versions=self._versions(),
+            versions=self._syncer.versions,
         )
         session.say(pb.ToLearner(accepted=accepted))
         with self._lock:
@@ -302,7 +325,7 @@ class SyncerServer:
             time.sleep(0.05)
 
     def _has_turn(self, session: Session, cost: int) -> bool:
-        return not self._crowded() and self._messages.take(session.learner, time.monotonic(), cost)
+        return not self._syncer.crowded and self._messages.take(session.learner, time.monotonic(), cost)
 
     def _hear_message(self, session: Session, message: pb.FromLearner) -> bool:
         """Passes on a learner's message; returns whether it was the last one."""
@@ -315,14 +338,14 @@ class SyncerServer:
                 m = message.checkpoint_written
                 versions = () if m.problem else tuple(by_fragment(m.versions, self._terms.num_fragments))
                 problem = m.problem[:MAX_REASON_LENGTH]
-                self._send(CheckpointWritten(session.learner, m.snapshot, versions, problem))
+                self._syncer.send(CheckpointWritten(session.learner, m.snapshot, versions, problem))
             case _:
                 self._hear_event(session, learner_event(message, session.learner, len(self._fragments)))
         return False
 
     def _hear_event(self, session: Session, event: events.SyncerEvent) -> None:
         if isinstance(event, events.OfferFailed):
-            self._send(event)
+            self._syncer.send(event)
             return
         report = event.report if isinstance(event, events.StepReported) else event
         # At another shard the number may have become as large as that of any process.
@@ -335,12 +358,12 @@ class SyncerServer:
             with self._coming_and_going:
                 if not session.over:  # else the loss of this incarnation would go unnoticed
                     self._begins(session, report.incarnation)
-                    self._send(event)
+                    self._syncer.send(event)
             return
-        self._send(event)
+        self._syncer.send(event)
 
     def _begins(self, session: Session, incarnation: int) -> None:
-        self._connect(session.learner, incarnation, session)
+        self._syncer.connect(session.learner, incarnation, session)
         session.incarnation = incarnation
         session.newest_incarnation = max(session.newest_incarnation, incarnation)
         with self._lock:
@@ -366,7 +389,7 @@ class SyncerServer:
                 self.away.add(session.learner)
             self._changed.notify_all()
         if session.incarnation:
-            self._send(events.LearnerLost(session.learner, session.incarnation, reason))
+            self._syncer.send(events.LearnerLost(session.learner, session.incarnation, reason))
 
     def _alarm(self, sentence: str) -> None:
         self._record(records.Alarm(sentence, time.time()))

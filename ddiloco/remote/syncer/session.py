@@ -76,7 +76,7 @@ class Session:
                         self._asked[event.round.fragment, host].append(event.round)
                 self.say(from_syncer(event))
             case EventDelivery(event):
-                self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet))
+                self.say(from_syncer(event), replaces=isinstance(event, events.ClockSet | events.TimingSet))
             case CheckpointAsked(number):
                 self.say(pb.ToLearner(checkpoint_asked=number))
             case Leave():

@@ -20,7 +20,9 @@ MAX_POSITION_LENGTH = 768 << 10  # characters
 
 R = TypeVar("R")
 
-SyncerNotice = events.ClockSet | events.OfferAsked | events.NotMember | events.Rejected
+SyncerNotice = events.ClockSet | events.TimingSet | events.OfferAsked | events.NotMember | events.Rejected
+
+_NOTICES = ("clock_set", "timing_set", "offer_asked", "not_member", "rejected")
 
 
 def from_learner(event: events.FromLearner | events.OfferFailed) -> pb.FromLearner:
@@ -65,7 +67,7 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     Raises:
       WireError: the message is not such an event, or has impossible numbers.
     """
-    if message.event.WhichOneof("kind") not in ("clock_set", "offer_asked", "not_member", "rejected"):
+    if message.event.WhichOneof("kind") not in _NOTICES:
         raise _unexpected(message)
     return _short(codec.told_by(message.event))
 
@@ -112,7 +114,7 @@ def by_fragment(rows: Sequence[R], num_fragments: int) -> Sequence[R]:
 
 def _short(event: Any) -> Any:
     """The event, its reason (if any) cut to the length that is sent."""
-    if isinstance(event, events.LearnerLost | events.OfferFailed | events.Rejected):
+    if isinstance(event, events.LearnerLost | events.OfferFailed | events.Rejected | events.TimingSet):
         return dataclasses.replace(event, reason=event.reason[:MAX_REASON_LENGTH])
     return event
 

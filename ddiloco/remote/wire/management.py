@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.remote.wire import validation as wire
@@ -11,15 +12,22 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
 
 MANAGE = "/ddiloco.wire.Syncer/Manage"
-VERBS = ("status", "drain", "evict", "add", "snapshot", "stop")
+VERBS = ("status", "drain", "evict", "add", "set", "snapshot", "stop")
+
+_SETTING = int | float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One of VERBS; `learner`: which one is meant, None where the verb is of no one learner."""
+    """One of VERBS; `learner`: which one is meant, None where the verb is of no one learner.
+
+    `settings`: of config.sync, by name, to be set, for this `reason`.
+    """
 
     verb: str
     learner: int | None = None
+    settings: Mapping[str, int | float | None] = dataclasses.field(default_factory=dict)
+    reason: str = ""
 
     def __bytes__(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -30,9 +38,11 @@ class Command:
         values = _read(data)
         verb, learner = values.get("verb"), values.get("learner")
         whole = isinstance(learner, int) and not isinstance(learner, bool) and 0 <= learner <= wire.LARGEST
-        if verb not in VERBS or not (learner is None or whole):
+        settings, reason = values.get("settings", {}), values.get("reason", "")
+        plain = isinstance(settings, dict) and all(isinstance(v, _SETTING) for v in settings.values())
+        if verb not in VERBS or not (learner is None or whole) or not plain or not isinstance(reason, str):
             raise WireError("malformed message", "no command")
-        return cls(verb, learner)
+        return cls(verb, learner, settings, reason[: wire.MAX_TEXT])
 
 
 @dataclasses.dataclass(frozen=True)

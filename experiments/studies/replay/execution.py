@@ -201,7 +201,7 @@ class Replay:
         given = [self._model.decode(p, self._things[key].on_host()) for _, key in work.given]
         self._model.guard = self._guards[id(actor)]
         counts, learners = [(c.steps, c.tokens) for c, _ in work.given], [c.learner for c, _ in work.given]
-        made = self._model.merge(p, given, counts, learners)
+        made = self._model.merge(p, given, counts, learners, work.interval)
         self._merges += 1
         if self._until is not None:
             self._until.discard((id(actor), work.number))

@@ -354,7 +354,8 @@ class _SyncerProcess(_Process, SyncerDriver):
             anew = {"incarnation": c.incarnation, "step": c.step, "version": c.version, "lineage": c.lineage}
             if sent is None or dataclasses.replace(sent, **anew) != c:
                 raise TapeError(f"{self.tape.path}: {offer} was merged, but is on no tape of that learner")
-        begun = MergeWork(self.entry, next(self._numbers), merge.round, merge.version, tuple(given))
+        of_round = merge.round, merge.version, tuple(given)
+        begun = MergeWork(self.entry, next(self._numbers), *of_round, interval=merge.interval)
         self._begun[merge.round.fragment] = begun
 
     def record(self, name: str, values: Mapping[str, Any]) -> None:

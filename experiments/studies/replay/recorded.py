@@ -25,6 +25,14 @@ class RecordedRun:
     plan: ReplayPlan
 
 
+def experiment_of(workdir: str) -> Experiment:
+    """The settings of the run in the folder; raises UsageError if there is none, or TapeError."""
+    folder = pathlib.Path(workdir)
+    if not (folder / "config.json").exists():
+        raise program.UsageError(f"workdir: {folder}: there is no run in it")
+    return recorded_experiment(folder)
+
+
 @contextlib.contextmanager
 def recorded(workdir: str) -> Iterator[RecordedRun]:
     """The run in the folder; warns of what its tapes lack.
@@ -35,10 +43,8 @@ def recorded(workdir: str) -> Iterator[RecordedRun]:
       UsageError: there is no run in the folder.
     """
     folder = pathlib.Path(workdir)
-    if not (folder / "config.json").exists():
-        raise program.UsageError(f"workdir: {folder}: there is no run in it")
     try:
-        experiment = recorded_experiment(folder)
+        experiment = experiment_of(workdir)
         tapes = read_run(folder)
         for warning in tapes.warnings:
             print(f"warning: {warning}", file=sys.stderr)

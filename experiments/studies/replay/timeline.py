@@ -218,6 +218,8 @@ def _happened(content: Any) -> str:
             return f"step started, {tokens} tokens"
         case events.StepFinished():
             return "step finished"
+        case events.TimingSet(interval=h, overlap=tau, quorum=k):
+            return f"timing: H = {h}, tau = {tau}, K = {k or 'all'}"
         case events.ClockSet(step=step):
             return f"is asked to set its clock to step {step}"
         case events.OfferAsked(round=r, clock=clock):
@@ -278,6 +280,8 @@ def _followed(decided: Sequence[Any]) -> str:
                 phrases.append(f"welcomes {m}")
             case actions.Send(receivers, events.OfferAsked(r)):
                 phrases.append(f"asks {_listed([m for m, _ in receivers])} for fragment {r.fragment}")
+            case actions.Send(receivers, events.TimingSet()):
+                phrases.append(f"sends the timing to {len(receivers)}")
             case actions.Send(_, events.ClockSet(step)):
                 phrases.append(f"sets the clocks of laggards to step {step}")
             case actions.Drop(reason=reason):

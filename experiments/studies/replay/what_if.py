@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ddiloco.outer.encoding import Traffic
@@ -22,15 +24,18 @@ from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
-from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer, Observer
+from ddiloco.telemetry import records
+from ddiloco.virtual.array_ports import CountingLearner, CountingSyncer
 from ddiloco.virtual.availability import Change
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
+from ddiloco.virtual.run import RecordingObserver
 from experiments.cli import program
 from experiments.cli.tables import markdown
+from experiments.studies.replay.outcomes import FleetOutcome, outcome_of
 from experiments.studies.replay.recorded import RecordedRun
-from experiments.studies.replay.works import Actor, Handled, Recorded, ReplayPlan
+from experiments.studies.replay.works import Actor, Handled, ReplayPlan
 
 _LONGEST = 20.0  # times as long as the run took, after which another policy's ends
 
@@ -39,28 +44,14 @@ _LONGEST = 20.0  # times as long as the run took, after which another policy's e
 class Delays:
     """Seconds that things took in the run: offers and merges by the median, updates at their quickest tenth.
 
-    An offer takes from the report of its step to its arrival. What lies between the merge's end and the step
-    boundary at which a learner applies the update is for the most part the wait for that boundary.
+    An offer takes from the report of its step, or the arrival of the learner's offer before, to its arrival.
+    What lies between the merge's end and the step boundary at which a learner applies the update is for the
+    most part the wait for that boundary.
     """
 
-    offer: float
+    offers: Mapping[int, float]  # by learner, for each byte
     merge: float
-    update: float
-
-
-@dataclasses.dataclass(frozen=True)
-class WhatIfOutcome:
-    """What the rounds of a run come to."""
-
-    merged: int  # rounds that were merged; `skipped` and `abandoned` were not
-    skipped: int  # as the syncer was too late
-    abandoned: int  # at the end, without their quorum
-    contributions: float  # in a merge, on average
-    tokens: int  # that were merged
-    quorum_seconds: float  # from the opening of a round to its quorum, on average
-    grace_seconds: float  # that windows were open, likewise
-    sync_seconds: float  # from the merge's begin to the broadcast, likewise
-    seconds: float  # from the first event to the last merge
+    updates: Mapping[int, float]  # by learner
 
 
 class TakenStep(NamedTuple):
@@ -107,9 +98,9 @@ class _Learner(CountingLearner):
 class _Syncer(CountingSyncer):
     """Leaves out whose offers the guard left out in the run, merge by merge of each fragment."""
 
-    def __init__(self, plan: ReplayPlan) -> None:
-        nothing = (0,) * len(plan.begins)
-        super().__init__(Traffic(nothing, (1,) * len(nothing), nothing))
+    def __init__(self, plan: ReplayPlan, sizes: Traffic) -> None:
+        nothing = (0,) * len(plan.begins)  # updates take their latency
+        super().__init__(sizes._replace(version=nothing, difference=nothing))
         self._left_out: dict[int, collections.deque[tuple[int, ...]]] = collections.defaultdict(
             collections.deque
         )
@@ -117,57 +108,89 @@ class _Syncer(CountingSyncer):
             if isinstance(content, events.MergeFinished):
                 self._left_out[content.round.fragment].append(content.left_out)
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Any]]) -> NextVersion:
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Any]], interval: int | None
+    ) -> NextVersion:
         merges = self._left_out[fragment]
         suspects = merges.popleft() if merges else ()
         left_out = tuple(c.learner for c, _ in given if c.learner in suspects)
         return NextVersion((), {}, left_out, empty=bool(given) and len(left_out) == len(given))
 
 
-class _Rounds(Observer):
-    """Keeps the syncer's records."""
+class RecordedFleet:
+    """The learners, links and merges of a recorded run, as a simulated fleet under any policy."""
 
-    def __init__(self) -> None:
-        self.records: list[Recorded] = []
+    def __init__(self, plan: ReplayPlan, sizes: Traffic | None = None, steps: int | None = None) -> None:
+        """`sizes`: of fragments in the run; None: all alike. `steps`: of a learner, the last; None: all."""
+        self._plan = plan
+        nothing = (0,) * len(plan.begins)
+        self.sizes = sizes or Traffic(nothing, (1,) * len(nothing), nothing)
+        self._took = delays(plan, self.sizes)
+        taken: dict[int, list[TakenStep]] = collections.defaultdict(list)
+        for actor in plan.learners:
+            taken[actor.tape.header.learner] += steps_of(actor)
+        self._first, self._last = _span(plan)
+        most = max(map(len, taken.values()), default=0)
+        self._begun = _begun(plan)
+        if steps is not None and steps < most:  # as if the run had begun later
+            self._first = self._last - (self._last - self._first) * steps / most
+            taken = {m: of_it[-math.ceil(len(of_it) * steps / most) :] for m, of_it in taken.items()}
+            self._begun = SyncerState.initial(len(nothing))
+        self._taken = {m: of_it for m, of_it in taken.items() if of_it}
+        ends = any(isinstance(a, actions.Finish) for entry in _entries(plan) for a in entry.decided)
+        self._until = (self._last - self._first) * (_LONGEST if ends else 1.0)
 
-    def noted(self, name: str, values: Mapping[str, Any], now: float) -> None:
-        self.records.append(Recorded(now, name, values))
+    @property
+    def learners(self) -> list[int]:
+        """Those that took a step."""
+        return sorted(self._taken)
+
+    def play(
+        self,
+        policy: SyncPolicy,
+        total_steps: int | None,
+        sizes: Traffic | None = None,
+        without: Collection[int] = (),
+        faster: Mapping[int, float] = MappingProxyType({}),
+    ) -> FleetOutcome:
+        """What the rounds come to under a policy of the same fragments.
+
+        `sizes`: of fragments in another codec. `without`: learners that are left out. `faster`: by learner,
+        the factor on the bandwidth of its link, as if its offers were so much smaller.
+        """
+        learners = {m: _Learner(steps) for m, steps in self._taken.items() if m not in without}
+        rng = random.Random(0)  # of which these links ask nothing
+
+        def place(m: int, learner: _Learner) -> VirtualPlace:
+            seconds = self._took.offers.get(m, 0.0) / faster.get(m, 1.0)
+            up = LinkQuality(bandwidth=1 / seconds if seconds else None)
+            down = LinkQuality(latency=self._took.updates.get(m, 0.0))
+            return VirtualPlace(learner.seconds, Link(up, rng), Link(down, rng))
+
+        recorded: list[Any] = []
+        fleet = Fleet(
+            policy,
+            total_steps,
+            {m: place(m, learner) for m, learner in learners.items()},
+            learners.__getitem__,
+            _Syncer(self._plan, sizes or self.sizes),
+            takes=Durations(lambda: self._took.merge),
+            observer=RecordingObserver(recorded.append),
+            shards=self._plan.first.header.shards,
+        )
+        for syncer in fleet.syncers:
+            syncer.crash()
+            syncer.durable = self._begun
+            syncer.restart()
+        changes = _changes(self._plan, self._first)
+        fleet.schedule(change for change in changes if change.learner in learners)
+        fleet.run(stop=lambda: fleet.calendar.now > self._until)
+        return outcome_of(recorded, policy.num_fragments)
 
 
-def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> WhatIfOutcome:
+def what_if(plan: ReplayPlan, policy: SyncPolicy, total_steps: int | None) -> FleetOutcome:
     """What the rounds would have come to under a policy of the same fragments and learners."""
-    header, took, rounds = plan.first.header, delays(plan), _Rounds()
-    taken: dict[int, list[TakenStep]] = collections.defaultdict(list)
-    for actor in plan.learners:
-        taken[actor.tape.header.learner] += steps_of(actor)
-    learners = {m: _Learner(steps) for m, steps in taken.items() if steps}
-    rng = random.Random(0)  # of which these links ask nothing
-    offers = LinkQuality(bandwidth=1 / took.offer if took.offer else None)
-    places = {
-        m: VirtualPlace(learner.seconds, Link(offers, rng), Link(LinkQuality(latency=took.update), rng))
-        for m, learner in learners.items()
-    }
-    fleet = Fleet(
-        policy,
-        total_steps,
-        places,
-        learners.__getitem__,
-        _Syncer(plan),
-        takes=Durations(lambda: took.merge),
-        observer=rounds,
-        shards=header.shards,
-    )
-    begun = _begun(plan)
-    for syncer in fleet.syncers:
-        syncer.crash()
-        syncer.durable = begun
-        syncer.restart()
-    first, last = _span(plan)
-    fleet.schedule(change for change in _changes(plan, first) if change.learner in learners)
-    ended = any(isinstance(a, actions.Finish) for entry in _entries(plan) for a in entry.decided)
-    until = (last - first) * (_LONGEST if ended else 1.0)
-    fleet.run(stop=lambda: fleet.calendar.now > until)
-    return _outcome(rounds.records, 0.0)
+    return RecordedFleet(plan).play(policy, total_steps)
 
 
 def _begun(plan: ReplayPlan) -> SyncerState:
@@ -204,35 +227,53 @@ def _changes(plan: ReplayPlan, first: float) -> Iterator[Change]:
         if not begun:
             continue
         learner, ended = actor.tape.header.learner, max(e.now for e in actor.handled if e.now is not None)
-        yield Change(actor.tape.wall(begun[0]) - first, learner, "join")
+        if actor.tape.wall(ended) < first:
+            continue
+        yield Change(max(0.0, actor.tape.wall(begun[0]) - first), learner, "join")
         # One that was there to the last merge may have more to do here.
         if newest[learner] is not actor or actor.tape.wall(ended) < max(merged, default=0.0):
             yield Change(actor.tape.wall(ended) - first, learner, "leave" if actor.tape.ended else "fail")
 
 
-def recorded(plan: ReplayPlan) -> WhatIfOutcome:
-    """What the rounds came to in the run."""
+def recorded(plan: ReplayPlan, sizes: Traffic | None = None) -> FleetOutcome:
+    """What the rounds came to in the run; `sizes`: of its fragments, None: an offer counts as a byte."""
     entries = _entries(plan)
-    made = [
-        record._replace(now=record.now + shift) for actor, shift in _clocks(plan) for record in actor.records
+    begun = entries[0].now if entries else 0.0
+    made: list[Any] = [
+        records.Noted(record.name, record.values, record.now + shift - begun)
+        for actor, shift in _clocks(plan)
+        for record in actor.records
     ]
-    made.sort(key=lambda record: record.now)
-    return _outcome(made, entries[0].now if entries else 0.0)
+    for now, content, _ in entries:
+        match content:
+            case events.StepReported(report=r):
+                made.append(records.StepDone(r.learner, r.step, now - begun, 0, {}))
+            case events.FragmentArrived(contribution=c):
+                sent = 1 if sizes is None else sizes.offer[c.fragment]
+                made.append(records.Transferred(c.learner, sent, 0))
+    for actor in plan.learners:
+        learner, tokens = actor.tape.header.learner, sum(s.tokens for s in steps_of(actor) if not s.skipped)
+        made.append(records.StepDone(learner, 0, 0.0, tokens, {}))
+    made.sort(key=lambda record: getattr(record, "time", 0.0))
+    return outcome_of(made, len(plan.begins))
 
 
-def delays(plan: ReplayPlan) -> Delays:
-    """How long offers, merges and updates took in the run."""
+def delays(plan: ReplayPlan, sizes: Traffic) -> Delays:
+    """How long offers, merges and updates took in the run; `sizes`: of its fragments."""
     reported: dict[tuple[int, int], float] = {}  # by learner and step
     begun: dict[Any, float] = {}
     sent: dict[tuple[int, int, int], float] = {}
     boundary: dict[int, float] = {}
-    offers: list[float] = []
+    offers: dict[int, list[float]] = collections.defaultdict(list)
+    arrived: dict[int, float] = {}
     merges: list[float] = []
-    updates: list[float] = []
+    updates: dict[int, list[float]] = collections.defaultdict(list)
     for now, content, decided in _entries(plan):
         match content:
             case events.FragmentArrived(contribution=c):
-                offers.append(now - reported.get((c.learner, c.step), now))
+                begins = max(reported.get((c.learner, c.step), now), arrived.get(c.learner, 0.0))
+                offers[c.learner].append((now - begins) / sizes.offer[c.fragment])
+                arrived[c.learner] = now
             case events.MergeFinished(round=r):
                 if r in begun:
                     merges.append(now - begun.pop(r))
@@ -241,7 +282,7 @@ def delays(plan: ReplayPlan) -> Delays:
                 for p, c in zip(plan.first.header.fragments, report.counters, strict=False):
                     at = sent.pop((report.learner, p, c.version), None)
                     if at is not None and report.learner in boundary:
-                        updates.append(max(0.0, boundary[report.learner] - at))
+                        updates[report.learner].append(max(0.0, boundary[report.learner] - at))
                 boundary[report.learner] = now
         for action in decided:
             match action:
@@ -250,9 +291,10 @@ def delays(plan: ReplayPlan) -> Delays:
                 case actions.Send(receivers, events.UpdateArrived(p, version)):
                     for m, _ in receivers:
                         sent.setdefault((m, p, version), now)
-    quickest = sorted(updates)[len(updates) // 10] if updates else 0.0
     return Delays(
-        statistics.median(offers) if offers else 0.0, statistics.median(merges) if merges else 0.0, quickest
+        {m: statistics.median(took) for m, took in offers.items()},
+        statistics.median(merges) if merges else 0.0,
+        {m: sorted(took)[len(took) // 10] for m, took in updates.items()},
     )
 
 
@@ -273,28 +315,6 @@ def _clocks(plan: ReplayPlan) -> list[tuple[Actor, float]]:
     return [(actor, actor.tape.wall(0.0) - plan.first.wall(0.0)) for actor in plan.syncers]
 
 
-def _outcome(records: Sequence[Recorded], begun: float) -> WhatIfOutcome:
-    """What a run comes to whose syncer made these records."""
-    counts = collections.Counter(record.name for record in records)
-    rounds = [record.values for record in records if record.name == "round"]
-    merged_at = [record.now for record in records if record.name == "round"]
-
-    def mean(name: str) -> float:
-        return statistics.fmean(r[name] for r in rounds) if rounds else 0.0
-
-    return WhatIfOutcome(
-        merged=len(rounds),
-        skipped=counts["round_skipped"],
-        abandoned=counts["round_abandoned"],
-        contributions=mean("quorum"),
-        tokens=sum(r["tokens"] for r in rounds),
-        quorum_seconds=mean("quorum_seconds"),
-        grace_seconds=mean("grace_seconds"),
-        sync_seconds=mean("sync_seconds"),
-        seconds=merged_at[-1] - begun if merged_at else 0.0,
-    )
-
-
 def compare(run: RecordedRun, overrides: Sequence[tuple[str, str]]) -> None:
     """Prints figures of the run, its own policy simulated, and the one with these overrides of the policy."""
     sync, steps = run.experiment.sync, run.experiment.train.steps
@@ -310,6 +330,7 @@ def compare(run: RecordedRun, overrides: Sequence[tuple[str, str]]) -> None:
     print(", ".join(f"{path}={text}" for path, text in overrides) or "nothing is changed")
     rows = [
         [field.name, *(f"{getattr(outcome, field.name):.6g}" for outcome in columns.values())]
-        for field in dataclasses.fields(WhatIfOutcome)
+        for field in dataclasses.fields(FleetOutcome)
+        if field.name not in ("shares", "ages")
     ]
     print(markdown(["", *columns], rows, align=True))

@@ -175,6 +175,7 @@ class MergeWork(ReplayWork):
     given: tuple[tuple[Contribution, OfferId], ...]
     sha256: bytes | None = None
     empty: bool = False  # all offers were left out, and no version was made
+    interval: int | None = None  # steps beyond it add no weight
 
 
 class Handled(NamedTuple):

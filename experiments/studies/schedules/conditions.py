@@ -71,7 +71,9 @@ class _Doubtful(CountingSyncer):
             raise InvalidContribution("not finite")
         return payload
 
-    def merge(self, fragment: int, given: Sequence[tuple[Contribution, Pieces]]) -> NextVersion:
+    def merge(
+        self, fragment: int, given: Sequence[tuple[Contribution, Pieces]], interval: int | None
+    ) -> NextVersion:
         """Leaves a random share of the offers out; the next version is the last less what is left."""
         learners = [c.learner for c, _ in given] if self.refused or self._refuses_all else []
         left_out = tuple(m for m in learners if self._refuses_all or self._rng.random() < self.refused)

@@ -12,7 +12,7 @@ from typing import Any
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
-from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, TIMING, SyncPolicy
 from ddiloco.protocol.schedule import Schedule, fragments_of
 from ddiloco.protocol.state import SyncerState, newest_incarnations
 from ddiloco.protocol.syncer import SyncerCore
@@ -141,7 +141,10 @@ class Invariants:
         self.checks = 0  # events after which every rule held
         self.longest_welcome = 0.0  # seconds from a learner's first message to its membership
         self._admitted: dict[Member, float] = {}
-        self._schedule = Schedule(policy.num_fragments, policy.interval)
+        self._schedules = [(dict.fromkeys(self._own, 0), policy.schedule)]
+        """Each schedule so far, with the step by fragment after which its rounds begin."""
+        self.longest_interval = policy.interval  # of all schedules so far
+        self._open: dict[int, int] = {}  # by fragment, the step of its open round
         self._newest: dict[int, int] = {}  # by learner, over all processes of the syncer
         self._syncer: _Process | None = None
         self._merged_steps: set[tuple[int, int]] = set()  # fragment, and number of the step in the ledgers
@@ -153,6 +156,7 @@ class Invariants:
         """The syncer's core took an event; raises Violation if what followed breaks a rule."""
         if self._syncer is None or self._syncer.core is not core:
             self._syncer = _Process(core)
+            self._open.clear()
             if len(self._own) < self.policy.num_fragments:
                 self._read_disks(core, event)
         if not any(isinstance(action, actions.Drop) and action.reason == TAKEN for action in out):
@@ -178,6 +182,7 @@ class Invariants:
         for c in self._syncer.early & taken.keys():
             self._book_offer(taken[c], c)
         self._syncer.early = core.offers - taken.keys()
+        self._open = {r.id.fragment: r.id.step for r in core.rounds}
         self.checks += 1
 
     def commit(
@@ -337,6 +342,8 @@ class Invariants:
                 self._check_due(which)
                 require(which not in self.merged, "what is merged is not given up", action)
                 self.passed.add(which)
+            case actions.Record(name="timing_set", values=values):
+                self._set_timing(values)
             case actions.Send(receivers):
                 for member in receivers:
                     self._check_message(member, action.to(member[0]))
@@ -349,6 +356,21 @@ class Invariants:
                         self._check_freshness(action.round, c)
             case actions.Finish():
                 self._check_finish()
+
+    def _set_timing(self, values: Mapping[str, Any]) -> None:
+        """From here on rounds are those of another schedule, beyond the ones that are open or merged."""
+        timing = {name: values[name] for name in TIMING}
+        self.policy = dataclasses.replace(self.policy, **timing)
+        self.longest_interval = max(self.longest_interval, self.policy.interval)
+        merged = self.committed.merged_steps
+        begins = {p: max(values["step"], merged[p], self._open.get(p, 0)) for p in self._own}
+        self._schedules.append((begins, self.policy.schedule))
+
+    def _schedule(self, fragment: int, step: int) -> Schedule:
+        """The schedule by which a round of the fragment at this step is due, or is not."""
+        return next(
+            schedule for begins, schedule in reversed(self._schedules) if begins[fragment] < max(step, 1)
+        )
 
     def _check_awaited(self, which: RoundId, now: float) -> None:
         """By the core's own record: whom it expected, and until when, depends on all that it measured."""
@@ -392,7 +414,8 @@ class Invariants:
             require(claimed == truly, claim, learner, p, version, claimed, truly)
 
     def _check_due(self, which: RoundId) -> None:
-        require(which.fragment in self._schedule.due(which.step), "a round is one of the schedule", which)
+        due = self._schedule(which.fragment, which.step).due(which.step)
+        require(which.fragment in due, "a round is one of the schedule", which)
         if self.total_steps is not None:
             require(which.step <= self.total_steps, "no round is past the last step", which)
 
@@ -458,7 +481,7 @@ class Invariants:
         if self._stands((c.learner, c.incarnation), _Standing.GONE):
             return  # it can be asked for nothing
         since = self._steps_on(c) - self._syncer.known[c]
-        fresh = since <= max(1, self.policy.interval // 2, c.steps // 2)
+        fresh = since <= max(1, self.longest_interval // 2, c.steps // 2)
         asked = self._syncer.asked[which, (c.learner, c.incarnation)]
         again = asked > self._syncer.arrived[c].get(which, 0)
         require(fresh or again, "a learner far beyond its offer is asked for another", c, since)
@@ -487,8 +510,8 @@ class Invariants:
     def _check_finish(self) -> None:
         require(self.total_steps is not None, "a run without an end does not finish")
         for p in self._own:
-            first = self._schedule.offset(p) or self.policy.interval
-            for step in range(first, self.total_steps + 1, self.policy.interval):
+            for step in range(1, self.total_steps + 1):
                 which = RoundId(step, p)
                 known = which in self.merged or which in self.passed
-                require(known, "every round is merged, skipped or abandoned at the end", which)
+                due = p in self._schedule(p, step).due(step)
+                require(known or not due, "every round is merged, skipped or abandoned at the end", which)

@@ -10,7 +10,7 @@ import math
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.learner import KEPT_OFFERS, LearnerCore
 from ddiloco.protocol.messages import Contribution, FragmentCounters, Report, Watermark
-from ddiloco.protocol.policy import MAX_AGE
+from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
 from ddiloco.protocol.schedule import fragments_of
 from experiments.studies.schedules.integers import Parameters, of_fragment
 
@@ -54,6 +54,7 @@ class ProcessLedger:
         self._merged_at: list[int] = []  # by fragment, the step of the round that made the version held
         self._ends: dict[int, int] = {}  # by shard, the step to which it asks the clock to be set
         self._lineages: list[int] = []  # by fragment, of the version held
+        self._policies: dict[int, SyncPolicy] = {}  # by shard, once it has set the timing
         self._made: dict[tuple[int, ...], tuple[int, int, int]] = {}
         """By fragment, version, steps, clock and tokens of all offers: as `_spans`, with their lineage."""
 
@@ -67,6 +68,7 @@ class ProcessLedger:
         copied._made.clear()
         copied._reported, copied._incarnations = -1, ()
         copied._ends.clear()
+        copied._policies.clear()
         return copied
 
     def handled(
@@ -103,6 +105,8 @@ class ProcessLedger:
             self._check_parameters(core, parameters)
         if isinstance(event, events.ClockSet) and core.recovered:
             self._ends[event.shard] = event.step
+        if isinstance(event, events.TimingSet):
+            self._policies[event.shard] = event.applied_to(core.policy)
         for action in out:
             match action:
                 case actions.AdoptAll(versions=versions):
@@ -227,8 +231,9 @@ class ProcessLedger:
             case events.Welcomed():
                 as_welcomed = not rose or core.clock == event.step or len(core.incarnations) > 1
                 require(as_welcomed, "a clock is set to the step in the message", event, core.clock)
-            case events.UpdateArrived(step=step) if rose and not self._ends_now(core):
-                far = rose > core.policy.band and core.clock == step
+            case events.UpdateArrived(fragment=p, step=step) if rose and not self._ends_now(core):
+                policy = self._policies.get(p % len(core.incarnations), core.policy)
+                far = rose > policy.band and core.clock == step
                 require(far, "an update sets a clock only if that is far behind", before, core.clock)
             case _ if rose:
                 require(self._ends_now(core), "nothing else moves a clock", event, before, core.clock)
@@ -242,7 +247,8 @@ class ProcessLedger:
     def _is_over(self, core: LearnerCore, shard: int) -> bool:
         own = fragments_of(shard, len(core.incarnations), core.policy.num_fragments)
         last = core.total_steps or math.inf
-        return all(self._merged_at[p] >= core.schedule.last_due(p, last) for p in own)
+        schedule = self._policies.get(shard, core.policy).schedule
+        return all(self._merged_at[p] >= schedule.last_due(p, last) for p in own)
 
     def _check_incarnations(self, core: LearnerCore) -> None:
         known = self._incarnations or core.incarnations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
+from ddiloco.protocol.events import TimingSet
 from ddiloco.protocol.policy import SyncPolicy
 from experiments.studies.schedules.conditions import Weather
 from experiments.studies.schedules.faults import FAULTS
@@ -28,6 +29,7 @@ class SchedulePlan:
     snapshots: tuple[tuple[float, float], ...] = ()  # when one is taken, and when the run goes back to it
     retired: tuple[tuple[float, int], ...] = ()  # when, which learner leaves for good
     checkpoint_every: int | None = None  # steps; None: learners keep nothing on their disks
+    timings: tuple[tuple[float, TimingSet], ...] = ()  # when which timing is ordered
     window: int | None = None  # steps of a learner, of which a good part must be merged; None: not asked for
 
 
@@ -56,6 +58,29 @@ def draw_policy(rng: random.Random) -> SyncPolicy:
 def draw_shards(seed: int | str, policy: SyncPolicy) -> int:
     """How many processes the syncer is of, each with a fragment at least."""
     return random.Random(f"shards {seed}").choice([n for n in (1, 1, 2, 3, 4) if n <= policy.num_fragments])
+
+
+def draw_timings(seed: int, policy: SyncPolicy, storm: float) -> tuple[tuple[float, TimingSet], ...]:
+    """Changes of the timing; none where learners wait for merges, and in most schedules."""
+    rng = random.Random(f"timings {seed}")
+    if policy.max_run_ahead is not None or rng.random() < 0.6:
+        return ()
+    times = sorted(rng.uniform(0, storm) for _ in range(rng.choice([1, 1, 2, 5])))
+    return tuple((at, TimingSet.of(_retimed(rng, policy))) for at in times)
+
+
+def _retimed(rng: random.Random, policy: SyncPolicy) -> SyncPolicy:
+    """The policy with another timing, or with the one that it has."""
+    all_live = policy.quorum is None
+    changes = {
+        "interval": rng.choice([1, 2, 3, 4, 6, 10, 24]),
+        "overlap": rng.randint(0, policy.overlap),
+        "quorum": None if all_live else rng.randint(1, policy.num_learners),
+        "gamma": rng.choice([0.0, 0.5, 0.95]),
+        "max_grace": rng.choice([0.0, 1.0, 2.0]),
+    }
+    kept = rng.sample(sorted(changes), rng.randint(0, len(changes)))
+    return dataclasses.replace(policy, **{name: v for name, v in changes.items() if name not in kept})
 
 
 def draw_weather(rng: random.Random) -> Weather:
@@ -102,7 +127,9 @@ def draw_plan(seed: int) -> SchedulePlan:
     taken = random.Random(f"snapshots {seed}")
     at = taken.uniform(0, storm)
     snapshots = taken.choice([(), (), ((at, taken.uniform(at, storm)),)])
-    plan = dataclasses.replace(plan, weather=weather, checkpoint_every=every, snapshots=snapshots)
+    timings = draw_timings(seed, policy, storm)
+    more = {"checkpoint_every": every, "snapshots": snapshots, "timings": timings}
+    plan = dataclasses.replace(plan, weather=weather, **more)
     later = tuple(rng.uniform(0, storm) for _ in range(rng.choice([0, 0, 1, 2])))
     joins = (*plan.joins, *later)
     leaving = rng.sample(range(len(joins)), rng.randrange(len(joins))) if rng.random() < 0.3 else ()

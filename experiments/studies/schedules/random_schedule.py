@@ -27,6 +27,7 @@ MAX_EVENTS = 100_000
 SLOWEST = 10.0  # seconds of a step, at most
 RETURN = 5.0  # seconds within which the dead are back after the storm
 MIN_SHARE = 0.5  # of a learner's work in any window of a plan that has such
+LOOK_SECONDS = 0.5  # until a shard follows an order, at most
 KEPT = 60  # events, the last ones of a schedule, that are shown
 KEPT_VERSIONS = 3  # of a fragment, of which a snapshot may have one
 
@@ -48,6 +49,7 @@ class RandomSchedule(Observer):
         self.shares = Shares(plan.policy.num_fragments)
         self.states: set[int] = set()  # that the syncer was in, by `_state_of`
         self._rng = random.Random(plan.seed + 1)
+        self._orders = random.Random(f"orders {plan.seed}")
         self._calm_at: float | None = None
         self._images: dict[int, list[tuple[Any, ...]]] = {}  # by fragment, of its last versions
         self.fleet = WeatheredFleet(
@@ -75,6 +77,9 @@ class RandomSchedule(Observer):
             calendar.at(at, FAULTS[name], self.fleet, learner, self._rng)
         for at, learner in self.plan.retired:
             calendar.at(at, self.fleet.retire, learner)
+        for at, timing in self.plan.timings:
+            delay = functools.partial(self._orders.uniform, 0.0, LOOK_SECONDS)
+            calendar.at(at, self.fleet.set_timing, timing, delay)
         for image_at, lost_at in self.plan.rollbacks:
             calendar.at(image_at, self._copy_disk, lost_at)
         for asked_at, resumed_at in self.plan.snapshots:
@@ -253,7 +258,9 @@ class RandomSchedule(Observer):
     def _check_time_between_merges(self, now: float) -> None:
         """Timeouts and the schedule bound the time between merges; the slowest learners too where K > 1."""
         policy = self.plan.policy
-        if policy.quorum not in (1, None) or self._calm_at is None or len(self.commit_times) < 2:
+        longest = max(rules.longest_interval for rules in self.invariants)
+        quorums = {policy.quorum, *(timing.quorum or None for _, timing in self.plan.timings)}
+        if not quorums <= {1, None} or self._calm_at is None or len(self.commit_times) < 2:
             return
         since = max(self._calm_at, self.commit_times[-2])
         weather = self.plan.weather
@@ -264,7 +271,7 @@ class RandomSchedule(Observer):
         timeouts = policy.silence_timeout + tries * (policy.offer_timeout + policy.resend_timeout)
         slowest = max(rules.longest_welcome for rules in self.invariants)
         timeouts += TIMEOUT_SLACK * slowest  # by which offers are waited for, too
-        turn = SLOWEST * policy.interval + 20 * (weather.delay + weather.merge_time)
+        turn = SLOWEST * longest + 20 * (weather.delay + weather.merge_time)
         bound = settling + timeouts + turn
         require(now - since <= bound, f"merges are at most {bound:.0f} s apart", f"{now - since:.0f} s")
 

@@ -70,6 +70,7 @@ EVENTS = st.one_of(
     st.builds(events.OfferFailed, rounds, number, number, text),
     st.builds(events.MergeFinished, rounds, numbers),
     st.builds(events.Timeout),
+    st.builds(events.TimingSet, *[number] * 3, *[st.floats(allow_nan=False)] * 2, text, number),
 )
 NOTES = st.one_of(
     st.builds(Adopted, st.none(), st.booleans()),

@@ -105,6 +105,22 @@ def test_a_virtual_run_with_failures_comes_to_its_parameters_again(algorithm, co
         assert True in applied and (False in applied or algorithm != "decoupled")
 
 
+def test_a_run_whose_timing_changes_comes_to_its_parameters_again(data_dir, tmp_path):
+    timings = ((8.0, "interval", 3.0), (8.0, "overlap", 1.0), (20.0, "interval", 8.0))
+    sync = {**WAITS, "rebase": True, "interval": 4}
+    fleet = {**LINKS, "timings": timings}
+    e = virtual(data_dir, "decoupled", train={"steps": 36}, sync=sync, virtual=fleet, outer=CODEC)
+    run_job(e, tmp_path)
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    changes = [line for line in map(json.loads, lines) if line["event"] == "timing_set"]
+    assert [(line["interval"], line["overlap"]) for line in changes] == [(3, 2), (3, 1), (8, 1)]
+    (merges,) = replay.make_plan(e, read_run(tmp_path)).merges
+    assert {work.interval for work in merges} == {4, 3, 8}, "and so the weights of late steps"
+    done = again(tmp_path, e)
+    assert done.sha256 == read_json(tmp_path / "summary.json")["params_sha256"]
+    assert done.merges == done.compared > 8
+
+
 @pytest.mark.parametrize("codec", [pytest.param("f32", marks=pytest.mark.slow), "int4"])
 def test_a_run_with_rebase_comes_to_its_parameters_again(codec, data_dir, tmp_path):
     outer = CODEC if codec == "int4" else {}

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from ddiloco.outer.encoding import Traffic
 from experiments.studies.replay import plan as plans
 from experiments.studies.replay.reading import read_run
 from experiments.studies.replay.what_if import delays, recorded, what_if
@@ -23,10 +24,10 @@ def quorum_of_one(tmp_path_factory):
 
 
 def test_delays_are_those_of_the_run(quorum_of_one):
-    found = delays(quorum_of_one)
-    assert found.offer == pytest.approx(0.1)
+    found = delays(quorum_of_one, Traffic((0, 0), (1, 1), (0, 0)))
+    assert found.offers == {m: pytest.approx(0.1) for m in range(3)}
     assert found.merge == pytest.approx(0.2)
-    assert 0.05 <= found.update < 0.5
+    assert all(0.05 <= update < 0.5 for update in found.updates.values())
 
 
 def test_what_was_recorded_is_summed_up(quorum_of_one):

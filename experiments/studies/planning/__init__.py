@@ -1,0 +1,1 @@
+"""Plans of a run: other settings on the same fleet."""

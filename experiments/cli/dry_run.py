@@ -60,9 +60,10 @@ def describe(experiment: Experiment) -> str:
     """
     assembly = assembly_of(experiment)
     loop = isinstance(experiment.model, LoopConfig)
-    head, layout = _loop_head(assembly) if loop else _model_head(assembly), assembly.layout
+    head = _loop_head(assembly) if loop else _model_head(assembly)
     if experiment.algorithm in BASELINES:
         return "\n".join(head)
+    layout = assembly.layout
     return "\n".join(
         [*head, *_hosts(experiment, layout), *_fragments(layout), *_bandwidth(experiment, layout)]
     )

@@ -29,7 +29,7 @@ def test_learners_get_contiguous_equal_groups():
         warnings.simplefilter("error")
         meshes = carve(jax.devices()[:8], 2, MeshConfig(fsdp=2))
     assert [dict(mesh.shape) for mesh in meshes] == [
-        {"slice": 1, "data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+        {"slice": 1, "data": 2, "stage": 1, "fsdp": 2, "context": 1, "tensor": 1, "expert": 1}
     ] * 2
     assert [[device.id for device in mesh.devices.flat] for mesh in meshes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -162,9 +162,9 @@ def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
 @pytest.mark.parametrize(
     ("devices", "shape"),
     [
-        (1, (1, 1, 1, 1, 1, 1)),
-        (6, (1, 1, 1, 3, 1, 2)),
-        (128, (1, 1, 1, 16, 1, 8)),
+        (1, (1, 1, 1, 1, 1, 1, 1)),
+        (6, (1, 1, 1, 3, 1, 1, 2)),
+        (128, (1, 1, 1, 16, 1, 1, 8)),
     ],
 )
 def test_experts_and_embeddings_share_whatever_devices_there_are(devices, shape):

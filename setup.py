@@ -49,6 +49,7 @@ setup(
     extras_require={
         "test": [
             "axe-core-python>=0.1",  # of which only the script is used, in whatever Chromium there is
+            "cryptography>=42",
             "grpcio-tools>=1.70",
             "httpx>=0.27",
             "hypothesis>=6.100",
@@ -61,6 +62,8 @@ setup(
             "ruff>=0.9",
             "tokenizers>=0.20",
         ],
+        "receipts": ["cryptography>=42"],
+        "privacy": ["dp-accounting>=0.6", "jax-privacy>=2.0"],  # both need attrs<24
         "gpu": ["jax[cuda12]"],
         "tpu": ["jax[tpu]"],
         "wandb": ["wandb>=0.20"],

@@ -18,7 +18,9 @@ KEPT = pathlib.Path(__file__).parents[1] / "build" / "tests"
 OLD = 14 * 24 * 3600  # seconds after which a program that is kept is thrown away
 
 # How long an example takes says more of what else the machine does than of the code.
-hypothesis.settings.register_profile("unhurried", deadline=None, max_examples=times(40, 100))
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, max_examples=int(os.environ.get("EXAMPLES", times(40, 100)))
+)
 hypothesis.settings.load_profile("unhurried")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -198,6 +198,11 @@ def held(array: jax.Array) -> Blocks:
     return Blocks(array.shape, {box: np.asarray(shard.data) for box, shard in shards.items()})
 
 
+def in_host_memory(array: jax.Array, blocks: Callable[[jax.Array], Blocks] = held) -> np.ndarray | Blocks:
+    """The array in host memory; where this process has a part of it, these blocks of that."""
+    return np.asarray(array) if array.is_fully_addressable else blocks(array)
+
+
 def needed(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Cut:
     """The blocks that this process's devices hold of an array."""
     found = sharding.addressable_devices_indices_map(shape).values()

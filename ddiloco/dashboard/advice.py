@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddiloco.dashboard.view import LearnerView, RunView, SyncerView
+from ddiloco.protocol.policy import MAX_AGE
 from ddiloco.telemetry.formatting import seconds, share, size
 from ddiloco.telemetry.state import SETTLED, trained_in_vain
 from ddiloco.telemetry.watches import MANY
@@ -16,7 +17,9 @@ SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
 LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # share of the step time spent waiting for data
+SHOCK = 0.005  # share of the loss by which it may rise at an update
 MIN_SHARE = 0.7  # share of the work that should be merged
+MAX_LOST = 0.1  # share of a learner's work that may be lost
 _HERE = ("stepping", "waiting", "hung", "finished")
 _WIDE = ("f32", "bf16", "int8")  # codecs with a narrower alternative
 
@@ -123,7 +126,7 @@ def thin_link(view: RunView) -> Iterator[Advice]:
     fair = _median(one.sent / one.clock for one in view.learners if one.clock)
     for one in view.learners:
         others = [other for other in view.learners if other is not one]
-        why = _not_through(one, others) or _late(one, others)
+        why = _not_through(one, others) or _overwritten(view, one) or _late(one, others)
         if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
             why = (
                 f"It steps, but has sent {size(one.sent)}, not {size(fair * one.clock)}; "
@@ -146,6 +149,14 @@ def _not_through(one: LearnerView, others: Sequence[LearnerView]) -> str | None:
     if one.clock or not one.received or max((other.clock for other in others), default=0) < LONG_JOIN:
         return None
     return f"It has received {size(one.received)} and has yet to begin; others have long been stepping."
+
+
+def _overwritten(view: RunView, one: LearnerView) -> str | None:
+    """Each time takes the work of more than MAX_AGE rounds of a fragment."""
+    if one.left_out or one.overwritten * MAX_AGE <= MAX_LOST * view.syncer.rounds:
+        return None
+    times = "once" if one.overwritten == 1 else f"{one.overwritten} times"
+    return f"An update has overwritten its work {times}: it was not merged within {MAX_AGE} versions."
 
 
 def _late(one: LearnerView, others: Sequence[LearnerView]) -> str | None:
@@ -327,6 +338,22 @@ def work_lost(view: RunView) -> Iterator[Advice]:
         )
 
 
+def merge_shock(view: RunView) -> Iterator[Advice]:
+    """Learners' loss rises at updates, and is mostly not made up before the next ones."""
+    s = view.summary
+    shock, error, kept = (s.get(f"merge_shock{name}") for name in ("", "_error", "_kept"))
+    if shock is None or not _settled(view):
+        return
+    if shock > max(3 * error, SHOCK * (s.get("train_loss") or 0.0)) and kept > 0.5:
+        yield Advice(
+            f"Merges cost: at an update the learners' loss rises by {shock:.3f} nats a token on average.",
+            f"{share(kept)} of the updates are not made up before the next one.",
+            f"Lower config.sync.interval ({view.setting('sync.interval')} now), "
+            "config.outer.learning_rate or config.outer.momentum.",
+            trouble=False,
+        )
+
+
 def waiting(view: RunView) -> Iterator[Advice]:
     """Chips are lost to waiting, by policy."""
     lost = view.summary.get("lost") or {}
@@ -358,6 +385,7 @@ RULES: Sequence[Rule] = (
     restarts,
     grace_unused,
     work_lost,
+    merge_shock,
     waiting,
 )
 
@@ -371,8 +399,8 @@ _REMEDIES = (
         r"held-out loss is",
         "Look at the held-out data; roll back to a snapshot from before (experiments.rollback).",
     ),
+    (r"its link to the syncer is too slow", "It is thin or far: see the advice at the top."),
     (r"of its work is merged", "Its link is thin, or it is late: see the advice at the top."),
-    (r"are never merged", "Raise config.train.steps, or lower config.sync.interval."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),
     (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is too long."),
     (r"snapshot\.timeout", "Raise config.snapshot.timeout: checkpoints take longer, or that learner hangs."),
@@ -418,7 +446,7 @@ def _busy(view: RunView) -> bool:
 
 def _explained(view: RunView) -> bool:
     """Whether another rule already explains the unmerged work."""
-    rules = (not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
+    rules = (hung, not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
     return any(one for rule in rules for one in rule(view))
 
 

@@ -53,6 +53,7 @@ class LearnerView:
     not_finite: bool  # its newest loss
     skipped_share: float  # of its last steps
     left_out: int  # offers
+    overwritten: int  # times that work on a fragment was, for its age
     loss: Values  # in each slot
     merged: Values  # the share of the rounds that it was in, in each slot
     lane: Sequence[StateSpan]  # seconds since the run began
@@ -258,6 +259,7 @@ def _learner(run: RunFiles, slots: Slots, number: int) -> LearnerView:
         not_finite=of.not_finite,
         skipped_share=of.skipped_share,
         left_out=_of(summary, "offers_left_out", number) or 0,
+        overwritten=_of(summary, "work_overwritten", number) or 0,
         loss=slots.means(("loss", number), ("losses", number)),
         merged=slots.means(("in", number), "rounds"),
         lane=lane,

@@ -173,9 +173,10 @@ class LocalRun:
                     self._follow_orders()
         finally:  # also after an interrupt of a caller that lives on, such as a notebook's cell
             self._end()
-        params, step = self._model.parameters(), self._syncer.core.step
-        with waiting("the last evaluation"):
-            loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
+        params, step, loss = self._model.parameters(), self._syncer.core.step, None
+        if not self._evaluator.broken:
+            with waiting("the last evaluation"):
+                loss = self._last_evaluation.evaluate(step, self._tokens_so_far(), params)
         return Outcome(params, step, loss, finished=self._syncer.core.finished, failure=self._failure())
 
     def _end(self) -> None:

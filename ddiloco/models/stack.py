@@ -8,6 +8,7 @@ the layers of a stack are divided among them (`through_stages`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -147,21 +148,24 @@ def one_by_one(
       each: for each entry of `layers`, in their order, what its layers get of their own: a tree of arrays
         with an axis for the layers in front, such as is returned.
     """
+
+    def layer(graph: nnx.GraphDef, x: jax.Array, of_row: Any) -> tuple[jax.Array, Any]:
+        params, *own = of_row
+        return call(nnx.merge(graph, params), x, *own)
+
+    @functools.partial(jax.jit, static_argnums=0)  # so that layers that are alike are traced once
+    def alone(graph: nnx.GraphDef, x: jax.Array, of_row: Any) -> tuple[jax.Array, Any]:
+        return _remat(functools.partial(layer, graph), remat, scanned=False)(x, of_row)
+
     aux = []
     for place, name in enumerate(in_order(layers)):
         graph, params = nnx.split(layers[name])
         own = () if each is None else (each[place],)
-
-        def layer(x: jax.Array, of_row: Any, graph: nnx.GraphDef = graph) -> tuple[jax.Array, Any]:
-            params, *own = of_row
-            return call(nnx.merge(graph, params), x, *own)
-
-        scanned = is_stack(f"layers/{name}/")
-        step = _remat(layer, remat, scanned)
-        if scanned:
+        if is_stack(f"layers/{name}/"):
+            step = _remat(functools.partial(layer, graph), remat, scanned=True)
             x, of_rows = jax.lax.scan(step, x, (params, *own))
         else:
-            x, of_layer = step(x, (params, *jax.tree.map(lambda leaf: leaf[0], own)))
+            x, of_layer = alone(graph, x, (params, *jax.tree.map(lambda leaf: leaf[0], own)))
             of_rows = jax.tree.map(lambda leaf: leaf[None], of_layer)
         aux.append(of_rows)
     return x, aux

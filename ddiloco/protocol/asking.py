@@ -26,6 +26,12 @@ ROUNDING = 0.25
 AGE = 0.5
 """Share of an offer's worth that is lost when it becomes an interval older."""
 
+MIN_IN_TIME = 0.2
+"""Share of its rounds for which a learner's offer must be in time, or the paper's window closes without it.
+
+A window of a step makes all work a step older, which at H = 24 costs eight learners a sixth of an interval.
+"""
+
 BEHIND_ANOTHER = 2.0
 """Minimum wait for a learner, in its delivery times: offers may queue behind each other."""
 
@@ -109,6 +115,7 @@ class OfferRequests:
                 self._in_time(m, m.asked.get(r.id.fragment), now)
             elif (owed := r.owed.get(m.learner)) is not None:
                 m.punctual &= owed.expected_at is None or now < owed.expected_at
+                m.in_time.add(0.0)
                 m.lead = min(self.policy.interval, m.lead + 1)
                 m.margin = min(self.policy.interval / 4, m.margin + MISSED)
         self._longest_lead = max((m.lead for m in members.live()), default=SHORTEST_LEAD)
@@ -189,12 +196,11 @@ class Overdue:
 
     def expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
         """Starts the timeout of an offer whose step is reported."""
-        if m.has_work(r.id.fragment, r.version):
-            in_the_making = m.step_time.value or 0.0  # the request may have arrived in mid-step
-            # Its share of the welcome's time or its delivery time; rejoined learners had no welcome.
-            on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
-            asked.expires = now + in_the_making + self._timeout + TIMEOUT_SLACK * on_its_way
-            heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
+        in_the_making = m.step_time.value or 0.0  # the request may have arrived in mid-step
+        # Its share of the welcome's time or its delivery time; rejoined learners had no welcome.
+        on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
+        asked.expires = now + in_the_making + self._timeout + TIMEOUT_SLACK * on_its_way
+        heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
 
     def next(self, rounds: Mapping[int, Round]) -> float | None:
         """The next timeout of an offer, in the seconds of `now`; `rounds`: the open ones, by fragment."""

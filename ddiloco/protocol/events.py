@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, Report, RoundId, Watermark
+from ddiloco.protocol.messages import (
+    NO_RECEIPT,
+    NOTHING_MERGED,
+    Contribution,
+    OfferReceipt,
+    Report,
+    RoundId,
+    Watermark,
+)
 from ddiloco.protocol.policy import TIMING, SyncPolicy
 
 
@@ -69,6 +77,7 @@ class FragmentArrived:
 
     round: RoundId
     contribution: Contribution
+    receipt: OfferReceipt = NO_RECEIPT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, FragmentCounters, Report, Watermark
-from ddiloco.protocol.policy import MAX_AGE, SyncPolicy
+from ddiloco.protocol.policy import MAX_AGE, TOO_OLD, SyncPolicy
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.protocol.work import FragmentWork, HeldFragment, LearnerWork, Total, goes_on_after
 
@@ -23,8 +23,7 @@ BEYOND_REJOINING = 1 << 20
 """More incarnations than a process ever takes by rejoining; jumps of it avoid collisions."""
 
 KEPT_OFFERS = 4
-"""Maximum copies of a fragment's offers since an update last had some of its work; each takes the fragment's
-memory on the devices."""
+"""Maximum copies of a fragment's offers since an update last had some of its work."""
 
 KEPT_LIVES = 16
 """Maximum number of earlier lives that a learner remembers."""
@@ -456,7 +455,9 @@ class LearnerCore:
         out += [actions.SendOffer(o.asked.round, o.settled) for o in offers if o.settled.steps]
         self._unsent += len(out)
         for asked in empty:
-            self._asked.setdefault(asked.round.fragment, asked)
+            newest = self._asked.setdefault(asked.round.fragment, asked)
+            if newest.round.step < asked.round.step:  # of two offers of one step
+                self._asked[asked.round.fragment] = asked
         return [*out, *(self._offer_now() if empty else ())]
 
     def _clock_set(self, event: events.ClockSet) -> list[actions.LearnerAction]:
@@ -490,11 +491,8 @@ class LearnerCore:
 
     def _is_over(self, session: _Session) -> bool:
         """Whether the last rounds of all fragments of a shard are merged."""
-        if self.total_steps is None:
-            return False
-        schedule = session.policy.schedule
-        last = ((self._fragments[p], schedule.last_due(p, self.total_steps)) for p in session.fragments)
-        return all(fragment.merged_step >= due for fragment, due in last)
+        last = math.inf if self.total_steps is None else self.total_steps
+        return all(self._fragments[p].merged_step >= last for p in session.fragments)
 
     def _session_of(self, fragment: int) -> _Session:
         return self._sessions[fragment % len(self._sessions)]
@@ -535,7 +533,7 @@ class LearnerCore:
         merged, out = self._merged_offer(old, event.watermark), []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
         if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
-            out.append(actions.Drop(self.learner, f"unmerged work older than {MAX_AGE} versions"))
+            out.append(actions.Drop(self.learner, TOO_OLD))
             goes_on = False
         if goes_on:
             new.base, new.offered = old.base, old.offered
@@ -553,7 +551,9 @@ class LearnerCore:
             self.clock = event.step
         rebase = new.base is not self._done
         apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
-        return [*out, apply, *self._say_last(), *self._end_with_others()]
+        out += [apply, *self._say_last(), *self._end_with_others()]
+        # A request may have come before its version; no further step would bring the work that is kept.
+        return [*out, *(self._offer_now() if self.blocked or self.done else [])]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the kept offer that is in an update; None if it has none."""
@@ -580,11 +580,12 @@ class LearnerCore:
         return [self._report(session, at) for session in self._sessions]
 
     def _say_last(self) -> list[actions.LearnerAction]:
-        """A report without a step: an update set the clock to the last step."""
-        if self._started or not self.done or self._reported_step >= self.clock:
+        """A report without a step: an update came after the last step, or set the clock to it."""
+        at = self._standing()
+        if self._started or not self.done or (self._reported_step >= self.clock and self._last == at):
             return []
         self._reported_step = self.clock
-        return self._say(self._standing())
+        return self._say(at)
 
     def _say(self, at: _Standing) -> list[actions.LearnerAction]:
         self._last = at

@@ -79,6 +79,8 @@ class Member:
     delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer
     lag: Delay = dataclasses.field(default_factory=Delay)  # seconds from a round's quorum to its offer
     punctual: bool = True  # whether its last offer arrived by `expected_at`
+    in_time: MovingAverage = dataclasses.field(default_factory=lambda: MovingAverage(1.0))
+    """The share of rounds for which its offer was in time, of those that it was asked for."""
     max_step_tokens: float = 0.0  # bound on a step's tokens: twice the reported ones
     margin: float = 0.0  # of its steps by which an offer is planned to come before it is due
     asked: dict[int, Asked] = dataclasses.field(default_factory=dict)  # by fragment, the last time
@@ -206,6 +208,7 @@ class Membership:
         if old is not None:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
             member.lag, member.delivery, member.punctual = old.lag, old.delivery, old.punctual
+            member.in_time = old.in_time
             member.counted_from = dict(old.counted_from)
             if old.state is MemberState.LIVE:
                 self.move(old, MemberState.GONE)

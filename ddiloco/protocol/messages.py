@@ -64,6 +64,24 @@ NOTHING_MERGED = Watermark()
 
 
 @dataclasses.dataclass(frozen=True)
+class OfferReceipt:
+    """What a learner signs of an offer, opaque to the cores; empty where nothing is signed.
+
+    Attributes:
+      sha256: of the encoded arrays.
+      head: of the shard's log, in the newest statement that the learner has; empty: none yet.
+      signature: of the learner, under these and the contribution.
+    """
+
+    sha256: bytes = b""
+    head: bytes = b""
+    signature: bytes = b""
+
+
+NO_RECEIPT = OfferReceipt()
+
+
+@dataclasses.dataclass(frozen=True)
 class Contribution:
     """A learner's fragment after `step`, with the work on it since `version`.
 

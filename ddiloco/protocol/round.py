@@ -44,6 +44,7 @@ class Round:
     window_closes: float = 0.0  # end of the paper's window, which waits for all
     awaited: frozenset[int] = frozenset()  # learners waited for after it
     awaited_until: float = 0.0
+    hopeless: frozenset[int] = frozenset()  # learners not waited for, even in the window
     left_owing: set[int] = dataclasses.field(default_factory=set)  # left in the window, may rejoin in it
     departed: set[int] = dataclasses.field(default_factory=set)  # left learners whose offer has arrived
     failed: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # incarnation, reports
@@ -75,7 +76,7 @@ class Round:
         owing = self.owed.keys() | self.left_owing | (self.awaited & self.unasked)
         if self.awaited & owing:
             return max(self.window_closes, self.awaited_until)
-        return self.window_closes if owing or awaits_learners else 0.0
+        return self.window_closes if owing - self.hopeless or awaits_learners else 0.0
 
     def has_aged(self, m: Member, steps: int) -> bool:
         """Whether a waiting offer's learner has since taken more than so many steps.

@@ -22,7 +22,6 @@ from ddiloco.dashboard.server import PageServer
 from ddiloco.dashboard.visitors import NOBODY, Visitors, check_page
 from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
-from ddiloco.protocol.schedule import Schedule
 from ddiloco.run import resources
 from ddiloco.run.environment import write_environment
 from ddiloco.run.exports import Exports, check_exports
@@ -223,7 +222,7 @@ def _run_owned(
     )
     monitor.start()
     warnings = () if assembly is None or resume else assembly.recipe.warnings()
-    for sentence in (*_never_merged(experiment), *warnings):
+    for sentence in warnings:
         monitor.queue.put(Alarm(sentence, 0.0 if experiment.driver == "virtual" else time.time()))
     extra: dict[str, Any] = {"finished": False}
     begun = time.monotonic()
@@ -275,16 +274,6 @@ def _run_owned(
         with contextlib.suppress(OSError):  # it is printed, too
             (workdir / "sample.txt").write_text(sample + "\n")
     return Result(summary, sample, failure)
-
-
-def _never_merged(experiment: Experiment) -> Iterator[str]:
-    """Says so where fragments are due for the first time only after the last step."""
-    steps, sync = experiment.train.steps, experiment.sync
-    schedule = Schedule(sync.num_fragments, sync.interval)
-    never = sum(not schedule.last_due(p, steps) for p in range(sync.num_fragments))
-    if never and experiment.algorithm not in BASELINES:
-        which = f"{never} of {sync.num_fragments} fragments are never merged"
-        yield f"train.steps is {steps}, below sync.interval, {sync.interval}: {which}"
 
 
 def _check(owner: Owner, workdir: pathlib.Path) -> None:

@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from ddiloco.config import ConfigError
+from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.optimizer import OuterConfig, make_outer_optimizer
+from ddiloco.protocol.learner import KEPT_OFFERS
+from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.schedule import fragments_of
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
@@ -28,6 +31,7 @@ from ddiloco.training.evaluation import make_eval_step
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.step import abstract_batch, abstract_state
 from ddiloco.workers.assembly import Assembly
+from ddiloco.workers.learner_arrays import DEVICE_OFFERS
 
 _GIB = 1 << 30
 _LIMITS = (
@@ -115,6 +119,33 @@ def learner_needs(experiment: Experiment, layout: FragmentLayout, hosts: int) ->
 def offer_bytes(layout: FragmentLayout, outer: OuterConfig) -> int:
     """The share of an offer, from when it is made until its update has come."""
     return max(encoded_bytes(layout, outer.codec)) + max(layout.bytes)
+
+
+def kept_offers(layout: FragmentLayout, outer: OuterConfig, rebase: bool, sizes: Sequence[int]) -> list[int]:
+    """What a learner keeps of an offer of each fragment, of these float32 `sizes`, until it is merged.
+
+    With rebase that is the outer gradient, which in an exact codec is what is sent. A lossy one adds the
+    encoding, and error feedback what that leaves out.
+    """
+    apart = (rebase and not CODECS[outer.codec].exact) + outer.error_feedback
+    shares = zip(encoded_bytes(layout, outer.codec), layout.bytes, sizes, strict=True)
+    return [math.ceil((apart + sent / whole) * size) for sent, whole, size in shares]
+
+
+def device_offers(layout: FragmentLayout, outer: OuterConfig, sync: SyncPolicy, sizes: Sequence[int]) -> int:
+    """The most that copies of offers take on a device that has these float32 `sizes` of each fragment."""
+    each = kept_offers(layout, outer, sync.rebase, sizes)
+    return sum(sorted((KEPT_OFFERS if sync.takes_late_work else 1) * each)[-DEVICE_OFFERS:])
+
+
+def late_offers(layout: FragmentLayout, outer: OuterConfig) -> tuple[int, int]:
+    """Host memory more for a learner whose offers miss their rounds: at the syncer, and on the learner.
+
+    The syncer has one offer of each fragment, encoded and decoded; the learner KEPT_OFFERS, at most.
+    """
+    decoded = 0 if CODECS[outer.codec].exact else sum(layout.bytes)
+    kept = KEPT_OFFERS * sum(kept_offers(layout, outer, True, layout.bytes))
+    return sum(encoded_bytes(layout, outer.codec)) + decoded, kept
 
 
 def donor_bytes(experiment: Experiment) -> int:

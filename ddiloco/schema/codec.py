@@ -18,6 +18,7 @@ _PARTS = (
     messages.FragmentCounters,
     messages.Report,
     messages.Contribution,
+    messages.OfferReceipt,
     messages.Watermark,
 )
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Event), *_PARTS)}
@@ -64,7 +65,7 @@ def read(message: Message) -> Any:
 
 def _value(value: Any) -> Any:
     match value:
-        case int() | float() | str():
+        case int() | float() | str() | bytes():
             return value
         case Message():
             return read(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -373,6 +374,14 @@ class Experiment:
             yield f"remote.spares: is {remote.spares}, but must be 0 where train.batch_sizes differ"
         if (shards := remote.syncer_shards) > fragments:
             yield f"remote.syncer_shards: is {shards}, but must be at most sync.num_fragments, {fragments}"
+        if remote.keep_offers and not remote.receipts:
+            yield f"remote.keep_offers: is {remote.keep_offers:g}, but must be 0 without remote.receipts"
+        if remote.receipts and not self.tape.enabled:
+            yield "remote.receipts: is True, which needs tape.enabled"
+        if remote.receipts and max(remote.hosts, default=1) > 1:
+            yield "remote.receipts: is True, but must be False where learners have several hosts"
+        if remote.receipts and importlib.util.find_spec("cryptography") is None:
+            yield "remote.receipts: is True, which needs the package cryptography (pip install cryptography)"
         # Which waits end before what they wait for can have come.
         silence, backoff = self.sync.silence_timeout, self.remote.longest_backoff
         snapshot = self.snapshot.timeout

@@ -71,6 +71,19 @@ class RemoteConfig:
     spares: int = setting(
         0, "compiled processes that driver=remote keeps ready to take a dead learner's place", at_least=0
     )
+    receipts: bool = setting(
+        False,
+        "whether learners sign offers, and the syncer its log and versions, so that others can check the run",
+        may_change="resume",
+        both_ends=True,
+    )
+    keep_offers: float = setting(
+        0.0,
+        "share of merges whose offers the syncer keeps to be checked, chosen by learners' signatures; 1: all",
+        at_least=0.0,
+        at_most=1.0,
+        may_change="resume",
+    )
     restarts: int = setting(
         20,
         "maximum restarts of a process by driver=remote, and of the syncer or all learners by Ray, since the "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddiloco.goodput.accounting import State
+from ddiloco.protocol.policy import MAX_AGE, TOO_OLD
 from ddiloco.telemetry.alarms import Alarms
 from ddiloco.telemetry.files import GrowingFiles, read_json, write_json
 from ddiloco.telemetry.json_lines import about
@@ -225,6 +226,12 @@ class Monitor:
                 speed = f"its clock goes {values['speed']:.0f} times as fast as others step"
                 hint = "with a sync.quorum of 2 or more it would not hurry them"
                 self._alarms.raise_once(f"speed of {learner}", f"learner {learner}: {speed}; {hint}")
+            case "drop" if values.get("reason") == TOO_OLD:
+                refused = self._state.rounds.left_out[learner] > 0
+                why = "the guard leaves out its offers" if refused else "its link to the syncer is too slow"
+                lost = f"unmerged work is overwritten, over {MAX_AGE} versions old"
+                sentence = f"learner {learner}: {lost}: {why}"
+                self._alarms.raise_once(f"overwritten {learner}", sentence)
             case "learner_lost" if not finished:
                 self._print(f"learner {learner} lost: {values.get('reason', 'no reason given')}")
             case "learner_silent" if not finished:

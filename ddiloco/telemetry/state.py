@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddiloco.goodput.accounting import State, Timelines
+from ddiloco.protocol.policy import TOO_OLD
+from ddiloco.telemetry.merge_shock import MergeShock, merge_shock
 from ddiloco.telemetry.records import (
     LOST,
     READY,
@@ -92,6 +94,7 @@ class LearnerProgress:
     clock: int = 0
     loss: Curve = dataclasses.field(default_factory=Curve)
     performance: Performance = dataclasses.field(default_factory=Performance)
+    shock: MergeShock = dataclasses.field(default_factory=MergeShock)
     skips: collections.deque[bool] = _recent(RECENT_STEPS)  # whether the last steps were skipped
     gaps: collections.deque[float] = _recent(33)  # seconds from the end of a step to that of the next
     stale: collections.deque[int] = _recent(RECENT_ROUNDS)  # steps from an offer to its merge
@@ -99,6 +102,7 @@ class LearnerProgress:
     last_seen: float = -math.inf  # its last step or change of state
     changed_at: float = -math.inf  # its last change of state
     not_finite: bool = False  # the newest loss
+    epsilon: float | None = None  # of its steps so far, as a loop with differential privacy reports it
     silent: bool = False  # no message for the silence timeout
     starts: int = 0  # of its processes
     lane: Lane = dataclasses.field(default_factory=Lane)
@@ -195,6 +199,7 @@ class RunState:
         self.received_by_learner: collections.Counter[int] = collections.Counter()
         self.evaluations: list[Evaluated] = []
         self.drops: collections.Counter[str] = collections.Counter()
+        self.overwritten: collections.Counter[int] = collections.Counter()  # times, by learner
         self.inner_states: collections.Counter[str] = collections.Counter()  # by source
         self.failures: list[LearnerDied] = []
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=MAX_EVENTS)
@@ -261,6 +266,7 @@ class RunState:
             counted = summary.get(f"bytes_{name}_by_learner", {})
             known.update({int(m): count for m, count in counted.items()})
         self.drops.update(summary.get("drops", {}))
+        self.overwritten.update({int(m): n for m, n in summary.get("work_overwritten", {}).items()})
         # Lines of rounds have no offers of those that made no version.
         left_out = {int(m): count for m, count in summary.get("offers_left_out", {}).items()}
         self.rounds.left_out |= collections.Counter(left_out)
@@ -293,6 +299,8 @@ class RunState:
         learner.stepped_at = learner.last_seen = time
         learner.skips.append(skipped)
         learner.performance.add(record.metrics)
+        if "epsilon" in record.metrics:
+            learner.epsilon = as_float(record.metrics["epsilon"])
         sums: dict[Any, float] = {("tokens", number): tokens, "tokens": tokens}
         # The time of a skipped step is lost; a baseline is one job, reported by learner 0.
         ended = max(time, learner.changed_at)
@@ -304,6 +312,7 @@ class RunState:
         if "loss" in record.metrics:
             loss = as_float(record.metrics["loss"])
             learner.not_finite = not math.isfinite(loss)
+            learner.shock.add(math.nan if skipped else loss, "updates" in record.metrics)
             if not skipped:
                 learner.loss.add(record.step, loss)
                 self._recent.append(loss)
@@ -342,6 +351,8 @@ class RunState:
                 self.rounds.left_out.update(values["left_out"])
             case "drop":
                 _count(self.drops, values.get("reason", "unknown"))
+                if values.get("reason") == TOO_OLD:
+                    self.overwritten[int(values["learner"])] += 1
             case "recovered":
                 _count(self.inner_states, values.get("inner_state", "unknown"))
             case _ if name in LOST + READY:
@@ -535,6 +546,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "train_loss": state.train_loss(),
         "eval_loss": last.loss if last else None,
         **({f"eval_{name}": value for name, value in last.statistics.items()} if last else {}),
+        **_privacy(learners),
         "eval_history": [_evaluation(record, started) for record in state.evaluations],
         "rounds": rounds.count,
         "outer_steps": {f: rounds.by_fragment[f] for f in {*range(info.num_fragments), *rounds.by_fragment}},
@@ -543,6 +555,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "max_quorum": max(rounds.quorums, default=None),
         "merged_share": state.merged_share(),
         "merged_shares": state.merged_shares(),
+        **merge_shock(learner.shock for learner in state.learners.values()),
         "timing": state.timing.settings or None,
         "mean_grace_seconds": rounds.mean_seconds("grace_seconds"),
         "goodput": lines.goodput(now) if window else None,
@@ -554,6 +567,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "bytes_received_by_learner": dict(sorted(state.received_by_learner.items())),
         "inner_states": dict(sorted(state.inner_states.items())),
         "drops": dict(sorted(state.drops.items())),
+        "work_overwritten": dict(sorted(state.overwritten.items())),
         "offers_left_out": dict(sorted(rounds.left_out.items())),
         "quarantined": sorted(state.quarantined),
         "failures": [dataclasses.asdict(death) for death in state.failures],
@@ -563,6 +577,12 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "interrupted": False,
     }
     return as_json(values)
+
+
+def _privacy(learners: Mapping[int, LearnerProgress]) -> dict[str, Any]:
+    """Epsilon of the run and by learner, where loops report it; no row of data is on two learners."""
+    known = {m: one.epsilon for m, one in learners.items() if one.epsilon is not None}
+    return {"epsilon": max(known.values()), "epsilon_by_learner": known} if known else {}
 
 
 def _evaluation(record: Evaluated, started: float) -> dict[str, Any]:

@@ -24,6 +24,7 @@ OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 
 SUMMARY, PLAN = "summary.json", "plan.json"
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
+KEPT |= {"offers", "receipts"}
 """The files of a workdir that the resumed run continues."""
 
 MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "availability.csv", "loss.png", "sample.txt"}
@@ -42,7 +43,7 @@ MADE_AGAIN |= {
 """Those that it makes again, or that are of the run as it was."""
 
 FOLDERS = {"snapshots", "learners", "metrics", "checkpoints", "evaluator", "profile", "replay", "syncer"}
-FOLDERS |= {"export", "tape", "wandb"}
+FOLDERS |= {"export", "offers", "receipts", "tape", "wandb"}
 """Those that are folders."""
 
 OF_RUNS = KEPT | MADE_AGAIN | {SUMMARY}

@@ -263,6 +263,7 @@ def _orthogonalize_shards(
     return [part.reshape(s.shape) for part, s in zip(jnp.split(x, list(ends)), stacks, strict=False)]
 
 
+@jax.jit  # so that it is traced once for all matrices of a shape
 def _orthogonal(x: jax.Array) -> jax.Array:
     """Matrices (..., D, F) with singular values near one: the quintic iteration of Newton and Schulz."""
     a, b, c = _COEFFICIENTS

@@ -29,6 +29,9 @@ class EventDelivery:
     # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
     # sent in their place to learners with that version; (): none.
     difference: Pieces = ()
+    statements: Sequence[
+        bytes
+    ] = ()  # signed ones of the shard on the fragments; empty: none, as without receipts
 
 
 def fragments_with(event: events.FromSyncer) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -72,6 +73,9 @@ class Program(Protocol):
         """A copy of the inner state's arrays, on its way to the host."""
 
 
+DEVICE_OFFERS = 4
+"""Offers whose copies stay on the devices, the last ones: as many as are on their way where links keep up."""
+
 STEPS_IN_FLIGHT = 2
 """Steps handed to the devices before the oldest is complete: enough that they never wait for the host."""
 
@@ -93,7 +97,8 @@ class TrainingArrays:
     """Owned by the thread that steps. Every call takes effect after the steps handed out before it.
 
     If offers are outer gradients, the devices also keep the adopted version of each fragment, 4 bytes a
-    parameter. Error feedback takes as much again, for what encodings left out.
+    parameter. Error feedback takes as much again, for what encodings left out. Of offers that may yet be
+    merged they have the last DEVICE_OFFERS, of all fragments together; older ones are in the hosts' memory.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class TrainingArrays:
         self._residuals: dict[int, tuple[jax.Array, ...]] = {}  # the next offers send it along
         # By fragment and steps, since an update had some of the work
         self._offers: dict[int, dict[int, Offer]] = {}
+        self._on_devices: collections.deque[tuple[int, int]] = collections.deque()  # their last offers
 
     def adopt(self, fragments: Sequence[Pieces], inner: Sequence[np.ndarray] | None = None) -> None:
         """Loads all fragments of a welcome and an inner state; error feedback starts from zero.
@@ -183,6 +189,11 @@ class TrainingArrays:
         kept[steps] = offer
         if len(kept) > KEPT_OFFERS:
             del kept[next(iter(kept))]
+        self._on_devices.append((fragment, steps))
+        if len(self._on_devices) > DEVICE_OFFERS:
+            p, made = self._on_devices.popleft()
+            if (old := self._offers.get(p, {}).get(made)) is not None:
+                self._offers[p][made] = old.stowed()
         return offer
 
     def offered(self, fragment: int, steps: int) -> Offer:
@@ -217,7 +228,7 @@ class TrainingArrays:
         if transfer.keeps_anchors:
             self._anchors[fragment] = placed
         if offer is not None and offer.residual:
-            left = offer.residual
+            left = transfer.place(fragment, offer.residual)
             self._residuals[fragment] = tuple((1 - mixing) * x for x in left) if mixing else left
 
     def inner(self) -> list[jax.Array]:
@@ -272,9 +283,8 @@ class TrainingArrays:
         own, left = of_kind("own", arrays), of_kind("left", arrays)
         for key in dict.fromkeys(name.rpartition("/")[0] for name in [*own, *left]):
             p, steps = map(int, key.split("/"))
-            residual, kept = (numbered(key, found) for found in (left, own))
-            placed = (transfer.place(p, arrays) if arrays else () for arrays in (residual, kept))
-            self._offers.setdefault(p, {})[steps] = Offer((), *placed)
+            residual, kept = (tuple(numbered(key, found)) for found in (left, own))
+            self._offers.setdefault(p, {})[steps] = Offer((), residual, kept)
 
     def draw_from(self, position: dict[str, Any] | None) -> None:
         """Moves the batches; None: to their start, where they must be."""
@@ -289,6 +299,7 @@ class TrainingArrays:
         """Drops the state, as when a process dies; batches already read are not read again."""
         self._state = None
         self._offers.clear()
+        self._on_devices.clear()
         for held in self._held.values():
             held.clear()
 

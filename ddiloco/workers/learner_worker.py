@@ -76,7 +76,7 @@ class _Step(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        return all(value.is_ready() for value in self.metrics.values())
+        return all(value.is_ready() for value in self.metrics.values() if isinstance(value, jax.Array))
 
 
 class LearnerWorker:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddiloco.outer.global_model import GlobalModel, NextVersion, pieces_sha256
+from ddiloco.outer.encoding import InvalidContribution
+from ddiloco.outer.global_model import FragmentState, GlobalModel, NextVersion, pieces_sha256
 from ddiloco.outer.guards import Notice
 from ddiloco.protocol import actions, events
 from ddiloco.protocol.messages import Contribution, RoundId
@@ -22,12 +24,20 @@ from ddiloco.telemetry import records
 from ddiloco.workers.exchange import Pieces
 
 
+class OfferArrays(NamedTuple):
+    """A learner's fragment in memory."""
+
+    pieces: Pieces  # decoded
+    encoded: Pieces = ()  # as it came; (): offers are not kept
+    signature: bytes = b""
+
+
 @dataclasses.dataclass(frozen=True)
 class Arrived:
     """A learner's fragment is here, decoded and validated."""
 
     event: events.FragmentArrived
-    pieces: Pieces
+    arrays: OfferArrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Merged:
     made: NextVersion
     metrics: Mapping[str, Any]  # for the record of the round
     sha256: bytes | None  # of the pieces of a new version; None if no tape is kept
+    state: bytes = b""  # SHA-256 of the outer optimizer's state then; empty unless offers are kept
 
 
 class Merging:
@@ -62,6 +73,7 @@ class Merging:
     ) -> None:
         """`send` puts something into the owner's inbox."""
         self.under_way = 0
+        self._kept = tape.kept_offers
         self._model, self._send, self._record = model, send, record
         self._durable, self._tape = durable, tape
         self._merger = concurrent.futures.ThreadPoolExecutor(1, "syncer-merge")
@@ -71,6 +83,8 @@ class Merging:
         """Decodes a learner's fragment on the calling thread, whichever that is."""
         p, c = event.round.fragment, event.contribution
         try:
+            if (unsigned := self._tape.problem(event, lambda: pieces_sha256(arrays))) is not None:
+                raise InvalidContribution(unsigned)
             pieces = self._model.decode(p, arrays)
             self._model.validate(p, pieces)
         except Exception as error:
@@ -79,9 +93,10 @@ class Merging:
             return
         size = sum(array.nbytes for array in arrays)
         self._record(records.Transferred(c.learner, sent=size, received=0))
-        self._send(Arrived(event, pieces))
+        kept = () if self._kept is None else arrays
+        self._send(Arrived(event, OfferArrays(pieces, kept, event.receipt.signature)))
 
-    def merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+    def merge(self, action: actions.Merge, given: list[tuple[Contribution, OfferArrays]]) -> None:
         """Begins a merge; answered by Merged."""
         self.under_way += 1
         self._merger.submit(self._merge, action, given)
@@ -102,26 +117,43 @@ class Merging:
 
     # The methods below run on other threads, and change nothing of this object.
 
-    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
-        begun = time.monotonic()
+    def _merge(self, action: actions.Merge, given: list[tuple[Contribution, OfferArrays]]) -> None:
+        begun, p = time.monotonic(), action.round.fragment
         try:
+            before = None if self._kept is None else self._model.state(p)
             made = self._model.merge(
-                action.round.fragment,
-                [pieces for _, pieces in given],
+                p,
+                [offer.pieces for _, offer in given],
                 [(c.steps, c.tokens) for c, _ in given],
                 [c.learner for c, _ in given],
                 action.interval,
             )
             self._note_guarded(made.notices, action.round)
             seconds = time.monotonic() - begun
-            self._committer.submit(self._commit, action, made, seconds)
+            used = [offer._replace(pieces=()) for _, offer in given]
+            self._committer.submit(self._commit, action, made, seconds, before, used)
         except Exception as error:
             self._send(error)
 
-    def _commit(self, action: actions.Merge, made: NextVersion, merge_seconds: float) -> None:
-        """Makes a version durable; its fragment is not merged again before the core is notified."""
+    def _commit(
+        self,
+        action: actions.Merge,
+        made: NextVersion,
+        merge_seconds: float,
+        before: FragmentState | None,
+        offers: Sequence[OfferArrays],
+    ) -> None:
+        """Makes a version durable; its fragment is not merged again before the core is notified.
+
+        `before`: the fragment's state that was merged into, where offers are kept.
+        """
         which, version = action.round, action.version - made.empty
+        state = b""
         try:
+            if self._kept is not None and before is not None and not made.empty:
+                with self._alarmed():
+                    self._kept.save(which.fragment, version, before, [offer.encoded for offer in offers])
+                state = pieces_sha256(self._model.state(which.fragment).optimizer)
             sha256 = pieces_sha256(made.pieces) if self._tape.on and not made.empty else None
             begun = time.monotonic()
             needless = made.empty or self._durable is None
@@ -131,12 +163,23 @@ class Merging:
         except Exception as error:
             self._send(error)
             return
+        if committed and self._kept is not None and not made.empty:
+            with self._alarmed():
+                self._kept.choose(which.fragment, version - 1, [offer.signature for offer in offers])
         if committed:  # else the run is over, without this merge
             metrics = {**made.metrics, "merge_seconds": merge_seconds}
             if not needless:
                 metrics["disk_seconds"] = time.monotonic() - begun
             finished = events.MergeFinished(which, made.left_out)
-            self._send(Merged(finished, version, made, metrics, sha256))
+            self._send(Merged(finished, version, made, metrics, sha256, state))
+
+    @contextlib.contextmanager
+    def _alarmed(self) -> Iterator[None]:
+        """Turns an error of the disk into an alarm: the merge needs no kept offers."""
+        try:
+            yield
+        except OSError as error:
+            self._record(records.Alarm(f"offers are not kept: {records.reason(error)}", time.time()))
 
     def _note_guarded(self, notices: Sequence[Notice], round_id: RoundId) -> None:
         for record in records.guarded(notices, round_id, time.time()):

@@ -27,6 +27,7 @@ class FragmentVersion(NamedTuple):
     version: int
     pieces: Any
     difference: Any = ()  # from the version before, in the update codec
+    statement: bytes = b""  # of the shard on the version, signed; empty: it signs nothing
 
 
 class SyncerDriver(Protocol):
@@ -115,6 +116,11 @@ class SyncerActor:
             self._versions[p] = [FragmentVersion(version, made.pieces, made.difference), self._versions[p][0]]
         return self._decide(finished, now)
 
+    def certify(self, fragment: int, statement: bytes) -> None:
+        """Adds the statement on a fragment's newest version, before that is sent."""
+        newest, *older = self._versions[fragment]
+        self._versions[fragment] = [newest._replace(statement=statement), *older]
+
     def end(self) -> None:
         """From now on only records are made of what the core decides."""
         self._ended = True
@@ -180,10 +186,12 @@ class SyncerActor:
         match event:
             case events.UpdateArrived(p, version):
                 committed = self.version(p, version)
-                return EventDelivery(event, [committed.pieces], difference=committed.difference, **known)
+                with_it = {"difference": committed.difference, "statements": [committed.statement]}
+                return EventDelivery(event, [committed.pieces], **with_it, **known)
             case events.Welcomed(versions=versions):
-                held = zip(fragments_with(event), versions, strict=True)
-                return EventDelivery(event, [self.version(p, version).pieces for p, version in held], **known)
+                held = [self.version(*one) for one in zip(fragments_with(event), versions, strict=True)]
+                statements = [one.statement for one in held]
+                return EventDelivery(event, [one.pieces for one in held], statements=statements, **known)
         return EventDelivery(event)
 
     def _with_data(self, event: events.Welcomed, told: actions.Send) -> events.Welcomed:

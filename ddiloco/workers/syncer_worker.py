@@ -23,7 +23,7 @@ from ddiloco.telemetry import records
 from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, EventDelivery, Pieces
 from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT
 from ddiloco.workers.links import LearnerLink, Links
-from ddiloco.workers.merging import Arrived, Merged, Merging
+from ddiloco.workers.merging import Arrived, Merged, Merging, OfferArrays
 from ddiloco.workers.snapshots import Completed, SnapshotAsked, SnapshotTaker
 from ddiloco.workers.syncer_actor import FragmentVersion, SyncerActor
 
@@ -75,7 +75,10 @@ class SyncerWorker:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._held: Message | None = None  # taken out of the inbox, and next
         self._links = Links()
-        fragments = {p: FragmentVersion(*model.fragment(p)) for p in model.fragments}
+        statements = self._tape.statements
+        fragments = {
+            p: FragmentVersion(*model.fragment(p), statement=statements.get(p, b"")) for p in model.fragments
+        }
         self._actor = SyncerActor(core, self, fragments)
         self._merging = Merging(model, core.policy, self._inbox.put, record, durable, self._tape)
         self._stopping = threading.Event()
@@ -181,7 +184,7 @@ class SyncerWorker:
             self._snapshots.timeout(time.monotonic())
         match message:
             case Arrived():
-                self._actor.take_offer(message.event, message.pieces, time.monotonic())
+                self._actor.take_offer(message.event, message.arrays, time.monotonic())
             case Merged():
                 self._take_merged(message)
                 if not message.made.empty:
@@ -237,7 +240,9 @@ class SyncerWorker:
         now = time.monotonic()
         decided = self._actor.merged(merged.event, merged.version, merged.made, measured, now)
         if merged.sha256 is not None:
-            self._tape.committed(merged.event.round.fragment, merged.version, merged.sha256)
+            p = merged.event.round.fragment
+            self._tape.committed(p, merged.version, merged.sha256, merged.state)
+            self._actor.certify(p, self._tape.statements.get(p, b""))
         self._actor.perform(decided)
 
     def _take_snapshot(self) -> None:
@@ -296,7 +301,7 @@ class SyncerWorker:
     def began(self, learner: int, incarnation: int) -> None:
         self._links.begun(learner, incarnation)
 
-    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, Pieces]]) -> None:
+    def merge(self, merge: actions.Merge, given: list[tuple[Contribution, OfferArrays]]) -> None:
         self._merging.merge(merge, given)
 
     def record(self, name: str, values: Mapping[str, Any]) -> None:

@@ -19,11 +19,14 @@ from ddiloco.outer.fragments import FragmentLayout
 from ddiloco.outer.global_model import GlobalModel, pieces_sha256
 from ddiloco.protocol.state import SyncerState
 from ddiloco.settings.experiment import Experiment, all_settings
+from ddiloco.storage.kept_offers import KeptOffers
 from ddiloco.storage.tape.header import Header, Machine, ResumedWith
 from ddiloco.storage.tape.recorder import (
     FOLDER,
     LearnerTape,
+    Notary,
     SyncerTape,
+    last_head,
     learner_tape,
     next_syncer,
     syncer_tape,
@@ -94,10 +97,25 @@ class Tapes:
             return SyncerTape()
         sha256 = tuple(pieces_sha256(model.fragment(p)[1]).hex() for p in model.fragments)
         process = next_syncer(self.folder)
-        begun = {"state": state, "sha256": sha256, "lineage": lineage}
+        notary = self._notary(shard)
+        previous = "" if notary is None else last_head(self.folder, shard)
+        begun = {"state": state, "sha256": sha256, "lineage": lineage, "previous": previous}
         header = self._header("syncer", None, process, machine_of(None), shard=shard, **begun)
         path = syncer_tape(self.folder, process, shard)
-        return SyncerTape(path, header, self._record, MAX_BYTES)
+        return SyncerTape(path, header, self._record, MAX_BYTES, notary)
+
+    def _notary(self, shard: int) -> Notary | None:
+        """What a shard of the syncer signs with, where it does."""
+        e = self._experiment
+        if self.folder is None or e.driver != "remote" or not e.remote.receipts:
+            return None
+        from ddiloco.storage import signing_keys as keys
+
+        folder = self.folder.parent / keys.FOLDER
+        signer = keys.Signer(folder, keys.syncer_name(shard))
+        share = e.remote.keep_offers
+        kept = KeptOffers(self.folder.parent, share) if share else None
+        return Notary(signer, keys.PublicKeys(folder), kept)
 
     def _header(
         self, role: str, learner: int | None, process: int, machine: Machine, **begun_from: Any

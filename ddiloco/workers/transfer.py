@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ddiloco.arrays.blocks import Blocks, Cut, needed, owned, placed
+from ddiloco.arrays.blocks import Blocks, Cut, in_host_memory, needed, owned, placed
 from ddiloco.arrays.sharded_rows import divides, row_of, row_sharding
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encode, wire_format
@@ -20,18 +20,20 @@ from ddiloco.outer.fragments import FragmentLayout, assemble, take
 from ddiloco.outer.stacks import homes
 
 Arrays = tuple[jax.Array, ...]
+Kept = Any  # a jax.Array, or in host memory numpy's, or `Blocks` where a learner has several hosts
 Parameters = dict[str, jax.Array]
 Shardings = Mapping[str, NamedSharding]
 
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A fragment after a step, encoded, on the devices."""
+    """A fragment after a step, encoded, on the devices or `stowed`."""
 
-    arrays: tuple[jax.Array, ...]  # what the syncer gets, on its way to the host
+    arrays: tuple[Kept, ...]  # what the syncer gets, on its way to the host
     # What the encoding left out, in the pieces' shapes; stays with the learner. (): not asked for.
-    residual: tuple[jax.Array, ...] = ()
-    own: tuple[jax.Array, ...] = ()  # the outer gradient as it is, which stays with it too. (): not kept.
+    residual: tuple[Kept, ...] = ()
+    # The outer gradient as it is, which stays with it too: with an exact codec `arrays`. (): not kept.
+    own: tuple[Kept, ...] = ()
     # The syncer's formats of `arrays` (`ddiloco.outer.encoding.wire_format`). (): their own.
     shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -41,12 +43,18 @@ class Offer:
         shapes = self.shapes or tuple(array.shape for array in arrays)
         return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
 
+    def stowed(self) -> Offer:
+        """The same in host memory: what this of a learner's hosts sends, and what its devices need."""
+        sent = tuple(x if isinstance(x, np.ndarray) else in_host_memory(x, owned) for x in self.arrays)
+        residual, own = (tuple(map(in_host_memory, kept)) for kept in (self.residual, self.own))
+        return dataclasses.replace(self, arrays=sent, residual=residual, own=own)
+
     def own_blocks(self) -> tuple[Blocks, ...]:
         """Of what the syncer gets, the blocks that this of a learner's hosts sends; waits as `on_host`."""
         return tuple(owned(array) for array in self.arrays)
 
 
-def host_arrays(arrays: Sequence[jax.Array]) -> tuple[np.ndarray, ...]:
+def host_arrays(arrays: Sequence[Kept]) -> tuple[np.ndarray, ...]:
     """The arrays in host memory; waits for the copy that was started earlier."""
     return tuple(np.asarray(array) for array in arrays)
 
@@ -118,19 +126,20 @@ class FragmentTransfer:
         pieces: Sequence[np.ndarray | Blocks | jax.Array],
         mixing: float,
         anchor: Sequence[jax.Array] = (),
-        merged: Sequence[jax.Array] = (),
+        merged: Sequence[Kept] = (),
     ) -> Parameters:
         """theta_p <- (1 - mixing) Theta_p + mixing theta_p; the fragment's old tensors are donated.
 
         `pieces` of Theta_p: from the host, or as `place` gave them. With an `anchor`, the version adopted
         before, it is theta_p <- Theta_p + theta_p - (anchor - merged) instead, where `merged` is the `own` of
-        the offer that Theta_p contains; (): it contains none.
+        the offer that Theta_p contains, wherever that is; (): it contains none.
         """
         own, update = self._fragments[fragment], self.place(fragment, pieces)
         if not self.rebase:
             return {**params, **own.apply(own.of(params), update, np.float32(mixing))}
         # One program for all: an update that keeps nothing, or contains no offer, is rare.
-        kept, flags = (tuple(anchor), tuple(merged)), (np.bool_(bool(anchor)), np.bool_(bool(merged)))
+        offered = self.place(fragment, merged) if merged else ()
+        kept, flags = (tuple(anchor), offered), (np.bool_(bool(anchor)), np.bool_(bool(merged)))
         given = (arrays or update for arrays in kept)
         return {**params, **own.apply(own.of(params), update, *given, *flags)}
 

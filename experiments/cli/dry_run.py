@@ -111,8 +111,12 @@ def _model_head(assembly: Assembly) -> list[str]:
     state = abstract_state(experiment.model, experiment.inner, mesh)
     step = make_train_step(experiment.model, experiment.inner, mesh, task.loss)
     jax.eval_shape(step, state, abstract_batch(mesh, rows, task.row), np.float32(0.0))
-    kept = 0 if baseline else anchor_bytes(experiment, assembly.layout, mesh)
-    anchors = f", {_size(kept)} more for adopted versions" if kept else ""
+    anchors = ""
+    if not baseline:
+        kept = anchor_bytes(experiment, assembly.layout, mesh)
+        offers = device_offer_bytes(experiment, assembly.layout, mesh)
+        versions = f"{_size(kept)} for adopted versions, " if kept else ""
+        anchors = f";\n             {versions}up to {_size(offers)} for offers"
     params = num_parameters(experiment.model)
     length = task.row_tokens
     tokens = sum(recipe.kind(shards) for _, shards in jobs) * length
@@ -145,6 +149,13 @@ def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
     if experiment.driver == "remote" and experiment.eval.every is not None:
         evaluator = _size(resources.evaluator_needs(experiment, layout).most)
         scoring = [f"             evaluator {evaluator} where its device is the CPU;"]
+    late = []
+    if experiment.sync.takes_late_work:
+        held, kept = resources.late_offers(layout, experiment.outer)
+        late = [
+            f"             each learner whose offers miss their rounds: syncer {_size(held)}, "
+            f"learner up to {_size(kept / hosts)};"
+        ]
     return [
         f"host memory  {of_syncer},",
         f"             learner {_size(learner.most)} a host beside its devices, "
@@ -152,6 +163,7 @@ def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
         *scoring,
         f"             each round more that links slower than {slack} steps keep on its way: "
         f"syncer {_size(arriving)}, learner {_size(leaving)};",
+        *late,
         f"             this host has {_size(resources.host_memory())}",
     ]
 
@@ -167,13 +179,26 @@ def anchor_bytes(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> 
     outer = experiment.outer
     if CODECS[outer.codec].exact and not experiment.sync.rebase:
         return 0
+    return sum(_fragment_bytes(experiment, layout, mesh)) * (2 if outer.error_feedback else 1)
+
+
+def device_offer_bytes(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> int:
+    """What copies of the last offers take on a device, at most."""
+    sizes = _fragment_bytes(experiment, layout, mesh)
+    return resources.device_offers(layout, experiment.outer, experiment.sync, sizes)
+
+
+def _fragment_bytes(experiment: Experiment, layout: FragmentLayout, mesh: Mesh) -> list[int]:
+    """Float32 bytes of each fragment on a device."""
     shardings = parameter_shardings(experiment.model, mesh)
-    elements = sum(
-        math.prod(sharding.shard_shape(shape))
+    return [
+        BYTES_PER_ELEMENT
+        * sum(
+            math.prod(sharding.shard_shape(shape))
+            for sharding, shape in zip(placement(layout, p, shardings), layout.piece_shapes(p), strict=True)
+        )
         for p in range(layout.num_fragments)
-        for sharding, shape in zip(placement(layout, p, shardings), layout.piece_shapes(p), strict=True)
-    )
-    return BYTES_PER_ELEMENT * elements * (2 if outer.error_feedback else 1)
+    ]
 
 
 def _fragments(layout: FragmentLayout) -> list[str]:

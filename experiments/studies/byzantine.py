@@ -84,7 +84,8 @@ class LyingArrays(TrainingArrays):
         own = honest.on_host()
         first = self._first.setdefault(fragment, own)
         sent = self._falsify(self._rng, self._unmoved[fragment], own, first)
-        lie = self._offers[fragment][steps] = dataclasses.replace(honest, arrays=sent, shapes=())
+        lie = dataclasses.replace(honest, arrays=tuple(sent), shapes=())
+        self._offers[fragment][steps] = lie
         return lie
 
 

@@ -93,12 +93,6 @@ def test_blocks_are_gathered_from_any_hosts_and_what_is_missing_or_comes_twice_i
             one.blocks()
 
 
-def test_a_part_that_no_block_has_whole_is_none():
-    blocks = Blocks((4,), {((0, 2),): np.zeros(2), ((2, 4),): np.ones(2)})
-    with pytest.raises(KeyError, match="no block"):
-        blocks[slice(1, 3),]
-
-
 def test_blocks_beyond_the_array_are_refused():
     for box in (((0, 5),), ((-1, 2),), ((3, 1),)):
         with pytest.raises(ValueError, match="not in an array"):

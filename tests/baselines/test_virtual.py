@@ -75,13 +75,6 @@ def times(run):
     return [record.time for record in run.steps(0)]
 
 
-@pytest.mark.parametrize("algorithm", ["data_parallel", "elastic_data_parallel", "lone_learner"])
-def test_a_steady_job_steps_without_a_gap(algorithm, without_arrays):
-    run = without_arrays(algorithm, step_seconds=(0.5,))
-    assert times(run) == [0.5 * n for n in range(1, 13)]
-    assert run.timelines.goodput(run.seconds) == run.timelines.uptime(run.seconds) == 1.0
-
-
 def test_an_elastic_job_takes_the_closed_form_time_for_a_failure_and_wastes_what_it_should(
     without_arrays, interruptions
 ):
@@ -139,12 +132,6 @@ def test_a_job_goes_at_its_slowest_learners_speed_and_the_others_chips_wait(with
     assert run.timelines.lost(run.seconds)["waiting_for_peers"] == pytest.approx(1 / 3, rel=1e-12)
 
 
-def test_a_lone_learner_waits_for_nobody_and_exchanges_nothing(without_arrays):
-    run = without_arrays("lone_learner", step_seconds=(1.0, 3.0), bandwidth=(1.0,))
-    assert times(run) == [float(n) for n in range(1, 13)]
-    assert run.timelines.goodput(run.seconds) == 1.0
-
-
 def test_a_steps_exchange_takes_what_a_ring_takes_beyond_the_backward_pass(data_dir, without_arrays):
     """Four learners of a second a step: 2 * 3/4 * 2 bytes a parameter over the slowest link, and 6 hops."""
     num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
@@ -155,14 +142,6 @@ def test_a_steps_exchange_takes_what_a_ring_takes_beyond_the_backward_pass(data_
     assert times(run) == pytest.approx([step * n for n in range(1, 13)], rel=1e-12)
     lost = {name: share for name, share in run.timelines.lost(run.seconds).items() if share}
     assert lost == pytest.approx({"waiting_for_network": 1 - 1 / step}, rel=1e-12)
-
-
-def test_an_exchange_that_the_backward_pass_covers_takes_no_time(data_dir, without_arrays):
-    num_params = assembly_of(virtual(data_dir, "data_parallel")).num_params
-    run = without_arrays("data_parallel", bandwidth=(2.0 * num_params * 1.51,))  # of two: 2 bytes a parameter
-    assert times(run) == [float(n) for n in range(1, 13)]
-    run = without_arrays("data_parallel", bandwidth=(2.0 * num_params,))
-    assert times(run) == pytest.approx([4 / 3 * n for n in range(1, 13)], rel=1e-12)
 
 
 def test_an_exchange_does_not_go_on_while_the_job_stands_still(data_dir, without_arrays, interruptions):

@@ -17,6 +17,7 @@ SLOW = (
     "accelerator",
     "donation",
     "tape",
+    "receipts",
     "guard",
 )
 

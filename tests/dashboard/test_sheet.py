@@ -9,9 +9,6 @@ import pytest
 
 from ddiloco.dashboard.sheet import (
     WIDTH,
-    ChartLine,
-    _ticks,
-    chart,
     charts,
     document,
     forms,
@@ -78,16 +75,6 @@ def test_the_first_section_says_who_is_in_trouble_and_why(view_of, name, said):
     assert said in page.text[:400]
 
 
-def test_what_is_drawn_is_said_in_words_too(view_of):
-    page = Page(document([view_of("lives")]))
-    drawings = [
-        svg for svg in page.of("svg") if svg.get("aria-hidden") != "true" and svg.get("class") != "swatch"
-    ]
-    assert drawings and all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
-    [second] = [svg["aria-label"] for svg in drawings if svg["aria-label"].startswith("learner 2")]
-    assert second == "learner 2: stepping 3 min, dead 70 s, recovering 30 s"
-
-
 def test_scores_stand_at_their_times_also_where_nobody_was_there_as_the_run_began(view_of):
     """A virtual run begins at 0, which is a time like any other."""
     scores = [{"seconds": 70.0, "tokens": 9, "loss": 2.0}]
@@ -149,30 +136,6 @@ def test_a_report_is_one_file_that_asks_for_nothing(view_of):
 
 def test_a_folder_without_a_run_has_a_page(tmp_path):
     assert "no step yet" in Page(document(read_views([tmp_path]))).text
-
-
-@pytest.mark.parametrize(
-    ("values", "zero", "ticks"),
-    [
-        ([2.0, 6.3], False, [2, 3, 4, 5, 6, 7]),
-        ([0.0, 400.0], True, [0, 100, 200, 300, 400]),
-        ([5.0], False, [5, 6, 7, 8, 9, 10]),
-        ([0.0], True, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        ([-1.0, 1.0], False, [-1.0, -0.5, 0.0, 0.5, 1.0]),
-    ],
-)
-def test_ticks_are_round_and_enclose_the_values(values, zero, ticks):
-    assert _ticks(values, zero) == pytest.approx(ticks)
-
-
-def test_one_peak_does_not_flatten_a_long_curve():
-    assert _ticks([2.0] * 50 + [2.5] * 49 + [900.0], zero=False)[-1] < 200
-
-
-def test_a_curve_goes_from_corner_to_corner_and_leaves_out_what_is_not_known():
-    drawn = chart("Loss", "nats", [ChartLine("a", [0.0, 5.0, 10.0], [1.0, None, 0.0], 0)], end=10.0)
-    assert drawn.curves[0].path == "M0.0 0.0L1000.0 200.0"
-    assert drawn.in_words == "Loss in nats. At the end: a 0."
 
 
 def test_a_lane_has_a_form_for_each_state_and_a_bar_for_each_time_of_merging():

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import pytest
-
 from ddiloco.dashboard.view import read_views, view_of
 from ddiloco.telemetry import run_files
 from ddiloco.telemetry.run_files import RunFiles
@@ -166,13 +164,6 @@ def going_on(workdir, target, monkeypatch):
     )
     monkeypatch.setattr(run_files, "ALIVE", 1e9)
     return target
-
-
-def test_tokens_a_second_of_long_steps_are_those_of_the_last_few(run_of, tmp_path, monkeypatch):
-    view = read_views([going_on(run_of("long_steps"), tmp_path / "run", monkeypatch)])[0]
-    for one in view.learners:
-        assert one.step_seconds == 300.0
-        assert one.tokens_per_second == pytest.approx(one.tokens / one.clock / 300.0, rel=0.3)
 
 
 def test_a_learner_that_stands_still_while_the_run_goes_on_has_hung(run_of, tmp_path, monkeypatch):

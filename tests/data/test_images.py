@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from ddiloco.config import ConfigError
 from ddiloco.data.batches import Selection
-from ddiloco.data.errors import DataError
 from ddiloco.data.images import (
     augmented,
     held_out_images,
@@ -22,7 +20,6 @@ from ddiloco.data.images import (
 )
 from ddiloco.data.settings import ClassificationConfig, ImagesConfig
 from ddiloco.data.sources import open_images
-from tests.data.positions import assert_goes_on
 
 
 @pytest.fixture
@@ -61,41 +58,12 @@ def test_images_keep_their_labels(config, data_dir):
         assert [label[row.tobytes()] for row in batch["image"]] == batch["label"].tolist()
 
 
-def test_a_restored_iterator_continues_exactly(config):
-    config = dataclasses.replace(config, prefetch=3, threads=2)
-    original = batches(config, shards=(3, 0))
-    for _ in range(9):
-        next(original)
-    assert_goes_on(original, batches(config, shards=(3, 0)), 9)
-
-
-def test_shards_share_the_threads(config):
-    before = set(threading.enumerate())
-    together = batches(dataclasses.replace(config, threads=2), shards=(0, 1, 2, 3), batch_size=8)
-    next(together)
-    assert 0 < len(set(threading.enumerate()) - before) <= 2
-
-
 def test_a_seed_repeats_the_augmentation_and_another_changes_it(config):
     assert drawn(config, 30) == drawn(config, 30) != drawn(config, 30, seed=8)
 
 
 def test_the_same_image_is_augmented_anew_in_each_epoch(config):
     assert len(set(drawn(config, 20, shards=(2,), num_shards=40))) > 3
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"config": {"flip": True}}, "augmentation was"),
-        ({"size": 6}, r"image was \[8, 8, 1\], is \[6, 6, 1\]"),
-    ],
-)
-def test_a_state_of_another_stream_is_refused_with_the_difference(config, change, says):
-    state = batches(config).get_state()
-    other = dataclasses.replace(config, **change.pop("config", {}))
-    with pytest.raises(DataError, match=says):
-        batches(other, **change).set_state(state)
 
 
 def test_more_classes_than_the_model_has_are_refused(config):

@@ -4,7 +4,6 @@ import fcntl
 import itertools
 import os
 import pathlib
-import platform
 import signal
 import subprocess
 import sys
@@ -108,11 +107,6 @@ def test_the_split_depends_on_the_path_alone():
     assert {path: stdlib_text.split_of(path) for path in known} == known
     held_out = sum(stdlib_text.split_of(f"module_{i}.py") == "validation" for i in range(4000))
     assert 130 < held_out < 270
-
-
-def test_the_folder_names_the_python_version(data_dir):
-    (folder,) = [path for path in pathlib.Path(data_dir, "stdlib_text").iterdir() if path.name[0] != "."]
-    assert folder.name.startswith(f"{sys.implementation.name}-{platform.python_version()}-")
 
 
 def test_processes_that_prepare_at_once_all_succeed_and_print_nothing(tmp_path):

@@ -53,7 +53,7 @@ def test_an_example_comes_to_the_same_parameters_again_in_virtual_time(example, 
     )
     assert first.summary["params_sha256"] == again.summary["params_sha256"]
     assert first.summary["params_sha256"] != other.summary["params_sha256"]
-    assert first.summary["rounds"] == 12
+    assert first.summary["rounds"] == 13
 
 
 def test_learners_with_the_same_batch_drop_other_units_and_all_score_alike():

@@ -10,7 +10,7 @@ import pytest
 
 from ddiloco.settings.experiment import parse, to_json
 from experiments.cli import program
-from experiments.studies import comparison, figures, runs
+from experiments.studies import comparison, runs
 from experiments.studies import results as tables
 from tests.refusals import assert_refused
 
@@ -23,6 +23,7 @@ def get_config(preset="decoupled"):
     config = dense.get_config(f"tiny,{preset}")
     config.driver = "virtual"
     config.model.update(num_layers=1, model_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=32)
+    config.inner.update(optimizer="adamw", learning_rate=0.003)  # takes half of Muon's time to compile
     config.data.update(sequence_length=32, train_split="train[:60]")
     config.train.update(steps=12, batch_size=2)
     config.sync.update(num_learners=2, num_fragments=3, interval=4)
@@ -217,16 +218,6 @@ def test_the_table_has_ours_beside_the_papers_and_no_empty_column(study):
     assert "| 0.700 ± 0.141 (paper 0.62) |" in second and "| 70.0% ± 14.1% |" in second
 
 
-@pytest.mark.parametrize("rows", [slice(0), slice(1), slice(None)])
-def test_a_figure_is_drawn_of_whatever_there_is(study, rows, tmp_path):
-    study.write(tmp_path / "all")
-    frame = study.frame()
-    frame.loc[range(6)[rows], "finished"] = False
-    figures.draw_comparison(tmp_path / "some.png", frame)
-    for name in ("all", "some"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_config_file_names_the_figures_of_its_table_in_their_order(study, tmp_path):
     assert tables.columns_of("configs/micro.py", "config") == tables.SHOWN
     (tmp_path / "two.py").write_text('COLUMNS = ("goodput", "wall_seconds", "age")')
@@ -236,22 +227,6 @@ def test_a_config_file_names_the_figures_of_its_table_in_their_order(study, tmp_
     (tmp_path / "none.py").write_text('COLUMNS = ("goodput", "speed")')
     with pytest.raises(program.UsageError, match="COLUMNS: no figure 'speed'; known: eval_loss, "):
         tables.columns_of(f"{tmp_path}/none.py", "config")
-
-
-def test_both_rules_are_told_of_a_fleet_whose_links_are_just_full(programs, tmp_path):
-    """By the paper's, each round of two learners leaves one out."""
-    arguments = ["--config=configs/links.py:M2-1.0", f"--output={tmp_path}", "--config.train.steps=120"]
-    done = programs.run("compare", *arguments)
-    assert done.returncode == 0, done.stderr
-    head, _, *told = done.stdout.splitlines()[:4]
-    titles = ["tokens", "merged", "worst learner", "real steps", "age", "age, 95%", "skipped", "round, s"]
-    assert [title.strip() for title in head.split("|")[3:-1]] == [*titles, "largest gap"]
-    assert [line.split("|")[1].strip() for line in told] == ["M2-1.0, paper", "M2-1.0, expected"]
-    paper, expected = json.loads((tmp_path / "compare.json").read_text())
-    assert paper["worst_share"] <= paper["merged_share"] < expected["worst_share"] < 1
-    for row in (paper, expected):
-        assert row["real_steps"] == 1.0 and 0 < row["age"] <= row["late_age"] <= 24
-        assert 0 < row["round_seconds"] < 24 and 0.9 < row["largest_gap"] < 3
 
 
 def asked(**overrides) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ddiloco.training.chips import CHIPS
 from ddiloco.training.sharding import parameter_shardings
 from ddiloco.workers.transfer import FragmentTransfer
 from experiments.cli import program
+from experiments.cli.dry_run import device_offer_bytes
 from experiments.cli.program import UsageError
 from experiments.studies.compiling import table, topology
 from experiments.studies.compiling.cost import CollectiveTraffic, Cost
@@ -152,6 +153,8 @@ def test_what_fits_has_room_for_a_copy_of_the_state_on_its_way_to_the_disk_or_to
     experiment = dataclasses.replace(experiment, **changed)
     state = Compilation(experiment, topology.Slice(jax.devices()[:1], None)).state_bytes
     copied = copied(state, inner_bytes(experiment))
+    compilation = Compilation(experiment, topology.Slice(jax.devices()[:1], None))
+    copied += device_offer_bytes(experiment, compilation.layout, compilation.mesh)
     step = CompiledProgram("step", 1.0, arguments=state, temp=1000.0, cost=Cost(flops=1.0))
     for hbm, fits in ((state + 1000 + copied, True), (state + 999 + copied, False)):
         chip = dataclasses.replace(CHIPS["v5e"], hbm_bytes=hbm)

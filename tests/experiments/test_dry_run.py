@@ -115,5 +115,25 @@ def test_a_codec_makes_what_goes_up_smaller_and_needs_an_anchor_on_the_devices()
     config = program.load_config("configs/dense.py:tiny")
     config.mesh.update(data=-1, fsdp=1)
     config.outer.codec = "int4"
-    kept = re.search(r"each device, ([\d.]+) MiB more for adopted versions$", describe(parse(config)), re.M)
-    assert float(kept[1]) == pytest.approx(sum(assembly_of(parse(config)).layout.bytes) / 2**20, abs=0.1)
+    kept = re.search(
+        r"each device;\n +([\d.]+) MiB for adopted versions, up to ([\d.]+) MiB for offers$",
+        describe(parse(config)),
+        re.M,
+    )
+    sizes = assembly_of(parse(config)).layout.bytes
+    assert float(kept[1]) == pytest.approx(sum(sizes) / 2**20, abs=0.1)
+    assert float(kept[2]) == pytest.approx(4 * max(sizes) * (1 + (4 + 32 / 128) / 32) / 2**20, rel=0.1)
+
+
+def test_what_late_offers_take_is_told_only_where_they_are_merged():
+    config = program.load_config("configs/dense.py:tiny")
+    sizes = assembly_of(parse(config)).layout.bytes
+    told = re.search(
+        r"offers miss their rounds: syncer ([\d.]+) MiB, learner up to ([\d.]+) MiB;$",
+        describe(parse(config)),
+        re.M,
+    )
+    assert float(told[1]) == pytest.approx(sum(sizes) / 2**20, abs=0.1)
+    assert float(told[2]) == pytest.approx(4 * sum(sizes) / 2**20, abs=0.1)
+    config = program.load_config("configs/dense.py:tiny,streaming")
+    assert "miss their rounds" not in describe(parse(config))

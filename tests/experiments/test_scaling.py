@@ -38,7 +38,7 @@ def told(programs, tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "sweep.json").write_text(json.dumps(rows))
     sweeps = f"--sweep={folder}/loss,{folder}/inner"
-    done = programs.run("scaling", sweeps, f"--output={folder}/out", "--draws=2")
+    done = programs.run("scaling", sweeps, f"--output={folder}/out", "--draws=1")
     assert done.returncode == 0, done.stderr
     return folder / "out", done.stdout
 
@@ -79,7 +79,7 @@ def test_tables_and_a_figure_tell_the_same(told):
 def test_what_cannot_be_fitted_is_told_and_the_rest_is_there(programs, tmp_path):
     rows = [row for row in rows_of() if row["model.model_dim"] <= 32 and row["algorithm"] == "decoupled"]
     (tmp_path / "sweep.json").write_text(json.dumps(rows))
-    done = programs.run("scaling", f"--sweep={tmp_path}", f"--output={tmp_path}/out", "--draws=2")
+    done = programs.run("scaling", f"--sweep={tmp_path}", f"--output={tmp_path}/out", "--draws=1")
     assert done.returncode == 0, done.stderr
     needs = "A N^alpha M^beta + E: needs 3 values of N, but there are 2"
     assert f"Not determined: floor: {needs}.\n" in done.stdout

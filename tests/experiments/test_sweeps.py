@@ -10,7 +10,7 @@ from configs.sweeps import honest, scaling
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.settings.experiment import parse, task_of
 from experiments.cli import program
-from experiments.studies import figures, results, sweeps
+from experiments.studies import sweeps
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "sweeps"
 ARGUMENTS = {
@@ -84,38 +84,10 @@ def test_honest_runs_are_smaller_and_have_a_thousand_rounds_and_the_fleet_of_the
         assert type(smaller.model) is type(whole.model)
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_grid_of_many_settings_has_gaps_and_a_figure_that_holds_them(tmp_path):
-    sweep = sweep_of("scaling:inner")
-    rows = [{**row(point), "finished": True} for point in sweep.points]
-    runs = results.completed(rows, lambda frame: sweeps.place(frame, sweep))
-    assert runs.gap.tolist() == pytest.approx((0.5 * runs.line.str.contains("decoupled")).tolist())
-    figures.draw_sweep(tmp_path / "sweep.png", runs, sweep)
-
-
 def row(point):
     """A run with a loss by half above the baseline's of the same steps and inner rate."""
     loss = 1 / (point["train.steps"] + point["inner.learning_rate"])
     return {**point, "eval_loss": loss * (1 if point["algorithm"] == "data_parallel" else 1.5)}
-
-
-AXES = {
-    "merge_rule": ("sync.num_learners", ("outer.merge",)),
-    "fragmentation": ("sync.num_fragments", ("outer.fragmentation",)),
-    "quorum": ("sync.quorum", ("sync.gamma",)),
-    "gamma": ("sync.gamma", ()),
-    "interval": ("sync.interval", ("algorithm",)),
-    "overlap": ("sync.overlap", ("virtual.latency",)),
-    "mixing": ("sync.mixing", ("sync.num_learners",)),
-    "num_learners": ("sync.num_learners", ("algorithm",)),
-    "outer": ("outer.learning_rate", ("outer.momentum",)),
-    "horizons": ("train.steps", ("algorithm",)),
-}
-
-
-@pytest.mark.parametrize(("name", "axes"), AXES.items(), ids=AXES)
-def test_a_sweep_is_drawn_along_what_it_is_about(name, axes):
-    assert sweeps.axes_of(sweep_of(name).points) == sweeps.Axes(*axes)
 
 
 COMPARED = {name: (module, "tiny") for name, module in FAMILIES.items()}
@@ -155,14 +127,6 @@ def bandwidth(name):
     return [round(e.virtual.of("bandwidth", m) / sent, 3) for m in range(e.sync.num_learners)]
 
 
-def test_links_of_a_fleet_carry_what_its_name_says():
-    assert bandwidth("0.85") == [0.85] * 8
-    assert bandwidth("M3-half-1.0") == [1.0, 20.0, 20.0]
-    assert bandwidth("M4-thin-latencies-0.5") == [0.5, 20.0, 20.0, 20.0]
-    assert bandwidth("failures-1.0") == [0.2] * 8  # a step takes five seconds
-    assert bandwidth("M2-slow-1.0") == [1.0, 1.0]
-
-
 @pytest.mark.parametrize(("length", "wanted"), [("short", 480 * 32 * 128), ("long", 16_121_856)])
 def test_tuned_points_are_compared_at_equal_tokens(length, wanted):
     presets = [preset for preset in tuned.POINTS if preset[2] == length]
@@ -174,22 +138,6 @@ def test_tuned_points_are_compared_at_equal_tokens(length, wanted):
     assert {(e.inner.final_fraction, e.data.interleave) for e in found} == {(0.0, 128)}
     for one, e in zip(found, compared, strict=False):
         assert (one.train.batch_size, one.inner) == (e.train.batch_size, e.inner)
-
-
-def test_long_runs_of_algorithms_and_learners_have_equal_tokens_and_documents_side_by_side():
-    compared = [parsed_row(methods, row) for row in methods.get_comparison()]
-    assert {tokens(e) for e in compared} == {16_121_856}
-    assert {e.sync.num_learners * e.data.interleave for e in compared} == {512}
-    assert [e.sync.num_learners for e in compared] == [4, 4, 4, 1, 2, 4, 8]
-    data_parallel, *decoupled = compared
-    assert {e.sync.num_learners * e.batch_size(0) for e in decoupled} == {32}
-    best = parse(tuned.get_config("data_parallel,muon,long"))
-    assert data_parallel.train.batch_size == best.train.batch_size
-    assert {e.inner for e in compared} == {best.inner}
-
-
-def rows_of(module, argument):
-    return [parsed_row(module, row) for row in module.get_tuning(argument)["rows"]]
 
 
 MIXED = ("algorithm", "sync.num_learners", "data.interleave")
@@ -225,14 +173,6 @@ def test_numbers_of_learners_are_compared_on_data_that_is_as_mixed_for_each_and_
 def test_a_preset_or_fleet_that_there_is_not_says_which_there_are(call, preset, problem):
     with pytest.raises(ValueError, match=problem):
         call(preset)
-
-
-@pytest.mark.parametrize("family", micro.FAMILIES)
-def test_a_micro_model_is_smaller_than_the_tiny_one(family):
-    small, tiny = (
-        num_parameters(config) for config in (micro.get_config(family), FAMILIES[family].get_config())
-    )
-    assert small < tiny / 2
 
 
 @pytest.mark.parametrize("size", scaling.SIZES["cpu"])

@@ -100,6 +100,7 @@ def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, t
         ),
         ("make_tokens", ["--learners=2"], "output: is missing; give --output"),
         ("replay", ["--workdir=/nowhere"], "workdir: /nowhere: there is no run in it"),
+        ("verify", ["--log=/nowhere"], "log: /nowhere: there is no run in it"),
         ("tokenize", ["--config=configs/vit.py", "--output=/nowhere/x"], "config: trains on no text"),
         ("tokenize", ["--output=/proc/tokens"], "output: /proc/tokens: "),
     ],

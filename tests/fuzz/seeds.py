@@ -60,7 +60,7 @@ def recorded_tape():
     for event in (events.StepStarted(10), events.StepFinished(), events.StepReported(report)):
         tape.heard(event, 1.5)
     tape.end()
-    return [zlib.decompress(payload) for _, payload in tape_file.read(made).records]
+    return [zlib.decompress(record.payload) for record in tape_file.read(made).records]
 
 
 def shards_records():

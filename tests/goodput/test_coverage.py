@@ -36,12 +36,3 @@ def test_a_cover_that_joins_now_and_then_knows_the_length_of_the_union(intervals
     finally:
         accounting._PENDING = kept
     assert cover.seconds([(60 - last, 60)]) == sum(n > 0 for n in depths([*intervals, (60 - last, last)]))
-
-
-def test_a_cover_of_intervals_that_abut_keeps_one():
-    cover = Cover()
-    for i in range(20_000):
-        cover.add(i / 7, (i + 1) / 7)
-    assert len(cover._starts) < 10_000
-    assert cover.seconds([(0.0, 20_000 / 7)]) == 20_000 / 7
-    assert cover._starts == [0.0]

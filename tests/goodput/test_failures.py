@@ -36,13 +36,6 @@ def test_a_slice_is_struck_only_while_it_is_there():
     assert np.mean(gone) == pytest.approx(300.0, abs=4 * 300 / math.sqrt(len(gone)))
 
 
-def test_a_longer_horizon_only_adds_to_the_list():
-    short, long = (draw_interruptions(FLEET, 40, seed=3, horizon=horizon) for horizon in (4e4, 1e5))
-    assert 0 < len(short) < len(long)
-    assert long[: len(short)] == short
-    assert draw_interruptions(FLEET, 40, seed=4, horizon=1e5) != long
-
-
 def test_a_lanes_draws_do_not_depend_on_who_draws_beside_it():
     alone, together = Draws([(7, 1)]), Draws([(7, 0), (7, 1)])
     drawn = []

@@ -93,13 +93,6 @@ def test_the_lost_part_of_a_step_is_done_again():
     assert replayed.mean() == pytest.approx(4.0, abs=4 * 8 / np.sqrt(12 * 399))
 
 
-def test_a_fleet_of_fewer_slices_than_jobs_is_refused_in_a_sentence():
-    with pytest.raises(ValueError, match="num_chips: 12 chips are 3 slices of 4, but 4 learners need at"):
-        told([], jobs=4)
-    with pytest.raises(ValueError, match="num_chips: 3 chips are 0 slices of 4, but 1 learner needs at"):
-        told([], chips=3)
-
-
 class Ticks:
     """One elastic job of whole-second times, lived second by second after the rules in words."""
 

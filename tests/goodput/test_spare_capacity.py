@@ -29,19 +29,6 @@ def test_on_average_as_many_are_there_as_the_closed_form_says(extra, base):
         assert found == pytest.approx(expected, abs=0.01), j
 
 
-@pytest.mark.parametrize(("free", "share"), [(0.0, 0.0), (1.0, 1.0)])
-def test_a_cluster_never_or_always_free_has_none_or_nearly_all(free, share):
-    model = SpareCapacity(extra_learners=2, free_share=free, mean_size=1e6)
-    counts = draw_extra(model, 1, seed=3, horizon=1e6)
-    assert share_of_time(counts, 1e6, lambda count: count == 2) == pytest.approx(share, abs=1e-4)
-
-
-def test_the_dwell_is_the_mean_time_between_two_draws():
-    model = SpareCapacity(extra_learners=10**6, free_share=1.0, mean_size=1e5, dwell_seconds=50.0)
-    counts = draw_extra(model, 1, seed=5, horizon=1e6)  # so many sizes that no two draws are alike
-    assert len(counts) == pytest.approx(1e6 / 50.0, rel=5 / math.sqrt(1e6 / 50.0))
-
-
 MODELS = st.builds(
     SpareCapacity,
     extra_learners=st.integers(0, 6),
@@ -71,14 +58,6 @@ def test_fleets_with_more_extra_learners_meet_the_same_capacity(seed, few, base)
     small, large = at_every_time(few), at_every_time(few + 3)
     for time in range(0, 5000, 97):
         assert small(time) == min(few, large(time))
-
-
-@given(st.integers(0, 99))
-def test_a_longer_horizon_tells_the_same_beginning(seed):
-    model = SpareCapacity(extra_learners=3)
-    short, long = (draw_extra(model, 2, seed, horizon) for horizon in (4000.0, 9000.0))
-    assert short == [entry for entry in long if entry[0] < 4000.0]
-    assert draw_extra(model, 2, seed + 1, 1e5) != draw_extra(model, 2, seed, 1e5)
 
 
 @pytest.mark.parametrize(

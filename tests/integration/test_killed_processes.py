@@ -32,6 +32,8 @@ OF_LOOP = (
     "--config.train.min_step_seconds=(0.05, 0.05)",
     "--config.eval.every=None",
     "--config.recovery.checkpoint_every=1.0",
+    "--config.remote.receipts=True",
+    "--config.remote.keep_offers=1.0",
 )
 
 
@@ -171,6 +173,22 @@ def test_its_tapes_replay_to_its_own_parameters(programs, story):
     count, compared = map(int, re.findall(r"(\d+) (?:versions|of them)", done.stdout))
     heard_of = sum(story.summary["outer_steps"].values())  # of a merge under way at the end it was not
     assert heard_of <= compared <= count <= heard_of + 1
+
+
+def test_others_can_check_its_log_its_merges_and_that_all_were_told_the_same(programs, story):
+    receipts = story.workdir / "receipts"
+    log = (f"--log={story.workdir}", f"--heads={receipts}", f"--offers={story.workdir}")
+    done = programs.run("verify", *log)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *accounts, last = done.stdout.splitlines()
+    found = re.fullmatch(
+        r"(\d+) versions and \d+ signatures checked; (\d+) merges made again and compared", first
+    )
+    versions, again = map(int, found.groups())
+    assert versions >= len(story.rounds) and again >= len(story.committed)
+    assert [line.partition(":")[0] for line in accounts] == ["learner-0", "learner-1"]
+    assert last == "the log is what was signed, and what the rules decide"
+    assert '"problem"' not in "".join(path.read_text() for path in receipts.iterdir())
 
 
 def test_its_timeline_shows_who_was_killed_and_who_went_on(programs, story):

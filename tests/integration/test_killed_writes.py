@@ -21,8 +21,7 @@ from ddiloco.storage.durable import DurableState
 from tests import small_disks
 from tests.integration.programs import ROOT
 from tests.long import times
-from tests.remote.ends import TIMEOUT, until
-from tests.storage.test_durable import Disk, merge, model
+from tests.remote.ends import TIMEOUT
 
 KILLS = times(8, 50)
 PIECES = 4
@@ -119,24 +118,3 @@ def small_disk(tmp_path):
     """A folder on a file system of 128 KiB."""
     with small_disks.small_disk(tmp_path / "disk", "128k") as folder:
         yield folder
-
-
-def test_a_disk_that_is_full_pauses_commits_with_an_alarm_and_loses_nothing(small_disk, monkeypatch):
-    monkeypatch.setattr("ddiloco.storage.durable.RETRY_SECONDS", 0.01)
-    disk, trained, done = Disk(small_disk), model(), []
-    disk.state.begin(trained)
-    before = disk.state.state()
-    small_disks.fill(small_disk / "in the way")
-    merge(trained, 0, 3.0)
-    committing = threading.Thread(target=lambda: done.append(disk.state.commit(RoundId(4, 0), trained)))
-    committing.start()
-    until(lambda: len(disk.alarms) > 2, "the alarms")
-    assert disk.state.state() == before and not done
-    assert "No space left on device: merges wait until version " in disk.alarms[0]
-    disk.state.remember([(0, 5)])
-    assert any("incarnations are not durable" in alarm for alarm in disk.alarms)
-    (small_disk / "in the way").unlink()
-    committing.join()
-    assert done == [True]
-    state = disk.state.state()
-    assert (state.versions, state.merged_steps) == ((1, 0), (4, 0))

@@ -9,15 +9,17 @@ import sys
 
 import pytest
 
+from tests.integration.hand import LOOP
 from tests.integration.programs import LIMIT, ROOT
 from tests.remote.ends import until
 
-LONG = ("--config.train.steps=100000", "--config.eval.every=None")
+LONG = (LOOP, "--config.train.steps=1000000", "--config.eval.every=None")
+PACED = "--config.train.min_step_seconds=(0.05, 0.05)"
 SLOW = pytest.mark.slow
 DRIVERS = {
-    "local": (*LONG, "--config.driver=local"),
-    "remote": (*LONG, "--config.driver=remote"),
-    "virtual": (*LONG, "--config.driver=virtual", "--config.train.min_step_seconds=()"),
+    "local": (*LONG, PACED, "--config.driver=local"),
+    "remote": (*LONG, PACED, "--config.driver=remote"),
+    "virtual": (*LONG, "--config.driver=virtual"),
 }
 
 
@@ -59,7 +61,7 @@ def begun(workdir, process):
     "driver", ["remote", *(pytest.param(name, marks=SLOW) for name in ("local", "virtual"))]
 )
 def test_a_run_whose_terminal_closes_saves_all_and_leaves(driver, in_terminal, programs, tmp_path):
-    settings = [*programs.training(tmp_path), *DRIVERS[driver]]
+    settings = [*DRIVERS[driver], f"--workdir={tmp_path}"]
     process, shown = in_terminal(sys.executable, "-m", "experiments.train", *settings)
     begun(tmp_path, process)
     close(process, shown)
@@ -73,7 +75,7 @@ def test_a_run_whose_terminal_closes_saves_all_and_leaves(driver, in_terminal, p
 @SLOW
 @pytest.mark.parametrize("driver", ["remote", "local"])
 def test_with_nohup_a_run_outlives_its_terminal(driver, in_terminal, programs, tmp_path):
-    settings = [*programs.training(tmp_path), *DRIVERS[driver]]
+    settings = [*DRIVERS[driver], f"--workdir={tmp_path}"]
     command = ["nohup", sys.executable, "-m", "experiments.train", *settings]
     with open(tmp_path / "nohup.out", "w") as output:
         process, shown = in_terminal(*command, output=output)

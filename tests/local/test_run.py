@@ -14,7 +14,7 @@ from ddiloco.local import run as local
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.run.recipes import assembly_of
 from ddiloco.telemetry import records
-from tests.workbench import assert_equal, devices, experiment, run_local
+from tests.workbench import devices, experiment, run_local
 
 PACED = {"min_step_seconds": (0.02, 0.02)}  # so that no learner is done before the other begins
 
@@ -43,7 +43,7 @@ def plain(data_dir):
 def test_every_fragment_is_merged_as_often_as_it_is_due(algorithm, plain):
     run = plain(algorithm)
     sync = run.experiment.sync
-    schedule = Schedule(sync.num_fragments, sync.interval)
+    schedule = Schedule(sync.num_fragments, sync.interval, 12)
     due = collections.Counter(p for t in range(1, 13) for p in schedule.due(t))
     merged = fragments_of(run, "round")
     # A decoupled syncer that a busy machine keeps from its turn skips it, or finds learners that are done and
@@ -76,31 +76,6 @@ def test_tokens_reported_are_those_of_the_batches_drawn(algorithm, plain):
     assert {m: one.tokens for m, one in run.state.learners.items()} == dict(run.drawn)
     assert all(tokens > 0 for tokens in run.drawn.values())
     assert run.of(records.Evaluated)[-1].tokens == sum(run.drawn.values())
-
-
-def test_held_out_loss_falls_and_belongs_to_the_final_parameters(data_dir, one_device):
-    assembly = assembly_of(
-        experiment(data_dir, train={"steps": 40}, inner={"learning_rate": 0.01}, eval={"every": 10})
-    )
-    run = run_local(assembly)
-    evaluations = run.of(records.Evaluated)
-    assert evaluations[0].step == 0
-    assert [e.step for e in evaluations] == sorted(e.step for e in evaluations)
-    assert evaluations[-1].loss == run.outcome.eval_loss < evaluations[0].loss - 0.3
-    assert assembly.scorer(assembly.evaluation_mesh())(run.outcome.params).loss == pytest.approx(
-        run.outcome.eval_loss, rel=1e-6
-    )
-
-
-def test_a_slow_learner_delays_no_other(data_dir, one_device):
-    train = {"min_step_seconds": (0.0, 0.0, 4.0)}  # the last rounds wait for it so long
-    run = run_local(assembly_of(experiment(data_dir, train=train, sync={"num_learners": 3})))
-    [slow, *_] = steps_of(run, 2)
-    others = [record for m in (0, 1) for record in steps_of(run, m)]
-    assert max(record.step for record in others) == 12
-    assert max(record.time for record in others) < slow.time
-    assert run.outcome.finished
-    assert run.state.timelines.blocked_seconds(run.state.last_time) == 0.0
 
 
 def raises_at(step, batches, error):
@@ -287,13 +262,6 @@ def test_evaluation_can_be_off(data_dir, one_device):
     assert run.of(records.Evaluated) == []
 
 
-def test_initial_parameters_are_a_function_of_the_seed(data_dir):
-    first, again = (assembly_of(experiment(data_dir, seed=3)).initial_parameters() for _ in range(2))
-    other = assembly_of(experiment(data_dir, seed=4)).initial_parameters()
-    assert_equal(first, again)
-    assert (first["embed/embedding"] != other["embed/embedding"]).any()
-
-
 @pytest.mark.parametrize(("working", "steps"), [(1, 12), (0, 10_000)])
 def test_a_failing_evaluation_ends_a_run_only_if_it_is_the_first(data_dir, one_device, working, steps):
     assembly = assembly_of(experiment(data_dir, eval={"every": 4}, train={**PACED, "steps": steps}))
@@ -304,7 +272,7 @@ def test_a_failing_evaluation_ends_a_run_only_if_it_is_the_first(data_dir, one_d
 
         def scored(params):
             score.append(threading.current_thread().name)
-            if score[-1] == "evaluator" and score.count("evaluator") > working:
+            if not working or (score[-1] == "evaluator" and score.count("evaluator") > working):
                 raise MemoryError("no room")
             return real(params)
 
@@ -316,12 +284,3 @@ def test_a_failing_evaluation_ends_a_run_only_if_it_is_the_first(data_dir, one_d
     assert run.outcome.finished is bool(working)
     assert run.outcome.failure.startswith("an evaluation failed at step ")
     assert run.outcome.failure.endswith("MemoryError: no room")
-
-
-def test_runs_in_a_row_all_end(data_dir, one_device):
-    assembly = assembly_of(experiment(data_dir, train={"steps": 8}))
-    runs = [run_local(assembly, limit=60.0) for _ in range(3)]
-    assert all(run.outcome.finished and run.outcome.failure is None for run in runs)
-    due = sum(len(Schedule(3, 4).due(t)) for t in range(1, 9))
-    names = ("round", "round_skipped", "round_abandoned")
-    assert {sum(len(run.noted(name)) for name in names) for run in runs} == {due}

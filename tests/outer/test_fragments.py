@@ -86,16 +86,6 @@ def test_a_tensor_larger_than_its_share_is_cut_into_near_equal_row_ranges():
     assert max(rows) * 8 <= (103 * 8 + 64) / 4
 
 
-def test_tensor_strategy_deals_in_the_order_of_names():
-    layout = fragment(dict.fromkeys("dcbae", (2,)), 2, "tensor")
-    assert [layout.names(p) for p in range(2)] == [("a", "c", "e"), ("b", "d")]
-
-
-def test_balanced_puts_the_largest_first_into_the_lightest_and_breaks_ties_by_name():
-    layout = fragment({"a": (3,), "b": (5,), "c": (3,), "d": (4,)}, 2, "balanced", split_large=False)
-    assert [layout.names(p) for p in range(2)] == [("b", "c"), ("a", "d")]
-
-
 def test_layer_fragments_are_contiguous_from_embedding_to_head():
     layout = fragment(DECODER, 5, "layer")
     order = []

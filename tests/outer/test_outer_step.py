@@ -54,17 +54,6 @@ def test_two_rounds_equal_the_mathematics_and_embeddings_have_a_rule_of_their_ow
             assert metrics["outer_gradient_norm"] == pytest.approx(np.sqrt(squares), rel=1e-4)
 
 
-def test_cosine_metric_is_zero_for_orthogonal_and_one_for_equal_outer_gradients():
-    layout = fragment({"layers/0/w": (4,), "layers/1/w": (4,)}, 1, "tensor")
-    step = OuterStep(layout, OuterConfig(), 3)
-    theta = (np.zeros(4, np.float32), np.zeros(4, np.float32))
-    axes = np.eye(4, dtype=np.float32)
-    across = step(0, theta, step.init(theta), [(x, x) for x in axes[:3]], [1, 1, 1])
-    assert across.metrics["cosine"] == pytest.approx(0, abs=1e-6)
-    along = step(0, theta, step.init(theta), [(axes[0], axes[1])] * 3, [1, 2, 3])
-    assert along.metrics["cosine"] == pytest.approx(1, abs=1e-6)
-
-
 def test_each_shape_compiles_once_a_process_for_every_quorum():
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -98,19 +87,6 @@ def test_absent_slots_change_nothing():
         results.append(step(1, theta, step.init(theta), contributions, [1.0, 2.0]))
     for two, eight in zip(results[0].pieces, results[1].pieces, strict=True):
         np.testing.assert_allclose(two, eight, rtol=1e-6)
-
-
-def test_what_the_learners_sent_and_theta_stay_as_they_are():
-    step = OuterStep(LAYOUT, OuterConfig(), 2)
-    theta = tuple(aligned(x.copy()) for x in take(LAYOUT, 0, parameters(0)))
-    sent = tuple(aligned(x.copy()) for x in take(LAYOUT, 0, parameters(1)))
-    saved = [x.copy() for x in (*theta, *sent)]
-    first = step(0, theta, step.init(theta), [sent], [1.0])
-    again = step(0, theta, step.init(theta), [sent], [1.0])
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(a, b)
-    for now, then in zip((*theta, *sent), saved, strict=True):
-        np.testing.assert_array_equal(now, then)
 
 
 def test_more_contributions_than_learners_are_refused():

@@ -61,13 +61,6 @@ def test_the_front_measures_seconds_a_step_and_foresees_when_it_comes_to_one():
     assert front.reaches(4, 30.0) == 30.0, "what is late comes now at the earliest"
 
 
-def test_a_front_that_falls_back_has_no_speed():
-    front = Front()
-    for step, at in ((0, 0.0), (4, 4.0), (1, 5.0), (2, 6.0)):
-        front.move(step, at, joined=False)
-    assert (front.step, front.step_time.value) == (2, 1.0)
-
-
 def test_learners_that_join_move_the_front_but_measure_nothing():
     front = Front()
     front.move(0, 0.0, joined=False)

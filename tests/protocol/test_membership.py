@@ -19,22 +19,6 @@ def test_only_live_members_count_and_only_the_gone_are_absent():
     assert [m.state for m in members.present()] == [MemberState.JOINING, MemberState.LIVE, MemberState.SILENT]
 
 
-def test_a_departed_incarnation_is_remembered_but_is_no_longer_current():
-    members = Membership(range(1))
-    members.admit(Member(0, 4, heard_at=0.0, state=MemberState.GONE))
-    assert members.newest(0).incarnation == 4
-    assert members.current(0, 4) is None
-
-
-def test_only_the_newest_incarnation_is_current():
-    members = Membership(range(1))
-    members.admit(Member(0, 1, heard_at=0.0))
-    members.admit(Member(0, 2, heard_at=0.0))
-    assert members.current(0, 1) is None
-    assert members.current(0, 2) is members.newest(0)
-    assert members.current(7, 1) is members.newest(7) is None
-
-
 def test_of_two_reports_of_one_step_the_one_with_older_versions_is_the_older():
     def report(*versions):
         return Report(0, 1, 5, tuple(FragmentCounters(version, 1, 10) for version in versions))

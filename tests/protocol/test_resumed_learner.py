@@ -139,12 +139,6 @@ def test_an_offer_counts_only_from_what_is_merged_of_its_learner():
         syncer.handle(events.StepReported(Report(0, 2, 9, (FragmentCounters(1, 5, 50),))), 2.5)
 
 
-def test_its_counters_go_on_from_what_they_were():
-    core, _ = resumed()
-    core.handle(events.StepStarted(10), 0.0)
-    assert [(f.steps, f.tokens) for f in core.work.fragments] == [(3, 30), (5, 50)]
-
-
 def test_a_learner_that_was_blocked_is_so_until_the_update_comes():
     policy = SyncPolicy(num_learners=2, num_fragments=1, interval=4, overlap=0, quorum=None, max_run_ahead=0)
     core, _ = resumed(policy, clock=4, held=(FragmentWork(0, 0, 4, 40),))

@@ -1,6 +1,8 @@
 """The closed forms of the schedule against counting, for any number of fragments and any interval."""
 
-import pytest
+import dataclasses
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,31 +29,16 @@ def test_last_due_is_the_newest_step_found_by_looking_back(schedule, step, data)
     assert schedule.last_due(fragment, step) == max(found, default=0)
 
 
-@given(schedules, st.integers(1, 100))
-def test_in_any_interval_every_fragment_is_due_once(schedule, start):
-    window = range(start, start + schedule.interval)
-    assert sorted(p for t in window for p in schedule.due(t)) == list(range(schedule.num_fragments))
+def test_at_the_last_step_all_fragments_are_due():
+    schedule = Schedule(2, 4, last=7)
+    assert [schedule.due(t) for t in range(1, 8)] == [(), (1,), (), (0,), (), (1,), (0, 1)]
+    assert schedule.due(0) == ()
 
 
-@given(schedules, st.integers(1, 100))
-def test_the_work_of_steps_differs_by_one_fragment_at_most(schedule, step):
-    least = schedule.num_fragments // schedule.interval
-    assert least <= len(schedule.due(step)) <= least + (schedule.num_fragments % schedule.interval > 0)
-
-
-@pytest.mark.parametrize(
-    ("fragments", "interval", "by_step"),
-    [
-        (2, 4, [(), (1,), (), (0,)]),  # fewer fragments than steps
-        (3, 3, [(1,), (2,), (0,)]),  # one at each step
-        (5, 2, [(3, 4), (0, 1, 2)]),  # more fragments than steps
-        (3, 1, [(0, 1, 2), (0, 1, 2)]),  # everything at each step
-    ],
-)
-def test_a_small_schedule_written_out(fragments, interval, by_step):
-    schedule = Schedule(fragments, interval)
-    assert [schedule.due(t) for t in range(1, len(by_step) + 1)] == by_step
-
-
-def test_at_the_start_nothing_is_due():
-    assert Schedule(3, 1).due(0) == ()
+@given(schedules, st.integers(0, 60), st.integers(1, 60), st.data())
+def test_next_due_is_the_first_step_found_by_looking_ahead(schedule, step, last, data):
+    fragment = data.draw(st.integers(0, schedule.num_fragments - 1))
+    with_end = dataclasses.replace(schedule, last=last)
+    for one in (schedule, with_end) if step < last else (schedule,):
+        found = next(t for t in itertools.count(step + 1) if fragment in one.due(t))
+        assert one.next_due(fragment, step) == found

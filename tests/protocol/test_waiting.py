@@ -102,6 +102,28 @@ def test_whoever_misses_its_time_is_not_waited_for_until_it_keeps_it():
     assert seen == [[0], [0, 1], [0], [0], [0, 1]]
 
 
+def test_whoever_misses_most_rounds_keeps_no_window_open_until_it_is_in_time():
+    desk = Desk(learners=2, num_fragments=1, interval=8, quorum=1, gamma=0.5)
+
+    def has_window(step: int, in_time: bool = False) -> bool:
+        """Whether a round is open once learner 0 has offered."""
+        for clock in range(step - 7, step + 1):
+            for learner in (0, 1):
+                desk.report(learner, clock, at=float(clock), steps=8)
+        if in_time:
+            desk.offer(1, (step, 0))
+        begun = merges(desk.offer(0, (step, 0)))
+        if not begun:
+            assert merges(desk.handle(events.Timeout(), at=desk.core.next_deadline()))
+        desk.merged(step, 0)
+        return not begun
+
+    windows = [has_window(step) for step in range(8, 88, 8)]
+    assert windows == [True] * 8 + [False] * 2, "of 1, a fifth is left after eight"
+    assert not has_window(88, in_time=True), "both are here"
+    assert has_window(96)
+
+
 @pytest.mark.parametrize(("thin", "share"), [(8, 0.9), (4, 1.0)])
 def test_links_that_are_just_full_leave_nobody_out(thin, share):
     """`thin` learners have links of this share of what all fragments take."""
@@ -126,8 +148,22 @@ def test_a_restarted_syncer_waits_in_its_first_rounds_for_those_that_were_late_b
     fleet.calendar.at(120.0, fleet.syncer.crash)
     fleet.calendar.at(121.0, fleet.syncer.restart)
     fleet.run(max_events=100_000)
-    after = [values["quorum"] for at, values in told.of("round") if at > 121.0]
+    after = [values["quorum"] for at, values in told.of("round") if at > 121.0 and values["step"] < 240]
     assert after == [8] * len(after)
+
+
+def test_a_last_round_waits_for_the_offers_of_links_that_are_just_full():
+    """All fragments are due at once, which takes these links an interval."""
+    policy = SyncPolicy(num_learners=8, num_fragments=6, interval=12, quorum=1, rebase=True)
+    fleet, told = small_fleet(policy, 240, sizes=(100,) * 6)
+    for place in fleet.places.values():
+        for link in (place.up, place.down):
+            link.quality = LinkQuality(bandwidth=50.0)
+    fleet.run(max_events=100_000)
+    last = [values["quorum"] for _, values in told.of("round") if values["step"] == 240]
+    assert last == [8] * 6
+    merged = sum(values["tokens"] for _, values in told.of("round"))
+    assert merged > 0.995 * 6 * sum(tokens for *_, tokens in told.of("step"))
 
 
 def test_one_that_is_back_and_has_yet_to_be_asked_again_is_waited_for():

@@ -64,13 +64,6 @@ def leading():
         yield made
 
 
-def test_orders_reach_all_hosts_in_order(leading):
-    hosts = leading.hosts()
-    for clock in range(5):
-        leading.followers.order(pb.Order(step=clock))
-    assert [[host.next().step for _ in range(5)] for host in hosts] == [list(range(5))] * 2
-
-
 @pytest.mark.parametrize("problem", ["", "host 2: No space left on device"])
 @pytest.mark.parametrize("what", ["go_on", "keep"])
 def test_a_learner_goes_on_or_has_a_checkpoint_in_a_snapshot_once_all_hosts_have_done_their_part(

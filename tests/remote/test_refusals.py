@@ -24,7 +24,6 @@ from tests.remote.ends import (
     ended,
     greeting,
     joined,
-    report,
     said,
     until,
     welcome,
@@ -59,18 +58,6 @@ def test_who_does_not_fit_is_refused_in_one_line_and_tries_no_more(changes, told
         learner.next(Leave)
         assert syncer.heard.empty()
         assert len(syncer.drops()) == 1
-
-
-def test_what_is_said_before_the_syncer_hears_waits_with_the_learner_and_only_the_newest_report():
-    syncer = SyncerEnd(opened=False)
-    with ended(syncer, learner := LearnerEnd(syncer.address)):
-        assert learner.client.accepted.wait(TIMEOUT)
-        for step in range(1, 2001):
-            learner.send(report(0, 100, step))
-        assert syncer.heard.empty()
-        syncer.server.open()
-        until(lambda: syncer.next(events.StepReported).report.step == 2000, "the newest report")
-        assert syncer.heard.empty()
 
 
 def test_an_incarnation_that_would_keep_out_every_later_process_is_refused(ends):

@@ -136,19 +136,6 @@ def test_an_update_that_memory_refuses_costs_the_connection_and_no_later_update(
     assert_same(learner.next(events.UpdateArrived).fragments[0], arrays(1, 2))
 
 
-def test_records_of_the_time_without_a_syncer_arrive_when_it_is_back(address):
-    syncer = SyncerEnd(address=address)
-    with ended(learner := LearnerEnd(syncer.address)):
-        joined(syncer, learner)
-        syncer.die()
-        until(lambda: learner.client._connection is None)
-        for step in range(1, 301):
-            learner.client.outbox.record(records.StepDone(0, step, float(step), 10, {"loss": 1.0}))
-        with ended(again := SyncerEnd(address=address)):
-            until(lambda: len(steps_in(again.records)) == 300)
-            assert steps_in(again.records) == list(range(1, 301))
-
-
 @pytest.mark.parametrize(("metrics", "steps"), [(160, 300), (1100, 1)])
 def test_records_of_many_metrics_arrive_in_messages_that_may_be(metrics, steps, address):
     syncer = SyncerEnd(address=address)
@@ -177,16 +164,6 @@ def test_a_goodbye_ends_the_session_after_the_last_record(ends):
     assert learner.client.finish(TIMEOUT)
     assert syncer.next(events.LearnerLost).reason == "it left"
     assert steps_in(syncer.records) == [1]
-
-
-def test_a_new_process_hears_of_the_newest_incarnation(ends):
-    syncer, learner = ends
-    joined(syncer, learner, 500)
-    learner.client.finish(0.0)
-    assert syncer.next(events.LearnerLost).incarnation == 500
-    with ended(newer := LearnerEnd(syncer.address, process=200)):
-        assert newer.client.accepted.wait(TIMEOUT)
-        assert newer.client.newest_incarnation == 500
 
 
 def test_a_process_that_connects_again_before_its_last_connection_is_known_to_be_lost_is_let_in(ends):

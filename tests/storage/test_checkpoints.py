@@ -77,13 +77,6 @@ def test_on_a_full_disk_it_is_not_saved_and_other_steps_stand(tmp_path):
             assert manager.all_steps() == [4]
 
 
-def test_saving_a_step_again_replaces_it(copied):
-    save(copied, 12, EXPERIMENT, parameters(7), None)
-    checkpoint = restore(copied)
-    assert (checkpoint.step, checkpoint.eval_loss) == (12, None)
-    assert_equal(checkpoint.params, parameters(7))
-
-
 class Killed(BaseException):
     """Stands for SIGKILL."""
 

@@ -52,13 +52,6 @@ def test_a_path_that_has_no_room_for_what_is_below_it_is_too_long(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["new/sub", "real", "link", "link/sub", "a [b] *", "ä ö", "~"])
-def test_a_folder_is_made_and_has_nothing_in_it(name, place):
-    check_folder(place / name)
-    assert make_folder(place / name).is_dir()
-    assert not any((place / name).iterdir())
-
-
 def test_what_is_there_must_be_of_its_kind(place):
     check_inside(place, {"file": False, "real": True, "link": True, "absent": True, "new": False})
     for names, told in (

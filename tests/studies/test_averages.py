@@ -10,7 +10,6 @@ from ddiloco.baselines.wall import JobArrays
 from ddiloco.outer.fragments import fragment
 from ddiloco.outer.global_model import GlobalModel
 from ddiloco.outer.optimizer import OuterConfig
-from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.virtual.availability import Change, write_trace
 from experiments.studies import averages
@@ -58,11 +57,11 @@ def test_all_that_is_scored_is_scored_on_the_same_rows_and_dead_learners_are_not
     assert len(set(scored[16].values())) == 2 + len(OF_ROUNDS)
 
 
-def test_a_budget_of_tokens_says_where_a_run_ends(data_dir):
-    e = virtual(data_dir, train={"steps": 40, "tokens": 700}, eval={"every": 0})
+def test_what_the_last_rounds_give_is_seen_beside_the_model_without_them(data_dir):
+    e = virtual(data_dir, train={"steps": 7}, sync={"interval": 4, "num_fragments": 3}, eval={"every": 0})
     with workbench.devices(1):
-        points = averages.scored_run(e, threading.Event())
-    assert points[-1]["step"] == with_steps(e, lambda: assembly_of(e)).train.steps < 40
+        scored = {point["name"]: point["loss"] for point in averages.scored_run(e, threading.Event())}
+    assert scored[averages.WITHOUT_LAST] != scored[GLOBAL]
 
 
 def test_a_job_without_learners_has_averages_over_the_steps_of_as_many_rounds(data_dir):

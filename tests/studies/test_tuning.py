@@ -100,21 +100,6 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(rows, told, tmp_path):
         tuning.plan_of(str(file))
 
 
-def test_what_is_tuned_side_by_side_has_one_grid_and_equal_tokens():
-    plan = tuning.plan_of("configs/dense.py:tiny")
-    assert [(row.label, row.against) for row in plan.rows] == [
-        ("data-parallel, AdamW", None),
-        ("Decoupled DiLoCo, AdamW", "data-parallel, AdamW"),
-        ("data-parallel, Muon", None),
-        ("Decoupled DiLoCo, Muon", "data-parallel, Muon"),
-    ]
-    for row in plan.rows:
-        at = dict(zip(row.axes, row.start, strict=True))
-        e = parse(program.resolve(f"configs/dense.py:{row.preset}", [*row.settings.items(), *at.items()]))
-        assert e.train.tokens == 480 * 32 * 128
-        assert (e.outer.optimizer, len(row.axes)) == ("nesterov", 3 if row.against is None else 5)
-
-
 @pytest.mark.parametrize("config", ["merge_rule.py", "methods.py", "methods.py:learners", "methods.py:tiny"])
 def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
     plan = tuning.plan_of(f"configs/{config}")

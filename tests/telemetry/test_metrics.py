@@ -1,13 +1,11 @@
 """TensorBoard's event files: which scalars, against which steps."""
 
-import math
-
 import jax.numpy as jnp
 import pytest
 
 from ddiloco.telemetry.alarms import Alarms
 from ddiloco.telemetry.files import GrowingFiles
-from ddiloco.telemetry.records import Evaluated, Noted, StepDone
+from ddiloco.telemetry.records import Noted, StepDone
 from ddiloco.telemetry.writers import EventFiles, Metrics
 from tests.telemetry.event_files import read, scalars
 
@@ -54,11 +52,6 @@ def test_the_first_step_and_every_nth_are_written_with_the_rate_of_all_steps_bet
     assert written["train/tokens_per_second"] == [(3, (2 + 3) / 4), (6, (4 + 5 + 6) / 6)]
 
 
-def test_no_rate_is_written_where_no_time_has_passed(write):
-    written = scalars(write(step(0, 1, 5.0), step(0, 2, 5.0, loss=1.0)) / "learner_0")
-    assert written == {"train/loss": [(2, 1.0)]}
-
-
 def test_a_round_is_written_against_its_step_and_names_are_left_out(write):
     values = {
         "step": 24,
@@ -83,17 +76,3 @@ def test_a_round_is_written_against_its_step_and_names_are_left_out(write):
         "outer/outer_gradient_norm": [(24, 4.5)],
         "outer/cosine": [(24, 0.125)],
     }
-
-
-def test_the_run_and_its_evaluations_are_written_where_known(write):
-    folder = write(
-        ("evaluated", Evaluated(4, 100, 1.0, math.nan)),
-        ("evaluated", Evaluated(8, 200, 2.0, 0.5, {"accuracy": 0.75})),
-        ("run", 8, 3.0, {"goodput": 0.5, "uptime": None}),
-        ("run", 9, 4.0, {"uptime": None}),
-    )
-    written = scalars(folder / "global")
-    assert written.keys() == {"eval/loss", "eval/accuracy", "run/goodput"}
-    assert math.isnan(written["eval/loss"][0][1]) and written["eval/loss"][1] == (8, 0.5)
-    assert written["eval/accuracy"] == [(8, 0.75)]
-    assert written["run/goodput"] == [(8, 0.5)]

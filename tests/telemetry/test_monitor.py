@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from ddiloco.goodput.accounting import State
+from ddiloco.protocol.policy import MAX_AGE, TOO_OLD
 from ddiloco.telemetry import monitor as monitor_module
 from ddiloco.telemetry.monitor import FLUSH_EVERY, POLL
 from ddiloco.telemetry.records import Evaluated, Flush, Noted, StateChanged, Transferred, write_out
@@ -81,6 +82,21 @@ def test_a_learner_that_hurries_all_others_is_an_alarm(make):
     assert alarm.startswith("learner 1: its clock goes 12 times as fast as others step; with a sync.quorum")
 
 
+def test_work_that_is_overwritten_for_its_age_is_an_alarm_that_names_the_learner_and_its_link(make):
+    monitor = make()
+    put(monitor, *(Noted("drop", {"learner": learner, "reason": TOO_OLD}, 1.0) for learner in (1, 1)))
+    put(monitor, Noted("round_refused", {"step": 1, "fragment": 0, "left_out": [0]}, 1.0))
+    put(monitor, Noted("drop", {"learner": 0, "reason": TOO_OLD}, 1.0))
+    monitor.start()
+    summary = monitor.stop()
+    lost = f"unmerged work is overwritten, over {MAX_AGE} versions old"
+    assert summary["alarms"] == [
+        f"learner 1: {lost}: its link to the syncer is too slow",
+        f"learner 0: {lost}: the guard leaves out its offers",
+    ]
+    assert summary["work_overwritten"] == {"0": 1, "1": 2}
+
+
 def test_records_of_many_threads_all_arrive_and_each_threads_in_order(make, tmp_path):
     monitor, count = make(learners=4, clock=time.time), 100
     monitor.start()
@@ -138,17 +154,6 @@ def test_the_summary_counts_what_was_recorded_before_a_flush_that_asks_for_it(ma
     assert not (tmp_path / "run/summary.json").exists()
     write_out(monitor.queue.put, 60.0, summary=True)
     assert json.loads((tmp_path / "run/summary.json").read_text())["inner_steps"]["0"] == 2
-
-
-def test_the_summary_is_refreshed_while_the_run_goes_on(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor_module, "SUMMARY_EVERY", 0.05)
-    monitor, path = make(), tmp_path / "run/summary.json"
-    monitor.start()
-    put(monitor, step(0, 1))
-    until(lambda: path.exists() and json.loads(path.read_text())["inner_steps"]["0"] == 1)
-    put(monitor, step(0, 2))
-    until(lambda: json.loads(path.read_text())["inner_steps"]["0"] == 2)
-    assert json.loads(path.read_text())["finished"] is False
 
 
 def test_nan_becomes_null_and_one_alarm_for_each_learner(make, tmp_path, capsys):
@@ -240,11 +245,3 @@ def test_stopping_is_bounded_when_the_disk_hangs(make, monkeypatch):
     assert hangs.wait(30)
     go_on.set()
     assert monitor.stop()["rounds"] == SUMMARY["rounds"]
-
-
-def test_what_the_run_knows_better_replaces_the_monitors_own_figures(make):
-    monitor = make()
-    put(monitor, *scripted())
-    better = {"finished": True, "interrupted": True, "params_sha256": "abc"}
-    assert monitor.stop(better) == {**SUMMARY, **better}
-    assert monitor.stop()["interrupted"] is True

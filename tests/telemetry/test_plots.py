@@ -1,13 +1,11 @@
 """`loss.png` of runs with little or odd to draw."""
 
-import contextlib
 import math
 
 import pytest
 from matplotlib import image
 
 from ddiloco.goodput.accounting import State
-from ddiloco.telemetry import plots
 from ddiloco.telemetry.plots import plot_loss
 from ddiloco.telemetry.records import Evaluated, Noted, StateChanged, StepDone
 from ddiloco.telemetry.state import RunState
@@ -42,24 +40,6 @@ def test_any_run_gives_a_figure_and_leaves_no_other_file(tmp_path, run_info, lea
     assert pixels.shape[:2] == (832, 1440)
     assert pixels[..., :3].min() < 0.5
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_an_empty_figure_says_why(tmp_path, run_info, monkeypatch):
-    said = []
-
-    drawn = plots.figure_at
-
-    @contextlib.contextmanager
-    def figure_at(*arguments, **more):
-        with drawn(*arguments, **more) as figure:
-            yield figure
-        said.extend(text.get_text() for text in figure.axes[0].texts)
-
-    state = RunState(run_info(2), 0.0)
-    state.apply(StepDone(0, 1, 1, 10, {}))  # as of a run without arrays
-    monkeypatch.setattr(plots, "figure_at", figure_at)
-    plot_loss(tmp_path / "loss.png", state)
-    assert said == ["steps were taken without a loss"]
 
 
 def test_a_figure_that_cannot_be_written_leaves_no_half_of_it(tmp_path, run_info):

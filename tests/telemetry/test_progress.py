@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddiloco.goodput.accounting import State
-from ddiloco.telemetry.progress import LIVE_EVERY, PLAIN_EVERY, Progress, RecentSpeed, Stall, fitted, glance
+from ddiloco.telemetry.progress import LIVE_EVERY, Progress, RecentSpeed, Stall, fitted, glance
 from ddiloco.telemetry.records import Noted, StateChanged
 from ddiloco.telemetry.state import RunState
 from tests.telemetry.monitor_script import step
@@ -55,19 +55,6 @@ def test_a_timing_that_was_set_is_shown_with_its_reason(state):
     values = {"step": 300, "interval": 12, "quorum": 1, "reason": "plan"}
     state.apply(Noted("timing_set", values, 700.0))
     assert "  merged 91%  H 12 (plan)  quorum 3" in "  ".join(glance(state, paced(), 725.0))
-
-
-def test_what_was_measured_of_steps_is_shown(state):
-    measured = {"step_seconds": 0.1234, "data_wait_seconds": 0.0005, "mfu": 0.4321, "peak_bytes/0": 3 << 29}
-    state.apply(step(0, 401, 721.0, **measured))
-    line = "  ".join(glance(state, paced(), 725.0))
-    assert "merged 88%  MFU 43.2%  p50 124 ms  p99 124 ms  data wait 0.4%  peak 1.5 GiB  quorum" in line
-
-
-def test_what_is_not_known_yet_is_a_dash(run_info):
-    assert "  ".join(glance(RunState(run_info(2), None), RecentSpeed(), 0.0)) == (
-        "step 0/4  loss -  - tok/s  alive 2/2  0:00<-  goodput -  merged -  quorum -  grace - ms"
-    )
 
 
 @given(st.lists(st.text("abc ", min_size=1, max_size=60), min_size=1, max_size=12), st.integers(1, 200))
@@ -127,18 +114,6 @@ def test_warnings_go_to_stderr_and_leave_the_live_line_in_place(terminal):
     progress.warn("the disk is full")
     assert err.getvalue() == "ddiloco: the disk is full\n"
     assert screen.lines() == [fitted(UNKNOWN, WIDTH)]
-
-
-def test_without_a_terminal_every_line_is_plain(monkeypatch):
-    monkeypatch.delenv("CI", raising=False)
-    out = io.StringIO()
-    progress = Progress(out=out)
-    assert not progress.live and progress.every == PLAIN_EVERY
-    progress.show(KNOWN)
-    progress.print_unless_quiet("a return")
-    progress.print_line("an evaluation")
-    progress.end()
-    assert out.getvalue() == f"{fitted(KNOWN, 120)}\na return\nan evaluation\n"
 
 
 def test_a_run_that_gets_no_further_says_where_its_learners_are(state):

@@ -106,14 +106,6 @@ def test_two_processes_one_after_the_other_count_as_one(tmp_path):
     assert both["goodput"] < 1
 
 
-def test_a_step_that_was_skipped_has_no_loss_in_a_later_process_either(tmp_path):
-    skipped = StepDone(0, 4, 105.0, 10, {"loss": math.nan, "skipped": 1})
-    monitor(tmp_path, *FIRST, skipped)
-    told = monitor(tmp_path, resume=True)
-    assert (told["train_loss"], told["skipped_steps"], told["tokens"]["0"]) == (1.0, 1, 30)
-    assert told["inner_steps"] == {"0": 4, "1": 2}
-
-
 def test_of_the_skipped_steps_only_those_count_whose_lines_are_left(tmp_path):
     """As after a cut back to a snapshot: the steps that are taken again may be skipped again."""
     skipped = [StepDone(0, step, 101.0 + step, 10, {"loss": math.nan, "skipped": 1}) for step in (4, 5)]
@@ -222,15 +214,3 @@ def test_alarms_of_an_earlier_process_stay_and_are_not_shown_again(tmp_path, cap
     )
     again = monitor(tmp_path, first, resume=True)
     assert again["alarms"] == told["alarms"]
-
-
-def test_torn_and_foreign_lines_are_passed_over(tmp_path):
-    monitor(tmp_path, *FIRST)
-    for name in ("states.jsonl", "rounds.jsonl", "learners/0/steps.jsonl"):
-        with (tmp_path / name).open("a") as file:
-            file.write('{"time": 103.9, "st')
-    (tmp_path / "events.jsonl").write_bytes(b"\xff\xfe\n")
-    (tmp_path / "learners" / "notes").mkdir()
-    told = monitor(tmp_path, *THEN, resume=True)
-    assert told["tokens"] == {"0": 50, "1": 30}
-    assert told["alarms"] == []

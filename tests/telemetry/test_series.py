@@ -33,12 +33,6 @@ def test_points_are_means_of_as_many_successive_values_each_and_few(values, capa
     assert steps == [min((place + 1) * stride, len(values)) for place in range(len(groups))]
 
 
-@given(values.filter(bool), shares)
-def test_the_mean_of_the_end_is_exact_while_the_curve_is_short(values, share):
-    wanted = max(1, round(share * len(values)))
-    assert curve_of(values, 512).tail_mean(share) == pytest.approx(sum(values[-wanted:]) / wanted)
-
-
 @given(values.filter(bool), shares, st.integers(1, 10).map(lambda half: 2 * half))
 def test_the_mean_of_the_end_of_a_long_curve_takes_in_a_point_more_at_most(values, share, capacity):
     wanted = max(1, round(share * len(values)))
@@ -57,30 +51,12 @@ def test_a_value_that_is_not_finite_spoils_its_own_point_only(bad):
     assert math.isnan(curve.tail_mean(1.0))
 
 
-def test_an_empty_curve_has_no_points_and_no_mean():
-    assert Curve().points() == ([], [])
-    assert math.isnan(Curve().tail_mean(0.5))
-
-
 def test_sums_stay_the_same_when_slots_get_wider():
     slots = Slots(100.0, capacity=8, width=1.0)
     for second in range(1000):
         slots.add(100.0 + second, {"tokens": 2.0})
     assert slots.width == 128.0 and slots.used == 8
     assert slots.sums("tokens") == [256.0] * 7 + [208.0]
-
-
-def test_a_mean_is_of_what_was_counted_and_none_of_nothing():
-    slots = Slots(0.0, capacity=8, width=1.0)
-    for time, loss in ((0.5, 4.0), (0.6, 2.0), (2.5, 1.0)):
-        slots.add(time, {"loss": loss, "losses": 1})
-    assert slots.means("loss", "losses") == [3.0, None, 1.0]
-
-
-def test_what_is_before_the_start_counts_in_the_first_slot():
-    slots = Slots(10.0, capacity=8, width=1.0)
-    slots.add(3.0, {"tokens": 1})
-    assert slots.sums("tokens") == [1.0]
 
 
 def test_a_lane_shows_when_a_learner_stood_still():
@@ -149,10 +125,3 @@ def test_a_step_weighs_as_much_as_it_took():
     assert found["step_seconds_p50"] == pytest.approx(1.0, rel=0.01)
     assert found["step_seconds_p99_by_learner"][1] == pytest.approx(2.0, rel=0.01)
     assert found["peak_memory_bytes"] == {1: {"3": 7}}
-
-
-def test_the_newest_peak_of_a_device_counts():
-    assert learner({"peak_bytes/0": 5.0, "peak_bytes/1": 3.0}, {"peak_bytes/0": 6.0}).peak_bytes == {
-        "0": 6,
-        "1": 3,
-    }

@@ -27,11 +27,6 @@ def note(state, name, **values):
     state.apply(Noted(name, values, 0.0))
 
 
-def test_a_learner_that_goes_on_after_finishing_has_not_finished(state):
-    enter(state, 0, State.STEPPING, State.FINISHED, State.STEPPING)
-    assert state.finished == set()
-
-
 def test_a_clock_that_was_set_back_loses_no_state(state):
     enter(state, 0, State.STEPPING, time=10.0)
     enter(state, 0, State.WAITING_FOR_PEERS, time=8.0)
@@ -122,11 +117,6 @@ def test_a_round_that_cannot_be_read_is_not_half_counted(state):
     assert (rounds.count, rounds.mean_quorum(), rounds.by_fragment.total()) == (0, None, 0)
 
 
-def test_records_of_names_to_come_change_nothing(state):
-    note(state, "something_new", learner=0)
-    assert (state.marks, state.drops.total(), state.rounds.count) == ([], 0, 0)
-
-
 def merge(state, fragment, *given):
     contributions = [[learner, 1, 0, 4, 1, tokens] for learner, tokens in given]
     note(state, "round", step=4, fragment=fragment, quorum=len(given), contributions=contributions)
@@ -148,11 +138,6 @@ def test_the_merged_share_is_of_the_tokens_trained_averaged_over_fragments(run_i
     state = trained(run_info, (0.9, 0.8, 0.1))
     assert state.merged_shares() == pytest.approx({0: 0.9, 1: 0.8, 2: 0.1})
     assert state.merged_share() == pytest.approx(0.6)
-
-
-def test_without_merges_there_is_no_share(run_info):
-    state = trained(run_info, (), rounds=0)
-    assert (state.merged_share(), state.merged_shares(), state.left_out()) == (None, {}, {})
 
 
 def test_a_learner_below_half_of_the_median_is_left_out_unless_it_is_away_new_or_it_is_too_early(run_info):

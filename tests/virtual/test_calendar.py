@@ -53,9 +53,3 @@ def test_a_delay_counts_from_now_and_may_not_be_negative():
     assert made == [7.5]
     with pytest.raises(ValueError):
         calendar.after(-0.001, lambda: None)
-
-
-def test_an_empty_calendar_does_not_advance():
-    calendar = Calendar()
-    assert calendar.advance() is False
-    assert (calendar.now, calendar.happened) == (0.0, 0)

@@ -58,14 +58,6 @@ def test_a_crash_of_the_syncer_in_a_merge_loses_that_merge_and_no_work_of_a_lear
     assert [version for *_, version in told.of("merge")] == list(range(1, 1 + len(told.of("merge"))))
 
 
-def test_what_is_committed_survives_a_crash_and_is_not_merged_again():
-    fleet, told = small_fleet(TWO, 24, merge_seconds=1.0)
-    fleet.calendar.at(6.5, fleet.syncer.crash)
-    fleet.calendar.at(7.25, fleet.syncer.restart)
-    run(fleet)
-    assert [step for _, step, _ in told.of("merge")] == [4, 8, 12, 16, 20, 24]
-
-
 def test_a_commit_stands_though_the_syncer_dies_before_it_knows_of_it():
     fleet, told = small_fleet(TWO, 12, merge_seconds=1.0)
 
@@ -217,12 +209,6 @@ def test_who_waits_for_a_fragment_on_its_way_waits_for_the_network_and_else_for_
     ]
 
 
-def test_a_merge_takes_its_time_and_learners_that_need_not_wait_do_not():
-    told = played(TWO, 12, merge_seconds=2.5)
-    assert [time for time, *_ in told.of("merge")] == [6.5, 10.5, 14.5]
-    assert told.step_ends(0) == [float(n) for n in range(1, 13)]
-
-
 def test_merges_that_take_longer_than_is_between_rounds_are_made_one_after_the_other():
     """A round is due each second and its merge takes a second and a half."""
     policy = dataclasses.replace(TWO, num_fragments=4)
@@ -253,13 +239,6 @@ def test_a_syncer_that_crashed_does_not_wait_for_the_merges_that_were_lost():
     fleet.calendar.at(7.25, fleet.syncer.restart)
     run(fleet)
     assert told.of("merge")[0] == (109.0, 8, 1)  # they rejoin at 8.0, and report at 9.0 what they hold
-
-
-def test_learners_that_wait_for_each_other_go_at_the_slowest_ones_speed():
-    told = played(BOTH, 8, seconds=(1.0, 2.5))
-    assert told.step_ends(0) == [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0]
-    assert (4.0, State.WAITING_FOR_PEERS) in told.states(0)
-    assert [time for time, *_ in told.of("merge")] == [10.0, 20.0]
 
 
 def test_bytes_that_vanish_are_not_received():

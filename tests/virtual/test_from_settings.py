@@ -1,7 +1,5 @@
 """Fleets as experiments ask for them: sampled changes, runs without arrays, what cannot be."""
 
-import random
-
 import pytest
 
 from ddiloco.config import ConfigError
@@ -9,7 +7,6 @@ from ddiloco.goodput.accounting import State
 from ddiloco.goodput.jobs import JobChange
 from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
-from ddiloco.settings.experiment import parse, to_json
 from ddiloco.telemetry import records
 from ddiloco.virtual import from_settings as virtual_fleet
 from ddiloco.virtual.availability import Change, check_lives, write_trace
@@ -187,11 +184,6 @@ def test_a_token_budget_beyond_the_life_of_the_fleet_is_told(made, tmp_path):
     assert told.startswith("config.train.tokens: is 1000, but the fleet of config.virtual comes to 512 in ")
 
 
-def test_settings_survive_the_way_through_json(made):
-    e = made(virtual={**FAILURES, "bandwidth": (1e6,), "step_seconds": (1.0, 2.0)})
-    assert parse(to_json(e)) == e
-
-
 # Lives.
 
 
@@ -293,13 +285,3 @@ def test_a_job_without_arrays_leaves_a_summary_without_losses(made, tmp_path):
     assert result.summary["params_sha256"] is None
     assert sum(result.summary["tokens"].values()) == 2 * 12 * 2 * 32
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_without_deviation_nothing_is_drawn_and_no_factor_comes_near_zero():
-    rng = random.Random(0)
-    before = rng.getstate()
-    assert virtual_fleet.spread(rng, 0.0) == 1.0
-    assert rng.getstate() == before
-    factors = [virtual_fleet.spread(rng, 1.0) for _ in range(2000)]
-    assert min(factors) == 0.1
-    assert sum(factors) / len(factors) == pytest.approx(1.08, abs=0.06)

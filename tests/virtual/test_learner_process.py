@@ -14,14 +14,6 @@ from tests.virtual.small_fleet import BOTH, CHIPS, ONE, TOKENS, TWO, played, run
 IMPATIENT = dataclasses.replace(BOTH, offer_timeout=3.0, silence_timeout=8.0, resend_timeout=2.0)
 
 
-def test_left_alone_a_learner_steps_without_a_gap_and_is_done():
-    told = played(ONE, 12, seconds=(0.5,))
-    assert told.step_ends(0) == [0.5 * n for n in range(1, 13)]
-    assert told.states(0) == [(0.0, State.STARTING), (0.0, State.STEPPING), (6.0, State.FINISHED)]
-    assert told.of("merge") == [(2.0, 4, 1), (4.0, 8, 2), (6.0, 12, 3)]
-    assert told.of("step")[-1] == (6.0, 0, 12, TOKENS)
-
-
 @pytest.mark.parametrize("event", PAUSES)
 def test_a_pause_puts_a_step_off_by_exactly_the_pause_and_is_told_as_what_it_is(event):
     told = played(ONE, 4, changes=[Change(1.25, 0, event), Change(4.5, 0, "step")])
@@ -35,14 +27,6 @@ def test_chips_that_a_learner_has_given_back_are_nobodys_pause(event):
     told = played(free, 8, seconds=(1.0, 4.0), changes=[Change(10.0, 0, event)])
     assert told.states(0)[-1] == (8.0, State.FINISHED)
     assert told.states(1)[-1][0] >= 32.0
-
-
-def test_one_pause_after_another_puts_a_step_off_by_both():
-    changes = [Change(1.25, 0, "detect"), Change(2.0, 0, "reconfigure"), Change(3.5, 0, "replay")]
-    told = played(ONE, 4, changes=[*changes, Change(4.25, 0, "step")])
-    assert told.step_ends(0) == [1.0, 5.0, 6.0, 7.0]
-    paused = [State.DETECTING, State.RECONFIGURING, State.REPLAYING]
-    assert [state for _, state in told.states(0)[2:5]] == paused
 
 
 def test_at_half_its_chips_a_learner_takes_twice_as_long_also_for_the_rest_of_a_step():
@@ -100,14 +84,6 @@ def test_after_a_hang_a_learner_counts_again():
     assert told.of("round")[-1][1]["learners"] == [0, 1]
     assert told.states(1)[-1][1] is State.FINISHED
     assert not told.of("learner_lost")
-
-
-def test_a_hang_puts_a_step_off_by_exactly_its_length():
-    fleet, told = small_fleet(ONE, 4)
-    fleet.calendar.at(1.25, lambda: fleet.processes[0].hang(2.5))
-    run(fleet)
-    assert told.step_ends(0) == [1.0, 4.5, 5.5, 6.5]
-    assert told.states(0)[2:4] == [(1.25, State.DETECTING), (3.75, State.STEPPING)]
 
 
 def test_a_second_hang_within_the_first_counts_from_its_own_start():
@@ -228,12 +204,6 @@ def test_who_leaves_says_so_gives_back_its_chips_and_is_not_waited_for():
     assert told.of("learner_lost") == [(3.5, {"learner": 1, "incarnation": 1, "reason": events.LEFT})]
     assert told.step_ends(0) == [float(n) for n in range(1, 9)]
     assert told.states(1)[-1] == (3.5, State.FINISHED)
-
-
-def test_who_joins_later_is_not_there_before_and_comes_after_its_start():
-    told = played(TWO, 24, changes=[Change(5.0, 1, "join")], recovery=2.5)
-    assert told.states(1)[:3] == [(5.0, State.RECONFIGURING), (7.5, State.STARTING), (7.5, State.STEPPING)]
-    assert told.step_ends(1)[0] == 8.5
 
 
 def test_what_befalls_somebody_who_is_not_there_changes_nothing():

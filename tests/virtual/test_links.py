@@ -15,15 +15,6 @@ def link(seed=0, **quality):
     return Link(LinkQuality(**quality), random.Random(seed))
 
 
-def test_a_perfect_link_takes_no_time():
-    assert link().arrivals(3.0, 10**9) == [3.0]
-
-
-def test_latency_is_added_to_every_message_whatever_its_size():
-    slow = link(latency=0.25)
-    assert [slow.arrivals(now, size) for now, size in ((0.0, 0), (1.0, 10**6))] == [[0.25], [1.25]]
-
-
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1000)), max_size=20))
 def test_bandwidth_serves_one_message_after_the_other(messages):
     queue = link(bandwidth=64.0, latency=0.5)
@@ -32,13 +23,6 @@ def test_bandwidth_serves_one_message_after_the_other(messages):
     for now, size in messages:
         sent = max(float(now), sent) + size / 64.0 if size else sent
         assert queue.arrivals(float(now), size) == [(sent if size else now) + 0.5]
-
-
-def test_a_queue_is_worked_off_while_nothing_is_sent():
-    queue = link(bandwidth=100.0)
-    assert queue.arrivals(0.0, 200) == [2.0]
-    assert queue.arrivals(1.0, 100) == [3.0]
-    assert queue.arrivals(10.0, 100) == [11.0]
 
 
 def test_jitter_is_exponential_with_its_mean_and_can_reorder():
@@ -65,12 +49,6 @@ def test_the_share_of_messages_that_come_twice_is_that_of_duplicates():
     twice = [times for times in copies if len(times) == 2]
     assert len(twice) / MANY == pytest.approx(0.2, abs=5 * (0.16 / MANY) ** 0.5)
     assert all(first != second for first, second in twice)
-
-
-def test_both_copies_of_a_message_take_their_share_of_the_bandwidth():
-    doubling = link(duplicates=1.0, bandwidth=10.0)
-    assert doubling.arrivals(0.0, 20) == [2.0, 4.0]
-    assert doubling.arrivals(0.0, 10) == [5.0, 6.0]
 
 
 def test_what_is_sent_into_a_partition_vanishes_and_uses_nothing():

@@ -6,7 +6,6 @@ import pytest
 from ddiloco.outer.encoding import encoded_bytes, traffic
 from ddiloco.run.recipes import assembly_of
 from ddiloco.telemetry import records
-from tests import workbench
 from tests.virtual_runs import run_virtual, virtual
 
 STEPS = {"steps": 8}
@@ -72,16 +71,3 @@ def test_the_parameters_come_close_to_those_of_the_run_in_f32(name, runs):
     assert ours.eval_loss == pytest.approx(plain.eval_loss, abs=0.02)
     assert runs[name].noted("drop") == runs["f32"].noted("drop")
     assert [v["learners"] for v in runs[name].noted("round")[1:]] == [[0, 1]] * 5
-
-
-def test_the_threads_of_the_local_driver_send_encoded_fragments_too(data_dir):
-    outer = {"codec": "int8", "error_feedback": True}
-    e = workbench.experiment(data_dir, train=STEPS, outer=outer)
-    with workbench.devices(1):
-        run = workbench.run_local(assembly_of(e))
-    assert run.outcome.finished, run.outcome.failure
-    sizes = encoded_bytes(assembly_of(e).layout, "int8")
-    sent = [record.sent for record in run.of(records.Transferred) if record.sent]
-    merged = sum(values["quorum"] for values in run.noted("round"))
-    assert set(sent) <= set(sizes)
-    assert len(sent) >= merged > 0

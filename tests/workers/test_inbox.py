@@ -31,13 +31,6 @@ def test_only_the_newest_update_of_a_fragment_waits_in_its_place_among_the_other
     assert all_in(inbox) == [update(0, 4)]
 
 
-def test_what_was_replaced_is_held_no_longer():
-    inbox = Inbox()
-    for version in range(1, 1000):
-        inbox.put(update(0, version))
-    assert sum(map(len, inbox._newest.values())) == 1
-
-
 def test_who_waits_gets_what_comes_and_in_time_nothing_if_nothing_does():
     inbox = Inbox()
     with pytest.raises(queue.Empty):

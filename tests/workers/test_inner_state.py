@@ -108,19 +108,6 @@ def assert_same(ours, theirs):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_state_taken_over_steps_as_the_one_it_was_taken_from(assembly, fragments):
-    equipment = assembly.own_equipment(0)
-    program = equipment.program
-    batches = [next(equipment.batches) for _ in range(3)]
-    state = program.state_from(equipment.transfer.whole(fragments))
-    for clock, batch in enumerate(batches[:2]):
-        state, _ = program.step(state, batch, clock)
-    params, inner = {k: np.array(v) for k, v in state.params.items()}, host(program.inner_state(state))
-    again, _ = program.step(program.state_from(params, inner), batches[2], 2)
-    state, _ = program.step(state, batches[2], 2)
-    assert_same(jax.tree.leaves(again), jax.tree.leaves(state))
-
-
 def test_a_welcome_holds_one_copy_of_parameters_and_state(assembly, fragments, monkeypatch):
     arrays = TrainingArrays(assembly.own_equipment(0))
     gc.collect()

@@ -15,9 +15,12 @@ from ddiloco.outer.fragments import fragment, take
 from ddiloco.outer.optimizer import OuterConfig
 from ddiloco.outer.outer_step import OuterStep
 from ddiloco.outer.stacks import stacked, unstacked
+from ddiloco.protocol.learner import KEPT_OFFERS
+from ddiloco.protocol.policy import SyncPolicy
+from ddiloco.run import resources
 from ddiloco.training.parameters import abstract_parameters
 from ddiloco.training.sharding import parameter_shardings
-from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
+from ddiloco.workers.learner_arrays import DEVICE_OFFERS, Equipment, TrainingArrays
 from ddiloco.workers.transfer import FragmentTransfer, placement
 from tests.training.batches import TINY, mesh_of
 from tests.workbench import assert_equal
@@ -143,14 +146,6 @@ def test_a_fragment_has_one_program_to_be_offered_and_one_to_be_updated(rebase, 
     for kept in [(), (held,), (held, offer.own)] if rebase else [()]:
         params = transfer.apply(SPLIT, params, pieces_of(numbers(2)), 0.0, *kept)
     assert len(compiled) == after
-
-
-def test_with_rebase_an_update_without_an_offer_leaves_nothing_of_an_own_value_not_even_nan(shardings):
-    transfer, theirs = FragmentTransfer(LAYOUT, shardings, rebase=True), numbers(1)
-    params = placed({name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}, shardings)
-    for p in range(LAYOUT.num_fragments):
-        params = transfer.apply(p, params, take(LAYOUT, p, theirs), 0.0)
-    assert_equal(params, theirs)
 
 
 def rebased(now, then, theirs):
@@ -330,10 +325,55 @@ def test_an_offer_that_is_not_in_the_update_changes_nothing_of_what_the_learner_
 def test_of_offers_that_are_never_merged_the_newest_stay_on_the_devices(codec):
     learner = Learner(codec)
     learner.adopt(numbers(0))
-    gone, *_, oldest, _, _, newest = (weakref.ref(learner.arrays.offer(SPLIT, n)) for n in range(1, 9))
+    *gone, oldest, _, _, newest = (weakref.ref(learner.arrays.offer(SPLIT, n)) for n in range(1, 9))
     gc.collect()
-    assert gone() is None and oldest() is learner.arrays.offered(SPLIT, 5)
+    assert not any(offer() for offer in gone) and oldest() is learner.arrays.offered(SPLIT, 5)
     assert newest() is learner.arrays.offered(SPLIT, 8)
+
+
+def buffers(offers):
+    """Bytes of the offers on devices and in host memory; arrays that share a buffer count once."""
+    on_devices, on_hosts = {}, {}
+    for array in (x for offer in offers for x in (*offer.arrays, *offer.own, *offer.residual)):
+        if isinstance(array, jax.Array):
+            on_devices[array.unsafe_buffer_pointer()] = array.nbytes
+        else:
+            on_hosts[array.__array_interface__["data"]] = array.nbytes
+    return sum(on_devices.values()), sum(on_hosts.values())
+
+
+@pytest.mark.parametrize(("codec", "error_feedback"), [("f32", False), ("bf16", False), ("int4", True)])
+def test_a_learner_whose_offers_are_never_merged_has_the_memory_of_the_plan(codec, error_feedback):
+    outer = OuterConfig(codec=codec, error_feedback=error_feedback)
+    learner = Learner(codec, error_feedback, rebase=True)
+    learner.adopt(numbers(0))
+    largest = LAYOUT.bytes.index(max(LAYOUT.bytes))
+    fragments, made = [*(p for p in range(LAYOUT.num_fragments) if p != largest), largest], KEPT_OFFERS + 2
+    for p in fragments:
+        for steps in range(made):
+            learner.arrays.offer(p, steps)
+    kept = range(made - KEPT_OFFERS, made)
+    devices, hosts = buffers(learner.arrays.offered(p, steps) for p in fragments for steps in kept)
+    each = resources.kept_offers(LAYOUT, outer, True, LAYOUT.bytes)
+    assert devices == DEVICE_OFFERS * each[largest]
+    assert devices == resources.device_offers(LAYOUT, outer, SyncPolicy(rebase=True), LAYOUT.bytes)
+    assert devices + hosts == resources.late_offers(LAYOUT, outer)[1]
+
+
+def test_an_update_has_an_offer_that_is_no_longer_on_the_devices():
+    learner = Learner("f32", rebase=True)
+    first, second = numbers(0), numbers(1)
+    learner.adopt(first)
+    learner.move(2)
+    sent = on_the_host(learner.arrays.offer(SPLIT, 1))
+    then = pieces_of(learner.arrays.params)
+    for steps in range(2, 2 + DEVICE_OFFERS):
+        learner.move(steps)
+        learner.arrays.offer(0 if SPLIT else 1, steps)
+    assert_near(on_the_host(learner.arrays.offered(SPLIT, 1)), sent, 0.0)
+    expected = rebased(pieces_of(learner.arrays.params), then, pieces_of(second))
+    learner.arrays.apply(SPLIT, 0.0, pieces_of(second), merged=1, rebase=True)
+    assert_near(pieces_of(learner.arrays.params), expected, 1e-6)
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["welcomed again", "restarted"])
@@ -384,13 +424,3 @@ def test_with_rebase_a_learner_keeps_what_an_update_does_not_contain(name, error
     assert_near(pieces_of(learner.arrays.params), expected, 1e-6)
     learner.arrays.apply(SPLIT, 0.0, pieces_of(first))  # which does not say how much of its work is in it
     assert_near(pieces_of(learner.arrays.params), pieces_of(first), 0.0)
-
-
-def test_f32_sends_the_parameters_bit_for_bit():
-    learner = Learner("f32")
-    learner.adopt(numbers(0))
-    learner.move(1)
-    learner.arrays.apply(SPLIT, 0.5, pieces_of(numbers(2)))
-    offer = learner.arrays.offer(SPLIT, 1)
-    for ours, theirs in zip(on_the_host(offer), pieces_of(learner.arrays.params), strict=True):
-        np.testing.assert_array_equal(ours, theirs)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -27,6 +28,9 @@ from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import CheckpointAsked, CheckpointWritten, Delivery, EventDelivery, Leave
 from ddiloco.workers.inbox import Inbox
 from ddiloco.workers.transfer import Offer
+
+if TYPE_CHECKING:
+    from ddiloco.remote.learner.receipts import LearnerReceipts
 
 NOTED_AFTER = 7  # failed tries, about 15 seconds: a learner may be started before its syncer
 
@@ -100,13 +104,14 @@ class SyncerClient:
         decode: FragmentDecoder | None = None,
         followers: Followers | None = None,
         host: Host | None = None,
+        receipts: LearnerReceipts | None = None,
     ) -> None:
         """`book`: addresses of all shards; `shard`: which of them.
 
         `process`: unix microseconds of the process's start. `note` is called with a line on a lost
         connection. `donor_port`: where peers may request the inner state; 0: nowhere. `accepted` is called
         for each connection. `decode`: of updates sent as differences; None: none are. `followers`: the other
-        hosts of the learner, of which this is `host`; both None: a single one.
+        hosts of the learner, of which this is `host`; both None: a single one. `receipts`: signs offers.
         """
         self.outbox = Outbox(learner)
         self.shard, self.book = shard, book
@@ -121,6 +126,7 @@ class SyncerClient:
         self._learner, self._process = learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
         self._decode, self._followers, self._host = decode, followers, host
+        self._receipts = receipts
         self._options = wire.options(config.keepalive)
         self._donor_port, self._accepted = donor_port, accepted
         self._session = ""  # name of the last connection
@@ -320,6 +326,8 @@ class _Connection:
         client._session = accepted.session
         client.peers_token = accepted.peers_token
         client._accepted(accepted)
+        if client._receipts is not None:
+            client._receipts.connected(client.shard, accepted.run)
         if client.connections == 1:
             client.furthest = codec.read(accepted.furthest)
             client.versions = tuple(accepted.versions)
@@ -337,6 +345,7 @@ class _Connection:
             client.throughput,
             client._host,
             Collector(client._terms.fragments(client.shard), client._deliver, client.shard),
+            client._receipts,
         )
         client.outbox.accepted()
         client.accepted.set()

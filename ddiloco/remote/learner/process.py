@@ -7,7 +7,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
@@ -37,6 +37,9 @@ from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
 from ddiloco.workers.learner_worker import MAX_CORRUPT_STEPS, Checkpoints, LearnerWorker
 from ddiloco.workers.resuming import ResumedLearner, about_states, from_checkpoint
 from ddiloco.workers.tapes import Tapes
+
+if TYPE_CHECKING:
+    from ddiloco.remote.learner.receipts import LearnerReceipts
 
 _RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
 _ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may be gone
@@ -121,9 +124,13 @@ class LearnerProcess:
             decode = self._assembly.decoder()
             book = ShardBook(address, terms.shards)
             every = learner, process, terms, security, config, note, port, accepted, decode
+            receipts = self._receipts(learner, workdir, note)
 
             def make_clients(*of_hosts: Any) -> SyncerClients:
-                found = [SyncerClient(book, shard, *every, *of_hosts) for shard in range(book.shards)]
+                found = [
+                    SyncerClient(book, shard, *every, *of_hosts, receipts=receipts)
+                    for shard in range(book.shards)
+                ]
                 # A thread that is still in gRPC's code as the interpreter ends would abort the process.
                 for client in found:
                     ending.callback(client.finish, 0.0)
@@ -148,6 +155,18 @@ class LearnerProcess:
             if clients.refusal is not None and not book.run:
                 raise ConfigError(f"syncer: {address} refused learner {learner}: {clients.refusal}")
             return failure
+
+    def _receipts(
+        self, learner: int, workdir: pathlib.Path | None, note: Callable[[str], None]
+    ) -> LearnerReceipts | None:
+        e = self._experiment
+        if not e.remote.receipts:
+            return None
+        if workdir is None:
+            raise ConfigError("workdir: is missing, where remote.receipts has the learner's key")
+        from ddiloco.remote.learner.receipts import LearnerReceipts
+
+        return LearnerReceipts(workdir, learner, note)
 
     def _connected(
         self,

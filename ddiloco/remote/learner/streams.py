@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ddiloco.arrays.blocks import Blocks, Box, Cut, slices
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import NOTHING_MERGED, Contribution, RoundId
+from ddiloco.protocol.messages import NO_RECEIPT, NOTHING_MERGED, Contribution, RoundId
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message, receive_blocks
@@ -25,6 +25,9 @@ from ddiloco.schema import codec
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces
 from ddiloco.workers.transfer import Offer
+
+if TYPE_CHECKING:
+    from ddiloco.remote.learner.receipts import LearnerReceipts
 
 _ENDING = 5.0  # seconds at most for threads to leave calls that were cancelled
 
@@ -147,7 +150,7 @@ class Collector:
         self, fragments: Sequence[int], deliver: Callable[[EventDelivery], None], shard: int = 0
     ) -> None:
         """`fragments`: those of the shard."""
-        self._fragments, self._shard = tuple(fragments), shard
+        self._fragments, self.shard = tuple(fragments), shard
         self._lock = threading.Lock()
         self._welcome = 0
         self._collected: dict[int, tuple[events.UpdateArrived, Pieces]] = {}
@@ -165,7 +168,7 @@ class Collector:
           WireError: the fragment is another shard's.
         """
         if update.fragment not in self._fragments:
-            raise WireError("another fragment", f"{update.fragment} from shard {self._shard}")
+            raise WireError("another fragment", f"{update.fragment} from shard {self.shard}")
         told = EventDelivery(update, (pieces,))
         with self._lock:
             if not header.welcome:
@@ -203,7 +206,7 @@ class Collector:
             lineages=tuple(update.lineage for update in updates),
             watermarks=tuple(marks) if any(mark.life for mark in marks) else (),
             data=self._data,
-            shard=self._shard,
+            shard=self.shard,
         )
         self._deliver(EventDelivery(event, [pieces for _, pieces in collected]))
         for told in later.values():
@@ -224,12 +227,15 @@ class Streams:
         throughput: Throughput,
         host: Host | None,
         collector: Collector,
+        receipts: LearnerReceipts | None = None,
     ) -> None:
         """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
         `broke`: called with the reason for the end of updates; `throughput`: that of welcomes. `decode`:
         of updates sent as differences; None: none are. `host`: None where the learner is a single one.
+        `receipts`: signs offers; None: nobody does.
         """
+        self._receipts = receipts
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
         self._failed, self._broke = failed, broke
@@ -280,6 +286,8 @@ class Streams:
                 if header.welcome:
                     self._throughput.add(header.size, time.monotonic() - begun)
                 if pieces is not None:
+                    if self._receipts is not None:
+                        self._receipts.check(self._collector.shard, update, header.statement, pieces)
                     self._collector.take(header, update, pieces)
                 del pieces  # while nothing comes, no old version is held
         except Exception as error:  # of memory too: a learner that steps without updates would look alive
@@ -335,7 +343,11 @@ class Streams:
             parts = offer.offer.own_blocks()
             arrays = tuple(block for part in parts for block in part.blocks.values())
             cuts = [cut_message(part.cut) for part in parts]
-        header = up_header(offer.round, offer.contribution, payload_bytes(arrays))
+        which = offer.round, offer.contribution
+        receipt = NO_RECEIPT
+        if self._receipts is not None:
+            receipt = self._receipts.sign(self._collector.shard, *which, arrays)
+        header = up_header(*which, payload_bytes(arrays), receipt)
         header.arrays.extend(cuts)
 
         def messages() -> Iterator[bytes]:

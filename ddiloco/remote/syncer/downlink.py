@@ -29,6 +29,7 @@ class Version(NamedTuple):
     update: events.UpdateArrived  # without a watermark, which each learner has its own of
     pieces: Pieces
     watermarks: Watermarks
+    statement: bytes = b""  # of the shard on it, signed
 
     def to(self, learner: int) -> events.UpdateArrived:
         """The update as this learner is sent it."""
@@ -53,6 +54,7 @@ class NewestFragments:
         pieces: Pieces,
         difference: Pieces = (),
         watermarks: Watermarks = NO_WATERMARKS,
+        statement: bytes = b"",
     ) -> None:
         """Keeps it unless a newer one is known; `difference` leads to it from the version before."""
         fragment = update.fragment
@@ -60,7 +62,7 @@ class NewestFragments:
             known = self._newest[fragment].update if fragment in self._newest else None
             if known is not None and update.version < known.version:
                 return
-            self._newest[fragment] = Version(update, pieces, watermarks)
+            self._newest[fragment] = Version(update, pieces, watermarks, statement)
             if known is None or update.version == known.version:
                 return
             follows = bool(difference) and update.version == known.version + 1
@@ -137,16 +139,21 @@ class Downlink:
         match message.event:
             case events.UpdateArrived(fragment=p) as update:
                 bare, known = dataclasses.replace(update, watermark=NOTHING_MERGED), message.watermarks
-                self._newest.put(bare, message.fragments[0], message.difference, known.get(p, {}))
+                statement = message.statements[0] if message.statements else b""
+                self._newest.put(bare, message.fragments[0], message.difference, known.get(p, {}), statement)
                 with self._change:
                     self._updates[update.fragment] = None
                     self._change.notify_all()
             case events.Welcomed() as event:
                 lineages = event.lineages or (0,) * len(event.versions)
-                told = fragments_with(event), event.versions, event.merged_steps, lineages, message.fragments
-                for p, version, step, lineage, pieces in zip(*told, strict=True):
+                statements = message.statements or (b"",) * len(event.versions)
+                told = fragments_with(event), event.versions, event.merged_steps, lineages
+                for p, version, step, lineage, pieces, statement in zip(
+                    *told, message.fragments, statements, strict=True
+                ):
                     update = events.UpdateArrived(p, version, step, lineage=lineage)
-                    self._newest.put(update, pieces, watermarks=message.watermarks.get(p, {}))
+                    marks = message.watermarks.get(p, {})
+                    self._newest.put(update, pieces, watermarks=marks, statement=statement)
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
@@ -224,5 +231,6 @@ class Downlink:
             welcome=welcome,
             step=self._step,
             data=dataclasses.asdict(self._data) if welcome else None,
+            statement=newest.statement,
         )
         return _Item(header, newest.pieces, differences)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ddiloco.protocol import events
-from ddiloco.protocol.messages import Contribution, RoundId
+from ddiloco.protocol.messages import NO_RECEIPT, Contribution, OfferReceipt, RoundId
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.schema import codec
@@ -72,10 +72,12 @@ def syncer_event(message: pb.ToLearner) -> SyncerNotice:
     return _short(codec.told_by(message.event))
 
 
-def up_header(round_id: RoundId, contribution: Contribution, size: int) -> pb.UpHeader:
+def up_header(
+    round_id: RoundId, contribution: Contribution, size: int, receipt: OfferReceipt = NO_RECEIPT
+) -> pb.UpHeader:
     """The header of a contribution of `size` bytes to a round."""
-    fields = dataclasses.asdict(round_id), dataclasses.asdict(contribution)
-    return pb.UpHeader(round=fields[0], contribution=fields[1], size=size)
+    fields = dataclasses.asdict(events.FragmentArrived(round_id, contribution, receipt))
+    return pb.UpHeader(**fields, size=size)
 
 
 def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.FragmentArrived:
@@ -90,7 +92,8 @@ def offer_of(header: pb.UpHeader, learner: int, num_fragments: int) -> events.Fr
         raise WireError("malformed position", f"of {len(contribution.upto.position)} characters")
     if contribution.fragment != round_id.fragment or round_id.fragment >= num_fragments:
         raise WireError("another fragment", f"{contribution.fragment} for {round_id} of {num_fragments}")
-    return events.FragmentArrived(round_id, dataclasses.replace(contribution, learner=learner))
+    contribution = dataclasses.replace(contribution, learner=learner)
+    return events.FragmentArrived(round_id, contribution, codec.read(header.receipt))
 
 
 def update_of(header: pb.DownHeader, num_fragments: int) -> events.UpdateArrived:

@@ -42,11 +42,23 @@ class Gave:
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """A fragment's new version, with the SHA-256 of its pieces."""
+    """A fragment's new version, with the SHA-256 of its pieces.
+
+    `state` is that of its outer optimizer's state; empty unless offers are kept (`remote.keep_offers`).
+    """
 
     fragment: int
     version: int
     sha256: bytes
+    state: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class Signed:
+    """The syncer's signature under its statement on the fragment's newest version (`receipts.Ledger`)."""
+
+    fragment: int
+    signature: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +68,7 @@ class End:
     versions: tuple[int, ...] = ()
 
 
-Note = Adopted | Gave | Committed | End
+Note = Adopted | Gave | Committed | Signed | End
 CoreEvent = codec.Event
 """What a core is told."""
 
@@ -74,7 +86,7 @@ class Entry:
 def message_of(content: Content, now: float | None = None) -> pb.Entry:
     """The message of an entry. Raises ValueError if a number has more than 64 bits."""
     match content:
-        case Adopted() | Gave() | Committed() | End():
+        case Adopted() | Gave() | Committed() | Signed() | End():
             kind = {type(content).__name__.lower(): dataclasses.asdict(content)}
         case _:
             kind = {"event": codec.message_of(content)}
@@ -123,6 +135,7 @@ _NOTES = {
         m.fresh,
     ),
     "gave": lambda m: Gave(m.number),
-    "committed": lambda m: Committed(m.fragment, m.version, m.sha256),
+    "committed": lambda m: Committed(m.fragment, m.version, m.sha256, m.state),
+    "signed": lambda m: Signed(m.fragment, m.signature),
     "end": lambda m: End(tuple(m.versions)),
 }

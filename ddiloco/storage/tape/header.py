@@ -64,6 +64,8 @@ class Header:
     lineage: int = 0  # syncer only: of the versions that it makes
     shard: int = 0  # of the syncer: which of its processes
     shards: int = 1  # S
+    # Syncer only: the head of the chain of the shard's tape before, hex; empty: there is none, or none signs
+    previous: str = ""
 
     @property
     def actor(self) -> str:

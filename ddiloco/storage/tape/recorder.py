@@ -6,9 +6,11 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddiloco.protocol import actions, events
 from ddiloco.storage.tape import header as headers
+from ddiloco.storage.tape import receipts
 from ddiloco.storage.tape import tape_pb2 as pb
 from ddiloco.storage.tape.entries import (
     Adopted,
@@ -18,12 +20,17 @@ from ddiloco.storage.tape.entries import (
     End,
     Gave,
     InnerOrigin,
+    Signed,
     message_of,
     payload_of,
 )
-from ddiloco.storage.tape.file import HEAD_BYTES, TapeFile
+from ddiloco.storage.tape.file import HEAD_BYTES, TapeError, TapeFile, read
 from ddiloco.storage.tape.header import Header
 from ddiloco.telemetry import records
+
+if TYPE_CHECKING:
+    from ddiloco.storage.kept_offers import KeptOffers
+    from ddiloco.storage.signing_keys import PublicKeys, Signer
 
 FOLDER = "tape"
 SUFFIX = ".tape"
@@ -46,6 +53,17 @@ def next_syncer(folder: pathlib.Path) -> int:
     paths = (*folder.glob(f"syncer-*{SUFFIX}"), *folder.glob(f"shard-*-*{SUFFIX}"))
     numbers = (path.stem.rpartition("-")[2] for path in paths)
     return 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def last_head(folder: pathlib.Path, shard: int) -> str:
+    """The head of the chain of a shard's newest tape, hex; empty: there is no such tape, or it is damaged."""
+    processes = reversed(range(1, next_syncer(folder)))
+    newest = next((path for p in processes if (path := syncer_tape(folder, p, shard)).exists()), None)
+    try:
+        records = [] if newest is None else read(newest).records
+    except TapeError:
+        return ""
+    return records[-1].head.hex() if records else ""
 
 
 class Recorder:
@@ -88,6 +106,12 @@ class Recorder:
         if self._waiting and self._file is not None:
             waiting, self._waiting = self._waiting, []
             self._append(pb.Record(entries=waiting))
+
+    def sync(self) -> None:
+        """Makes durable what was flushed; for any thread. A disk that refuses ends the tape elsewhere."""
+        file = self._file
+        if file is not None:
+            file.sync()
 
     def end(self, versions: Sequence[int] = ()) -> None:
         """Writes that the process ended by itself, and closes the file."""
@@ -163,15 +187,41 @@ class LearnerTape(Recorder):
         self.flush()
         return InnerOrigin(self._learner, self._process, self._given)
 
-    def sync(self) -> None:
-        """Makes durable what was flushed; for any thread. A disk that refuses ends the tape elsewhere."""
-        file = self._file
-        if file is not None:
-            file.sync()
+
+class Notary(NamedTuple):
+    """What a shard of the syncer signs with, and checks learners' signatures by."""
+
+    signer: Signer
+    keys: PublicKeys
+    kept_offers: KeptOffers | None = None  # None: none are
 
 
 class SyncerTape(Recorder):
-    """The events of a process of the syncer."""
+    """The events of a process of the syncer.
+
+    Attributes:
+      statements: by fragment, that on its newest version, with its signature (`receipts.join`).
+      kept_offers: where merged offers are kept; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path | None = None,
+        header: Header | None = None,
+        record: Callable[[records.Record], None] = lambda record: None,
+        most_bytes: float = math.inf,
+        notary: Notary | None = None,
+    ) -> None:
+        """`notary`: None: nothing is signed."""
+        super().__init__(path, header, record, most_bytes)
+        self.statements: dict[int, bytes] = {}
+        self.kept_offers = None if notary is None else notary.kept_offers
+        self._notary, self._heads = notary, {b""}  # heads in its statements, which learners may name
+        self._run = "" if header is None else header.run
+        if notary is not None and header is not None:
+            self._ledger = receipts.Ledger(header)
+            for p, sha256 in zip(header.fragments, header.sha256, strict=True):
+                self._sign(p, bytes.fromhex(sha256))
 
     def heard(self, event: CoreEvent, decided: Sequence[object], now: float) -> None:
         """Notes an event that the core has handled; call it before the actions are carried out.
@@ -180,11 +230,45 @@ class SyncerTape(Recorder):
         this process learns of it.
         """
         self._note(event, now)
+        if self._notary is not None:
+            self._ledger.handled(event, decided)
         if any(isinstance(a, actions.Merge) for a in decided) or now >= self._written_at + _MAX_WAIT:
             self._written_at = now
             self.flush()
 
-    def committed(self, fragment: int, version: int, sha256: bytes) -> None:
-        """Notes a new version, before it is broadcast; `sha256` of its pieces."""
-        self._note(Committed(fragment, version, sha256))
+    def committed(self, fragment: int, version: int, sha256: bytes, state: bytes = b"") -> None:
+        """Notes a new version, before it is broadcast; `sha256` of its pieces, `state` as in `Committed`."""
+        self._note(Committed(fragment, version, sha256, state))
         self.flush()
+        if self._notary is not None:
+            self._sign(fragment, sha256)
+
+    def problem(self, offer: events.FragmentArrived, sha256: Callable[[], bytes]) -> str | None:
+        """Why an offer is not signed as it must be; None: it is, or need not be. For any thread.
+
+        `sha256`: gives that of its arrays.
+        """
+        if self._notary is None:
+            return None
+        if offer.receipt.head not in self._heads:
+            return "it names a head of another log"
+        if offer.receipt.sha256 != sha256():
+            return "its arrays are not those that were signed"
+        name = f"learner-{offer.contribution.learner}"
+        return self._notary.keys.problem(
+            name, offer.receipt.signature, receipts.signed_offer(self._run, offer)
+        )
+
+    def _sign(self, fragment: int, sha256: bytes) -> None:
+        """Makes the statement on a fragment's newest version, and the tape durable up to there."""
+        if self._file is None or self._notary is None:
+            self.statements.pop(fragment, None)
+            return
+        head = self._file.head
+        statement = self._ledger.statement(fragment, sha256, self._file.records, head).to_bytes()
+        signature = self._notary.signer.sign(statement)
+        self._note(Signed(fragment, signature))
+        self.flush()
+        self.sync()
+        self._heads.add(head)
+        self.statements[fragment] = receipts.join(statement, signature)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ddiloco.schema import events_pb2 as ddiloco_dot_schema_dot_events__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64\x64iloco/storage/tape/tape.proto\x12\x0c\x64\x64iloco.tape\x1a\x1b\x64\x64iloco/schema/events.proto\":\n\x06Origin\x12\x0f\n\x07learner\x18\x01 \x01(\x03\x12\x0f\n\x07process\x18\x02 \x01(\x03\x12\x0e\n\x06number\x18\x03 \x01(\x03\">\n\x07\x41\x64opted\x12\r\n\x05\x66resh\x18\x01 \x01(\x08\x12$\n\x06origin\x18\x02 \x01(\x0b\x32\x14.ddiloco.tape.Origin\"\x16\n\x04Gave\x12\x0e\n\x06number\x18\x01 \x01(\x03\">\n\tCommitted\x12\x10\n\x08\x66ragment\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\x17\n\x03\x45nd\x12\x10\n\x08versions\x18\x01 \x03(\x03\"\xe2\x01\n\x05\x45ntry\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12&\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x15.ddiloco.schema.EventH\x00\x12(\n\x07\x61\x64opted\x18\x03 \x01(\x0b\x32\x15.ddiloco.tape.AdoptedH\x00\x12\"\n\x04gave\x18\x04 \x01(\x0b\x32\x12.ddiloco.tape.GaveH\x00\x12,\n\tcommitted\x18\x05 \x01(\x0b\x32\x17.ddiloco.tape.CommittedH\x00\x12 \n\x03\x65nd\x18\x06 \x01(\x0b\x32\x11.ddiloco.tape.EndH\x00\x42\x06\n\x04kind\">\n\x06Record\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.ddiloco.tape.Entry\x12\x0e\n\x06header\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64\x64iloco/storage/tape/tape.proto\x12\x0c\x64\x64iloco.tape\x1a\x1b\x64\x64iloco/schema/events.proto\":\n\x06Origin\x12\x0f\n\x07learner\x18\x01 \x01(\x03\x12\x0f\n\x07process\x18\x02 \x01(\x03\x12\x0e\n\x06number\x18\x03 \x01(\x03\">\n\x07\x41\x64opted\x12\r\n\x05\x66resh\x18\x01 \x01(\x08\x12$\n\x06origin\x18\x02 \x01(\x0b\x32\x14.ddiloco.tape.Origin\"\x16\n\x04Gave\x12\x0e\n\x06number\x18\x01 \x01(\x03\"M\n\tCommitted\x12\x10\n\x08\x66ragment\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\r\n\x05state\x18\x04 \x01(\x0c\"-\n\x06Signed\x12\x10\n\x08\x66ragment\x18\x01 \x01(\x03\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x17\n\x03\x45nd\x12\x10\n\x08versions\x18\x01 \x03(\x03\"\x8a\x02\n\x05\x45ntry\x12\x0b\n\x03now\x18\x01 \x01(\x01\x12&\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x15.ddiloco.schema.EventH\x00\x12(\n\x07\x61\x64opted\x18\x03 \x01(\x0b\x32\x15.ddiloco.tape.AdoptedH\x00\x12\"\n\x04gave\x18\x04 \x01(\x0b\x32\x12.ddiloco.tape.GaveH\x00\x12,\n\tcommitted\x18\x05 \x01(\x0b\x32\x17.ddiloco.tape.CommittedH\x00\x12 \n\x03\x65nd\x18\x06 \x01(\x0b\x32\x11.ddiloco.tape.EndH\x00\x12&\n\x06signed\x18\x07 \x01(\x0b\x32\x14.ddiloco.tape.SignedH\x00\x42\x06\n\x04kind\">\n\x06Record\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.ddiloco.tape.Entry\x12\x0e\n\x06header\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GAVE']._serialized_start=202
   _globals['_GAVE']._serialized_end=224
   _globals['_COMMITTED']._serialized_start=226
-  _globals['_COMMITTED']._serialized_end=288
-  _globals['_END']._serialized_start=290
-  _globals['_END']._serialized_end=313
-  _globals['_ENTRY']._serialized_start=316
-  _globals['_ENTRY']._serialized_end=542
-  _globals['_RECORD']._serialized_start=544
-  _globals['_RECORD']._serialized_end=606
+  _globals['_COMMITTED']._serialized_end=303
+  _globals['_SIGNED']._serialized_start=305
+  _globals['_SIGNED']._serialized_end=350
+  _globals['_END']._serialized_start=352
+  _globals['_END']._serialized_end=375
+  _globals['_ENTRY']._serialized_start=378
+  _globals['_ENTRY']._serialized_end=644
+  _globals['_RECORD']._serialized_start=646
+  _globals['_RECORD']._serialized_end=708
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,7 @@ from ddiloco.training.program import traced_step
 from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, shard_bytes
 from ddiloco.workers.transfer import FragmentTransfer
-from experiments.cli.dry_run import anchor_bytes
+from experiments.cli.dry_run import anchor_bytes, device_offer_bytes
 from experiments.studies.compiling.cost import COLLECTIVES, Cost, cost_of, kernel_flops
 from experiments.studies.compiling.hlo import parse
 from experiments.studies.compiling.topology import Slice
@@ -176,13 +176,11 @@ def report(
 ) -> dict[str, Any]:
     """The figures of one learner's programs, JSON values, sizes and operations a chip."""
     step = next(program for program in programs if program.name == "step")
-    copies = [p.outputs - p.aliased for p in programs if p.name.endswith(" copy")]
     applied = [p.peak - p.arguments for p in programs if p.name.endswith(" apply")]
     chip, flops = compilation.slice.chip, compilation.model_flops
-    adds = max(copies, default=0.0)
-    anchors = anchor_bytes(compilation.experiment, compilation.layout, compilation.mesh)
-    copied = compilation.copied_bytes
-    peak = max(program.peak for program in programs) + adds + anchors + copied
+    learner = compilation.experiment, compilation.layout, compilation.mesh
+    anchors, offers, copied = anchor_bytes(*learner), device_offer_bytes(*learner), compilation.copied_bytes
+    peak = max(program.peak for program in programs) + anchors + offers + copied
     fits = None if chip is None else peak <= chip.hbm_bytes and not any(p.problem for p in programs)
     return {
         "preset": preset,
@@ -199,7 +197,7 @@ def report(
         "peak_gib": peak / GIB,
         "hbm_gib": None if chip is None else chip.hbm_bytes / GIB,
         "fits": fits,
-        "fragment_copy_gib": adds / GIB,
+        "offers_gib": offers / GIB,
         "anchor_gib": anchors / GIB,
         "state_copy_gib": copied / GIB,
         "fragment_apply_gib": max(applied, default=0.0) / GIB,
@@ -262,8 +260,8 @@ def text(found: Mapping[str, Any]) -> str:
         f"compiled     {seconds}",
         f"memory       {found['peak_gib']:.2f} GiB at the peak{hbm}{fits}: "
         f"arguments {found['argument_gib']:.2f} (state {found['state_gib']:.2f}), "
-        f"temporaries {found['temp_gib']:.2f}, a fragment's copy {found['fragment_copy_gib']:.2f}, "
-        f"one of the state {found['state_copy_gib']:.2f}",
+        f"temporaries {found['temp_gib']:.2f}, copies of offers {found['offers_gib']:.2f} "
+        f"and of the state {found['state_copy_gib']:.2f}",
         f"operations   {found['program_flops']:.4g} FLOP a chip and step, {found['flops_ratio']:.3f} of the "
         f"model's {found['model_flops']:.4g}",
         f"collectives  GB that a chip sends: {moved}",

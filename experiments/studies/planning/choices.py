@@ -157,13 +157,20 @@ def _of_some(
 def best(played: Sequence[Played]) -> Played:
     """The choice with the least estimated loss, unless the first, which is the run's, is nearly as good.
 
-    Of choices within the margin of the least, the one with the fewest bytes.
+    Of choices as good as the least and of nearly as few bytes as any of these, the one nearest to the run's.
+    One by which a learner has less than half of what the worst one has now merged is not taken: the estimate
+    hardly counts a learner's work.
     """
+    in_vain = played[0].outcome.worst / 2
+    played = [played[0], *(one for one in played[1:] if one.outcome.worst >= in_vain)]
     least = min(one.loss for one in played)
     if played[0].loss <= least + MARGIN:
         return played[0]
     near = [one for one in played if one.loss <= least + MARGIN / 2]
-    return min(near, key=lambda one: one.outcome.bytes_sent)
+    fewest = min(one.outcome.bytes_sent for one in near)
+    own = played[0].choice.settings.items()
+    cheap = [one for one in near if one.outcome.bytes_sent <= 1.1 * fewest]
+    return min(cheap, key=lambda one: (len(one.choice.settings.items() - own), one.loss))
 
 
 def play_all(fleet: Fleet, found: Iterable[Choice]) -> list[Played]:

@@ -21,7 +21,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.syncer import SyncerCore
 from ddiloco.storage import array_file
 from ddiloco.storage.learner_state import MAGIC
-from ddiloco.storage.tape.entries import Adopted, Committed, End, Entry, Gave, InnerOrigin
+from ddiloco.storage.tape.entries import Adopted, Committed, End, Entry, Gave, InnerOrigin, Signed
 from ddiloco.storage.tape.file import TapeError
 from ddiloco.workers.exchange import InnerState, fragments_with
 from ddiloco.workers.learner_actor import LearnerActor, LearnerArrays, LearnerDriver
@@ -58,7 +58,7 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> R
     if any(begins(tapes.syncers).values()) and tapes.began is None:
         path = tapes.syncers[0].path
         raise TapeError(f"{path}: does not begin with the run: the tape before it is missing")
-    syncers = [_SyncerProcess(tapes.syncers, n, policy, total_steps, sent).actor() for n in numbers]
+    syncers = [SyncerProcess(tapes.syncers, n, policy, total_steps, sent).actor() for n in numbers]
     return ReplayPlan(learners, syncers, _began(tapes.began))
 
 
@@ -260,7 +260,7 @@ def versions_with(event: Any) -> Sequence[tuple[int, int]]:
     return []
 
 
-class _SyncerProcess(_Process, SyncerDriver):
+class SyncerProcess(_Process, SyncerDriver):
     """Drives the actor of a process of the syncer, which begins with what those before it left."""
 
     def __init__(
@@ -269,9 +269,9 @@ class _SyncerProcess(_Process, SyncerDriver):
         number: int,
         policy: SyncPolicy,
         total_steps: int | None,
-        sent: Mapping[OfferId, Contribution],
+        sent: Mapping[OfferId, Contribution] | None,
     ) -> None:
-        """`number`: which of the tapes is the process's. `sent`: what learners sent."""
+        """`number`: which of the tapes is the process's. `sent`: what learners sent; None: not known."""
         super().__init__(tapes[number])
         self._before, self._after, self._sent = tapes[:number], tapes[number + 1 :], sent
         header = self.tape.header
@@ -289,11 +289,17 @@ class _SyncerProcess(_Process, SyncerDriver):
     def actor(self) -> Actor:
         """What the process did."""
         self._follow()
-        merges = sorted([*self._merges, *self._unnoted()], key=lambda merge: merge.number)
+        merges = sorted([*self._merges, *self.unnoted()], key=lambda merge: merge.number)
         own = set(self.tape.header.fragments)
         before = tuple(_id(tape) for tape in self._before if own & set(tape.header.fragments))
         works = [Begin(BEFORE, before), *merges, Ended(len(self.tape.entries) - 1, _id(self.tape))]
         return Actor(self.tape, works, self._handled, self._records)
+
+    @property
+    def core(self) -> SyncerCore:
+        """The process's core, as the followed entries leave it."""
+        core: SyncerCore = self._actor.core
+        return core
 
     def _take(self, content: Any, now: float | None) -> None:
         match content:
@@ -304,6 +310,8 @@ class _SyncerProcess(_Process, SyncerDriver):
                 self.handled(content, (), now)
             case End(versions=versions):
                 self._last = dict(zip(self.tape.header.fragments, versions, strict=True))
+                self.handled(content, (), now)
+            case Signed():
                 self.handled(content, (), now)
             case events.MergeFinished():
                 self._finish(content, now)
@@ -324,7 +332,7 @@ class _SyncerProcess(_Process, SyncerDriver):
         following = NextVersion(made, {}, finished.left_out, empty=empty)
         self._actor.perform(self._actor.merged(finished, made.version, following, {}, now))
 
-    def _unnoted(self) -> list[MergeWork]:
+    def unnoted(self) -> list[MergeWork]:
         """Merges that were committed, but that the process ended too early to note."""
         found = []
         for p, had in self._had.items():
@@ -349,6 +357,8 @@ class _SyncerProcess(_Process, SyncerDriver):
 
     def merge(self, merge: actions.Merge, given: list[tuple[Contribution, OfferId]]) -> None:
         for c, offer in given:
+            if self._sent is None:
+                continue
             sent = self._sent.get(offer)
             # It may be sent again once its learner has rejoined, set its clock or applied another's work.
             anew = {"incarnation": c.incarnation, "step": c.step, "version": c.version, "lineage": c.lineage}

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from ddiloco.storage.tape.entries import End, Entry, entries_of, record_of
-from ddiloco.storage.tape.file import TapeError, read
+from ddiloco.storage.tape.file import Content, TapeError, read
 from ddiloco.storage.tape.header import Header, from_json
 from ddiloco.storage.tape.recorder import BEGAN, FOLDER, SUFFIX
 
@@ -20,6 +20,8 @@ class Tape:
     header: Header  # its first record
     entries: list[Entry]  # all others, in order
     torn: int = 0  # bytes of an unfinished last record, which is left out
+    # By record, the header's first: how many entries there are up to its end, and the chain's head then
+    records: Sequence[tuple[int, bytes]] = ()
 
     @property
     def ended(self) -> bool:
@@ -51,11 +53,15 @@ def begins(syncers: Sequence[Tape]) -> dict[int, int]:
 
 def read_tape(path: pathlib.Path) -> Tape | None:
     """A tape; None if its process was killed before it had a header. Raises TapeError if it is damaged."""
-    content = read(path)
+    return tape_of(path, read(path))
+
+
+def tape_of(path: pathlib.Path, content: Content) -> Tape | None:
+    """Like `read_tape`, from what the file holds."""
     if not content.records:
         return None
-    entries, header = [], None
-    for at, payload in content.records:
+    entries, header, records = [], None, []
+    for at, payload, head in content.records:
         try:
             if header is None:
                 header = from_json(record_of(payload).header)
@@ -63,7 +69,31 @@ def read_tape(path: pathlib.Path) -> Tape | None:
                 entries += entries_of(payload)
         except Exception as error:  # protobuf documents none
             raise TapeError(f"{path}: byte {at}: holds {error}") from None
-    return Tape(path, header, entries, content.torn)
+        records.append((len(entries), head))
+    return Tape(path, header, entries, content.torn, records)
+
+
+def read_histories(workdir: pathlib.Path, config: str) -> list[tuple[list[Tape], bool]]:
+    """The syncer's tapes of a run and of what it was set back from, oldest first, of these settings.
+
+    Each with whether it goes on with what a rollback has left. Raises TapeError if there are none, one is
+    damaged, or is of other settings.
+    """
+    found = []
+    for folder in (*sorted(workdir.glob(f"previous/*/{FOLDER}")), workdir / FOLDER):
+        paths = [*sorted(folder.glob(f"syncer-*{SUFFIX}")), *sorted(folder.glob(f"shard-*{SUFFIX}"))]
+        tapes = [tape for path in paths if (tape := read_tape(path)) is not None]
+        found.append((tapes, (folder / BEGAN).exists()))
+    newest, _ = found[-1]
+    if not newest:
+        raise TapeError(f"{workdir / FOLDER}: holds no tape of a syncer")
+    for tape in newest:
+        if tape.header.config != config:
+            raise TapeError(f"{tape.path}: is of other settings than config.json")
+        if tape.header.run != newest[0].header.run:
+            raise TapeError(f"{tape.path}: is of another run than the tapes beside it")
+    run = newest[0].header.run
+    return [(tapes, set_back) for tapes, set_back in found if tapes and tapes[0].header.run == run]
 
 
 def read_run(workdir: pathlib.Path) -> RunTapes:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddiloco.protocol import actions, events
-from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave
+from ddiloco.storage.tape.entries import Adopted, Committed, End, Gave, Signed
 from experiments.cli.program import UsageError
 from experiments.studies.replay import works as plans
 from experiments.studies.replay.order import perform
@@ -257,6 +257,8 @@ def _noted(content: Any) -> str:
             return f"gives its inner state away, number {number}"
         case Committed() as e:
             return f"committed: fragment {e.fragment} version {e.version}, {e.sha256.hex()[:12]}"
+        case Signed(fragment=p):
+            return f"signs its statement on fragment {p}"
         case End():
             return "ends"
     return str(content)

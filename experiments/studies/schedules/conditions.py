@@ -79,11 +79,11 @@ class _Doubtful(CountingSyncer):
         left_out = tuple(m for m in learners if self._refuses_all or self._rng.random() < self.refused)
         self.given, [last] = dict(given), self.fragment(fragment)
         if given and len(left_out) == len(given):
-            return NextVersion((last,), {}, left_out, empty=True)  # type: ignore[arg-type]
+            return NextVersion((last,), {}, left_out, empty=True)
         new = last - sum(gradient for c, (gradient,) in given if c.learner not in left_out)
         shard = self._shard(fragment)
         self.versions[fragment, shard.durable.versions[fragment] + 1, shard.lineage] = new
-        return NextVersion((new,), {}, left_out)  # type: ignore[arg-type]
+        return NextVersion((new,), {}, left_out)
 
 
 class WeatheredFleet(Fleet):

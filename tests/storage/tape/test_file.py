@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddiloco.storage.tape.file import MAGIC, TapeError, TapeFile, read
+from ddiloco.storage.tape.file import HEAD_BYTES, MAGIC, TapeError, TapeFile, read
 from tests.long import times
 
 PAYLOADS = st.lists(st.binary(max_size=40), max_size=6)
@@ -37,12 +37,12 @@ def test_a_file_cut_at_any_byte_gives_the_records_before_it(folder, payloads):
     data = written(path, payloads)
     ends = [len(MAGIC)]
     for payload in payloads:
-        ends.append(ends[-1] + 12 + len(payload))
+        ends.append(ends[-1] + HEAD_BYTES + len(payload))
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
         content = read(path)
         whole = sum(end <= cut for end in ends[1:])
-        assert [payload for _, payload in content.records] == payloads[:whole]
+        assert [record.payload for record in content.records] == payloads[:whole]
         assert content.torn == (cut - ends[whole] if cut >= len(MAGIC) else cut)
 
 
@@ -62,7 +62,7 @@ def test_a_record_left_out_or_moved_is_told(folder, payloads):
     path = fresh(folder)
     data = written(path, payloads)
     start = len(MAGIC)
-    first = data[start : start + 12 + len(payloads[0])]
+    first = data[start : start + HEAD_BYTES + len(payloads[0])]
     rest = data[start + len(first) :]
     for changed in (rest, rest + first):
         path.write_bytes(MAGIC + changed)

@@ -24,10 +24,6 @@ def found(rounds, durable):
     return (books.committed, books.recorded, books.unrecorded, books.lost, books.twice), books.problems
 
 
-def test_versions_that_rise_by_one_through_a_death_are_well():
-    assert found(ROUNDS, DURABLE) == ((5, 5, 0, 0, 0), [])
-
-
 def test_a_durable_version_whose_line_died_with_the_syncer_is_not_lost():
     rounds = [ROUNDS[0], ROUNDS[1], *ROUNDS[3:]]
     assert found(rounds, DURABLE) == ((5, 4, 1, 0, 0), [])

@@ -10,7 +10,6 @@ from experiments.studies.chaos.lanes import (
     gaps_of,
     lane,
     recoveries,
-    survivor_gaps,
     timelines,
 )
 from experiments.studies.chaos.run_files import Blow, read_trace
@@ -96,14 +95,6 @@ def test_a_killed_learner_is_dead_then_recovers_then_steps(made):
     assert lines.uptime(T0 + 60) == 1.0
 
 
-def test_a_long_pause_is_a_stall_and_a_short_one_is_not(made):
-    made.no_step(0, 20.0, 23.0)
-    made.no_step(0, 40.0, 42.0)
-    spans = told(lane(made.trace(), "learner 0"))
-    assert ("stalled", 20.5, 23.0) in spans
-    assert [span[0] for span in spans].count("stalled") == 1
-
-
 def test_a_hang_is_a_hang_and_no_stall(made):
     made.fault(20.1, "hang", "learner 0", pid=1)
     made.fault(25.0, "resume", "learner 0", pid=1)
@@ -113,16 +104,6 @@ def test_a_hang_is_a_hang_and_no_stall(made):
     assert [span.state for span in lane(trace, "learner 0")] == ["recovering", "stepping", "hung", "stepping"]
     assert StateSpan("hung", T0 + 20.1, T0 + 25.0) in lane(trace, "learner 0")
     assert max(gap.seconds for gap in gaps_of(trace, "learner 0")) == pytest.approx(0.6)
-
-
-def test_the_longest_gap_of_a_survivor_is_that_around_the_fault(made):
-    made.restart("learner 0", 20.0, 22.0)
-    made.no_step(0, 20.0, 30.0)
-    made.no_step(1, 21.0, 24.0)  # while learner 0 is down
-    made.no_step(1, 50.0, 56.0)  # long after it is back
-    (after,) = survivor_gaps(made.trace())
-    assert (after.learner, after.blow.kind) == ("learner 1", "kill")
-    assert (after.gap_seconds, after.gap_steps) == (3.0, 6.0)
 
 
 def test_the_syncer_merges_between_its_first_round_and_its_death(made):
@@ -138,14 +119,6 @@ def test_the_syncer_merges_between_its_first_round_and_its_death(made):
     ]
     assert [(b.target, b.first_step) for b in recoveries(trace)] == [("syncer", 5.0)]
     assert trace.durable == [(T0 + 20.1, [0])]
-
-
-def test_a_step_that_was_told_to_two_syncers_is_one_step(made, tmp_path):
-    made.trace()
-    path = tmp_path / "learners" / "0" / "steps.jsonl"
-    path.write_text(path.read_text() + path.read_text())
-    again = read_trace(tmp_path, tmp_path / "faults.jsonl", 2)
-    assert len(again.marks["learner 0"]) == len(again.marks["learner 1"])
 
 
 def test_the_report_tells_all_of_it_and_the_figure_is_drawn(made, tmp_path):

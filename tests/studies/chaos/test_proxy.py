@@ -90,31 +90,6 @@ def test_a_partition_passes_nothing_closes_nothing_and_heals(echo):
             assert receive(another, 3) == b"new"
 
 
-def test_a_partitioned_link_holds_a_bounded_number_of_bytes():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        shape = LinkShape(buffer_bytes=1 << 17)
-        with BadNetwork(silent.getsockname(), shape) as proxy, connect(proxy) as end:
-            until(lambda: proxy.connections == 1, "a connection")
-            far, _ = silent.accept()
-            proxy.partition()
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-            end.setblocking(False)
-            sent = 0
-            with pytest.raises(BlockingIOError):
-                while sent < 1 << 26:
-                    sent += end.send(bytes(1 << 16))
-            assert proxy.taken <= (1 << 17) + 2 * (1 << 16)  # and one chunk in each hand
-            far.close()
-
-
-def test_the_end_of_one_direction_is_passed_on_and_the_other_goes_on(echo):
-    with Proxy(echo.address) as proxy, connect(proxy) as end:
-        end.sendall(b"last words")
-        end.shutdown(socket.SHUT_WR)
-        assert receive(end, 10) == b"last words"
-        assert end.recv(1) == b""
-
-
 def test_without_a_server_a_connection_is_closed_and_the_next_one_may_work(echo):
     with reserved_port() as port, Proxy(nobody := ("127.0.0.1", port)) as proxy, connect(proxy) as end:
         with pytest.raises(ConnectionError):
@@ -125,27 +100,3 @@ def test_without_a_server_a_connection_is_closed_and_the_next_one_may_work(echo)
             far, _ = server.accept()
             assert receive(far, 1) == b"x"
             far.close()
-
-
-def test_a_server_that_dies_takes_its_connections_along():
-    server = socket.create_server(("127.0.0.1", 0))
-    with server, Proxy(server.getsockname()) as proxy, connect(proxy) as end:
-        end.sendall(b"x")
-        far, _ = server.accept()
-        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, as by a kill
-        far.close()
-        with pytest.raises(ConnectionError):
-            if not end.recv(1):
-                raise ConnectionError("closed")
-
-
-def test_a_proxy_that_closes_ends_its_connections_and_closes_once(echo):
-    proxy = Proxy(echo.address).start()
-    with connect(proxy) as end:
-        end.sendall(b"x")
-        assert receive(end, 1) == b"x"
-        proxy.close()
-        proxy.close()
-        with pytest.raises(ConnectionError):
-            if not end.recv(1):
-                raise ConnectionError("closed")

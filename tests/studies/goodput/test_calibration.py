@@ -18,15 +18,6 @@ def test_the_committed_values_are_those_that_the_calibration_finds():
     assert dataclasses.replace(committed, **others) == found
 
 
-def test_the_search_ends_at_the_same_values_wherever_it_begins(monkeypatch):
-    found = calibration.calibrate(FailureModel())
-    elsewhere = {name: (2.0 * start, low, high) for name, (start, low, high) in calibration.FREE.items()}
-    monkeypatch.setattr(calibration, "FREE", elsewhere)
-    again = calibration.calibrate(FailureModel())
-    for name in calibration.FREE:
-        assert getattr(again, name) == pytest.approx(getattr(found, name), rel=1e-2)
-
-
 def test_a_model_is_found_again_from_its_own_table(monkeypatch):
     truth = dataclasses.replace(FailureModel(), downscale_seconds=8.0, upscale_seconds=25.0, spare_share=0.1)
     columns = zip(
@@ -55,12 +46,6 @@ def test_an_interval_has_the_fitted_value_in_its_middle_and_the_true_one_within(
     found, widths = calibration.calibrate(FailureModel()), calibration.intervals(FailureModel())
     for name in calibration.FREE:
         assert abs(getattr(found, name) - getattr(truth, name)) < widths[name], name
-
-
-def test_cells_of_equal_size_are_foretold_without_each_other():
-    found = {(c.system, c.num_chips): c.fitted for c in calibration.predictions(FailureModel())}
-    assert found["decoupled:4", 1_200_000] == pytest.approx(found["elastic_data_parallel", 300_000])
-    assert len(found) == 18
 
 
 @pytest.mark.slow

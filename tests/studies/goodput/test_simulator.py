@@ -1,6 +1,5 @@
 """The event simulator: against closed forms, and what must hold whatever the failure model is."""
 
-import dataclasses
 import math
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from ddiloco.goodput.failures import YEAR, FailureModel
 from experiments.studies.goodput.simulator import Simulation, simulate
-from experiments.studies.goodput.systems import elastic_goodput, inelastic_goodput
 
 SYSTEMS = ("data_parallel", "elastic_data_parallel", "decoupled:2", "decoupled:4", "decoupled:8")
 
@@ -56,12 +54,6 @@ def test_learners_of_one_slice_are_dead_until_it_is_back_and_restarted():
     assert found.uptime == 1.0
 
 
-def test_where_upscales_never_come_only_downscales_cost():
-    found = cell(1_200_000, "elastic_data_parallel", upscale_wait_seconds=1e9, return_seconds=0.0)
-    rate = 1_200_000 / YEAR
-    assert found.goodput == pytest.approx(1 / (1 + rate * (10.0 + 3.4 + 2.5)), abs=0.01)
-
-
 def test_chips_of_different_speed_wait_for_the_slowest_of_their_job():
     alike, differing = (cell(1_200_000, "decoupled:4", days=0.5, chip_speed_variation=v) for v in (0.0, 0.02))
     # The largest of 300k normals is 4.57 on average: (1 + 1/b^2) of its quantile b, roughly.
@@ -80,19 +72,6 @@ def test_a_quorum_of_one_is_there_as_long_as_anyone_steps_and_a_larger_one_for_l
     # Learners step 70% of the time, each by itself: all four 0.7^4 of it.
     assert all_of_them.quorum_uptime == pytest.approx(one.goodput**4, abs=0.03)
     assert cell(150_000, "data_parallel", days=0.1, quorum=4).quorum_uptime is None
-
-
-@pytest.mark.slow
-def test_four_learners_and_more_never_stand_still_all_at_once_to_a_percent():
-    for found in cells((150_000, 1_200_000), ("decoupled:4", "decoupled:16"), days=0.5):
-        assert round(100 * found.uptime) == 100
-    assert cell(1_200_000, "decoupled:2").uptime < 0.95
-
-
-def test_a_learner_has_the_goodput_of_a_job_of_its_own_chips():
-    by_rule = [cell(300_000 * m, f"decoupled:{m}" if m > 1 else "elastic_data_parallel") for m in (1, 4)]
-    for found in by_rule:
-        assert found.goodput == pytest.approx(by_rule[-1].goodput, abs=0.012)
 
 
 def test_a_cell_does_not_depend_on_what_else_is_in_the_grid():
@@ -133,12 +112,3 @@ def test_whatever_the_model_shares_add_up_to_one(model, slices):
         assert all(0.0 <= share <= 1.0 for share in (found.goodput, found.uptime, *found.lost.values()))
         assert found.goodput <= found.uptime + 1e-9
         assert found.quorum_uptime is None or found.quorum_uptime <= found.uptime
-
-
-@given(st.floats(1e3, 1e7), st.floats(1.01, 16.0), st.floats(0.0, 100.0), st.floats(0.0, 600.0))
-def test_closed_forms_fall_with_chips(chips, factor, upscale, wait):
-    model = dataclasses.replace(
-        FailureModel(), upscale_seconds=upscale, upscale_wait_seconds=wait, downscale_seconds=0.2 * upscale
-    )
-    for goodput in (elastic_goodput, inelastic_goodput):
-        assert 0.0 < goodput(model, chips * factor) < goodput(model, chips) < 1.0

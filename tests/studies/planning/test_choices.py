@@ -59,6 +59,20 @@ def test_the_run_keeps_its_settings_unless_others_are_clearly_better():
     narrow = Played(dataclasses.replace(own, interval=13, codec="int4"), outcome(work=13.0, sent=30.0))
     assert best([there, little, much]) is much
     assert best([there, little, much, narrow]) is narrow, "nearly as good, for fewer bytes"
+    lean = [
+        Played(dataclasses.replace(own, interval=h, codec="int4"), outcome(work=12.0, sent=30.0))
+        for h in (6, 24)
+    ]
+    assert best([there, *lean]) is lean[1], "nearest to what the run has"
+
+
+def test_no_choice_is_recommended_that_drops_a_learner():
+    own = Choice(24, "f32", 1, 2)
+    there = Played(own, outcome(shares=(0.9, 0.8)))
+    drops = Played(dataclasses.replace(own, interval=6), outcome(work=6.0, share=0.5, shares=(0.98, 0.03)))
+    keeps = Played(dataclasses.replace(own, interval=12), outcome(work=12.0, shares=(0.98, 0.5)))
+    assert best([there, drops]) is there
+    assert best([there, drops, keeps]) is keeps
 
 
 def test_a_learner_is_looked_at_whose_work_is_merged_less_or_later():

@@ -13,7 +13,6 @@ from ddiloco.run.rollback import going_on
 from ddiloco.storage.tape.file import TapeError
 from ddiloco.telemetry.files import read_json
 from experiments.studies.replay import execution as replay
-from experiments.studies.replay import plan as plans
 from experiments.studies.replay import timeline, what_if
 from experiments.studies.replay.reading import read_run
 from tests.local.stopped_runs import completed, newest, settings, state_of
@@ -118,15 +117,3 @@ def test_tapes_of_a_run_that_went_on_can_be_looked_at_and_asked_what_if(resumed)
     same = what_if.what_if(plan, e.sync, e.train.steps)
     assert same.merged == pytest.approx(recorded.merged, rel=0.15)
     assert same.tokens == pytest.approx(recorded.tokens, rel=0.3)  # it knows of no waiting
-
-
-def test_a_first_tape_that_began_later_than_the_snapshot_is_told(resumed):
-    workdir, e, _ = resumed
-    tapes = read_run(workdir)
-    [tape] = tapes.syncers
-    first, *others = tape.header.state.versions
-    state = dataclasses.replace(tape.header.state, versions=(first + 1, *others))
-    later = dataclasses.replace(tape, header=dataclasses.replace(tape.header, state=state), entries=[])
-    plan = plans.make_plan(dataclasses.replace(tapes, syncers=[later]), e.sync, e.train.steps)
-    with devices(1), pytest.raises(TapeError, match="the tape before it is missing"):
-        replay.Replay(assembly_of(e), plan).run()

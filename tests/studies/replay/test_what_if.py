@@ -80,13 +80,6 @@ def test_a_quorum_of_all_merges_all_and_waits_longer(quorum_of_one):
     assert would.quorum_seconds > 2 * recorded(quorum_of_one).quorum_seconds
 
 
-def test_a_syncer_that_was_killed_is_taken_to_have_been_there_all_the_time(tmp_path):
-    plan = plan_of(tmp_path, POLICY, crashes=(20.0, 35.0))
-    then, now = recorded(plan), what_if(plan, POLICY, STEPS)
-    assert now.merged >= then.merged
-    assert now.tokens >= 0.9 * then.tokens
-
-
 def test_a_run_whose_syncer_was_several_processes_is_asked_in_the_same_way(tmp_path):
     plan = plan_of(tmp_path, POLICY, lose(1, 12.0, 15.0), shards=2)
     was, again = recorded(plan), what_if(plan, POLICY, STEPS)
@@ -95,10 +88,3 @@ def test_a_run_whose_syncer_was_several_processes_is_asked_in_the_same_way(tmp_p
     assert again.contributions == pytest.approx(was.contributions, rel=0.2)
     would = what_if(plan, dataclasses.replace(POLICY, quorum=3), STEPS)
     assert would.contributions > was.contributions and would.quorum_seconds > was.quorum_seconds
-
-
-def test_learners_wait_where_the_policy_has_them_wait(quorum_of_one):
-    waiting = dataclasses.replace(POLICY, quorum=None, max_run_ahead=1)
-    would, recorded_run = what_if(quorum_of_one, waiting, STEPS), recorded(quorum_of_one)
-    assert would.contributions == 3.0
-    assert would.seconds > 1.2 * recorded_run.seconds  # all at the speed of the slowest

@@ -2,8 +2,9 @@
 
 Trains under the virtual driver and scores, at every evaluation and on the same held-out rows, the global
 model, its averages over the last rounds of each fragment, each learner's own parameters, and the plain
-average of these; with experts, how evenly these are used, too. Of data-parallel, which has one model, the
-averages of that over as many steps as learners take in those rounds. --seeds=0,1,2 trains once for each.
+average of these; at the end also the model without the rounds of the last step; with experts, how evenly
+these are used, too. Of data-parallel, which has one model, the averages of that over as many steps as
+learners take in those rounds. --seeds=0,1,2 trains once for each.
 
 Writes `averages.json` and `averages.png`, and prints the losses at the end beside the global model's.
 """

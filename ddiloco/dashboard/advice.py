@@ -17,6 +17,7 @@ SLOW = 1.5  # times the others' step
 LONG_JOIN = 50  # steps of others
 LONG_ABSENCE = 10.0  # seconds that a host may take to connect
 WAITS = 0.2  # share of the step time spent waiting for data
+SHOCK = 0.005  # share of the loss by which it may rise at an update
 MIN_SHARE = 0.7  # share of the work that should be merged
 MAX_LOST = 0.1  # share of a learner's work that may be lost
 _HERE = ("stepping", "waiting", "hung", "finished")
@@ -54,7 +55,7 @@ def not_finite(view: RunView) -> Iterator[Advice]:
                 f"Learner {one.learner}: its loss is not a number.",
                 f"Its newest steps gave NaN or infinity{left}. The others continue without it.",
                 "Restart it, so that it loads the global model. If this repeats, check its data, "
-                "its devices (config.sdc_check_every) and the learning rate.",
+                "its devices (config.train.verify_every) and the learning rate.",
                 one.learner,
                 commands=_control(view, f"drain {one.learner}", f"add {one.learner}"),
             )
@@ -337,6 +338,22 @@ def work_lost(view: RunView) -> Iterator[Advice]:
         )
 
 
+def merge_shock(view: RunView) -> Iterator[Advice]:
+    """Learners' loss rises at updates, and is mostly not made up before the next ones."""
+    s = view.summary
+    shock, error, kept = (s.get(f"merge_shock{name}") for name in ("", "_error", "_kept"))
+    if shock is None or error is None or kept is None or not _settled(view):
+        return
+    if shock > max(3 * error, SHOCK * (s.get("train_loss") or 0.0)) and kept > 0.5:
+        yield Advice(
+            f"Merges cost: at an update the learners' loss rises by {shock:.3f} nats a token on average.",
+            f"{share(kept)} of the updates are not made up before the next one.",
+            f"Lower config.sync.interval ({view.setting('sync.interval')} now), "
+            "config.outer.learning_rate or config.outer.momentum.",
+            trouble=False,
+        )
+
+
 def waiting(view: RunView) -> Iterator[Advice]:
     """Chips are lost to waiting, by policy."""
     lost = view.summary.get("lost") or {}
@@ -368,6 +385,7 @@ RULES: Sequence[Rule] = (
     restarts,
     grace_unused,
     work_lost,
+    merge_shock,
     waiting,
 )
 
@@ -383,11 +401,11 @@ _REMEDIES = (
     ),
     (r"its link to the syncer is too slow", "It is thin or far: see the advice at the top."),
     (r"of its work is merged", "Its link is thin, or it is late: see the advice at the top."),
-    (r"are never merged", "Raise config.train.steps, or lower config.sync.interval."),
     (r"sync\.offer_timeout", "Raise config.sync.offer_timeout, or send fewer bits (config.outer.codec)."),
     (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is too long."),
     (r"snapshot\.timeout", "Raise config.snapshot.timeout: checkpoints take longer, or that learner hangs."),
     (r"join token|what it sent was refused", "A stranger calls, or a learner of another version."),
+    (r"minutes on node", "Take that node out of service if others do well; else see the process's log."),
     (r"silent data corruption", "Take that device out of service, and restart the learner elsewhere."),
     (r"No space left|has grown to|records were given up", "Make room on the disk of the workdir."),
     (r"quarantine", "Look at its data and devices; it is released when it is like the others again."),
@@ -428,7 +446,7 @@ def _busy(view: RunView) -> bool:
 
 def _explained(view: RunView) -> bool:
     """Whether another rule already explains the unmerged work."""
-    rules = (not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
+    rules = (hung, not_finite, quarantined, thin_link, hardly_merged, interval_too_small, syncer_at_its_limit)
     return any(one for rule in rules for one in rule(view))
 
 

@@ -34,6 +34,12 @@ OF_RUN = (
     Metric("ddiloco_goodput_ratio", "useful chip time over allocated chip time", _summary("goodput")),
     Metric("ddiloco_uptime_ratio", "time in which any learner stepped", _summary("uptime")),
     Metric("ddiloco_merged_ratio", "tokens merged over tokens trained", _summary("merged_share")),
+    Metric("ddiloco_merge_shock", "mean change of learners' loss at an update", _summary("merge_shock")),
+    Metric(
+        "ddiloco_merge_shock_kept_ratio",
+        "updates whose loss is not made up before the next",
+        _summary("merge_shock_kept"),
+    ),
     Metric("ddiloco_tokens_per_second", "of all learners, since the start", _summary("tokens_per_second")),
     Metric("ddiloco_mfu_ratio", "model FLOPs utilisation", _summary("mfu")),
     Metric("ddiloco_train_loss", "nats per token", _summary("train_loss")),

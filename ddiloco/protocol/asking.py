@@ -196,12 +196,11 @@ class Overdue:
 
     def expect(self, r: Round, m: Member, asked: Asked, now: float) -> None:
         """Starts the timeout of an offer whose step is reported."""
-        if m.has_work(r.id.fragment, r.version):
-            in_the_making = m.step_time.value or 0.0  # the request may have arrived in mid-step
-            # Its share of the welcome's time or its delivery time; rejoined learners had no welcome.
-            on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
-            asked.expires = now + in_the_making + self._timeout + TIMEOUT_SLACK * on_its_way
-            heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
+        in_the_making = m.step_time.value or 0.0  # the request may have arrived in mid-step
+        # Its share of the welcome's time or its delivery time; rejoined learners had no welcome.
+        on_its_way = max(m.welcome_seconds / self._num_fragments, m.delivery.value or 0.0)
+        asked.expires = now + in_the_making + self._timeout + TIMEOUT_SLACK * on_its_way
+        heapq.heappush(self._deadlines, (asked.expires, r.id, m.learner))
 
     def next(self, rounds: Mapping[int, Round]) -> float | None:
         """The next timeout of an offer, in the seconds of `now`; `rounds`: the open ones, by fragment."""

@@ -491,11 +491,8 @@ class LearnerCore:
 
     def _is_over(self, session: _Session) -> bool:
         """Whether the last rounds of all fragments of a shard are merged."""
-        if self.total_steps is None:
-            return False
-        schedule = session.policy.schedule
-        last = ((self._fragments[p], schedule.last_due(p, self.total_steps)) for p in session.fragments)
-        return all(fragment.merged_step >= due for fragment, due in last)
+        last = math.inf if self.total_steps is None else self.total_steps
+        return all(self._fragments[p].merged_step >= last for p in session.fragments)
 
     def _session_of(self, fragment: int) -> _Session:
         return self._sessions[fragment % len(self._sessions)]
@@ -533,7 +530,8 @@ class LearnerCore:
         new = HeldFragment(
             event.version, event.step, self._done, event.lineage, event.watermark, begun_on=event.version
         )
-        merged, out = self._merged_offer(old, event.watermark), []
+        merged = self._merged_offer(old, event.watermark)
+        out: list[actions.LearnerAction] = []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
         if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
             out.append(actions.Drop(self.learner, TOO_OLD))
@@ -554,9 +552,9 @@ class LearnerCore:
             self.clock = event.step
         rebase = new.base is not self._done
         apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
-        out += [apply, *self._say_last(), *self._end_with_others()]
+        later = [*self._say_last(), *self._end_with_others()]
         # A request may have come before its version; no further step would bring the work that is kept.
-        return [*out, *(self._offer_now() if self.blocked else [])]
+        return [*out, apply, *later, *(self._offer_now() if self.blocked or self.done else [])]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the kept offer that is in an update; None if it has none."""
@@ -583,11 +581,12 @@ class LearnerCore:
         return [self._report(session, at) for session in self._sessions]
 
     def _say_last(self) -> list[actions.LearnerAction]:
-        """A report without a step: an update set the clock to the last step."""
-        if self._started or not self.done or self._reported_step >= self.clock:
+        """A report without a step: an update came after the last step, or set the clock to it."""
+        at = self._standing()
+        if self._started or not self.done or (self._reported_step >= self.clock and self._last == at):
             return []
         self._reported_step = self.clock
-        return self._say(self._standing())
+        return self._say(at)
 
     def _say(self, at: _Standing) -> list[actions.LearnerAction]:
         self._last = at

@@ -8,6 +8,7 @@ from ddiloco.protocol.membership import Member, Membership
 from ddiloco.protocol.messages import RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.round import Phase, Round
+from ddiloco.protocol.schedule import Schedule
 
 MAX_TRIES = 4  # of an offer, once all learners are done
 
@@ -16,19 +17,19 @@ class Prospects:
     """Whether a round has its quorum, which learners may still contribute, and when to abandon it.
 
     Attributes:
-      policy: the settings of synchronisation, which may change.
+      policy, schedule: the settings of synchronisation, which may change, and when fragments are due.
       awaits_learners: while True, known learners may still (re)connect: rounds are neither abandoned nor
         merged with quorum=None, and departed learners do not count.
       waits_until: when rounds continue without any live learner; None: there is one.
     """
 
-    def __init__(self, policy: SyncPolicy, total_steps: int | None, members: Membership) -> None:
+    def __init__(self, policy: SyncPolicy, schedule: Schedule, members: Membership) -> None:
         self.awaits_learners = False
         self.waits_until: float | None = None
         self._timeout = policy.silence_timeout
-        self.policy = policy
+        self.policy, self.schedule = policy, schedule
         self._nobody_waits = policy.max_run_ahead is None
-        self._total_steps = total_steps
+        self._total_steps = schedule.last
         self._members = members
 
     def somebody_came(self) -> None:
@@ -79,7 +80,7 @@ class Prospects:
     def too_late(self, due: RoundId, front: int) -> bool:
         """Whether a quorum has reached the fragment's next round; never where learners wait for updates."""
         enough = self._members.count >= self.policy.min_quorum
-        return enough and front >= due.step + self.policy.interval and self._nobody_waits
+        return enough and front >= self.schedule.next_due(due.fragment, due.step) and self._nobody_waits
 
     def is_stuck(self, rounds: Collection[Round]) -> bool:
         """Whether no open round can gain from the learners that are done."""
@@ -126,13 +127,23 @@ class Prospects:
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a live learner has work to offer, or has not reported yet."""
-        may = m.has_work(r.id.fragment, r.version) and not r.has_failed(m)
-        return not r.has_given(m.learner) and (may or not m.counters)
+        return not r.has_given(m.learner) and not r.has_failed(m) and self.may_hold(m, r)
 
     def _has_left(self, m: Member, r: Round) -> bool:
         """Whether a learner that is done has work that was neither left out nor failed too often."""
+        if self._unreported(m, r):
+            return True
         left = m.steps_on(r.id.fragment, r.version) > r.refused.get(m.learner, 0)
         return left and r.tries[m.learner] < MAX_TRIES
+
+    def _unreported(self, m: Member, r: Round) -> bool:
+        """Whether a learner has yet to report its work: its first or, once done, on the newest version."""
+        behind = bool(m.counters) and self.done(m) and m.version(r.id.fragment) < r.version
+        return not m.counters or (behind and r.tries[m.learner] < MAX_TRIES)
+
+    def may_hold(self, m: Member, r: Round) -> bool:
+        """Whether a learner has work on the round's version, as far as its reports tell."""
+        return self._unreported(m, r) or m.has_work(r.id.fragment, r.version)
 
     def _may_gain(self, r: Round) -> bool:
         """Whether a learner at the round's step has offered or still may, and enough live ones still may."""
@@ -144,4 +155,4 @@ class Prospects:
 
     def may_give(self, m: Member, r: Round) -> bool:
         """Whether a learner still steps or has work left to offer; assumed before its first report."""
-        return not self.done(m) or not m.counters or m.has_work(r.id.fragment, r.version)
+        return not self.done(m) or self.may_hold(m, r)

@@ -22,6 +22,9 @@ from ddiloco.protocol.updates import Updates
 
 Actions = list[actions.SyncerAction]
 
+LAST_WAIT = 2.0
+"""Maximum wait of a last round for offers, in intervals: all fragments are due, which fill a link for one."""
+
 
 class Rounds:
     """Moves every round of its fragments from the first request to the update.
@@ -54,7 +57,8 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, members.fragments, lineage, shard)
-        self._prospects = Prospects(policy, total_steps, members)
+        self._schedule = dataclasses.replace(policy.schedule, last=total_steps)
+        self._prospects = Prospects(policy, self._schedule, members)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(self._oldest + 1, 0)
         self._sync_time = MovingAverage()
@@ -157,10 +161,12 @@ class Rounds:
             return []
         out = self._skip_turns()
         self.policy = self._asking.policy = self._prospects.policy = policy
+        self._schedule = dataclasses.replace(policy.schedule, last=self.total_steps)
+        self._prospects.schedule = self._schedule
         for m in self.members.present():
             m.lead, m.margin = min(policy.interval, m.lead), min(policy.interval / 4, m.margin)
         begins = max(self._asking.front.step, self._oldest)
-        self._next = self._due_from(begins + 1, 0)
+        self._next = self._due_from(begins + (begins != self.total_steps), 0)
         self._moved = self._ask_all = True
         values = {name: getattr(policy, name) for name in TIMING}
         about = {"step": begins, "shard": self._shard, "reason": event.reason}
@@ -170,9 +176,10 @@ class Rounds:
         return [*out, actions.Send(receivers, event)] if receivers else out
 
     def _skip_turns(self) -> Actions:
-        """Skips the turns at or before the front of which no round has opened."""
+        """Skips the turns at or before the front of which no round has opened, but for the last."""
         out: Actions = []
-        while (due := self._next) is not None and due.step <= self._asking.front.step:
+        front, last = self._asking.front.step, self.total_steps
+        while (due := self._next) is not None and due.step <= front and due.step != last:
             out.append(actions.Record("round_skipped", dataclasses.asdict(due)))
             self._next = self._due_from(due.step, due.fragment + 1)
         return out
@@ -260,9 +267,13 @@ class Rounds:
         learner = m.learner
         self._heard.add(learner)
         for r in self._open.values():
+            if learner in r.awaited and not self._prospects.may_give(m, r):
+                r.awaited -= {learner}
+                self._touched.add(r.id.fragment)
             asked = r.owed.get(learner)
             if asked is not None and asked.expires is None and m.step >= asked.clock:
-                self._overdue.expect(r, m, asked, now)
+                if self._prospects.may_hold(m, r):
+                    self._overdue.expect(r, m, asked, now)
             elif r.has_aged(m, self.policy.interval // 2):
                 r.old.add(learner)
                 r.unasked.add(learner)
@@ -339,6 +350,9 @@ class Rounds:
             whom, seconds = worth_waiting(
                 r, able, self.policy.interval * fastest, self._next_quorum(r, now), now
             )
+            if r.id.step == self.total_steps and fastest < math.inf:  # what misses it is never merged
+                whom = {m.learner for m in able if m.lag.value is not None}
+                seconds = LAST_WAIT * self.policy.interval * fastest
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
             r.hopeless = frozenset(m.learner for m in able if (m.in_time.value or 0.0) < MIN_IN_TIME)
         return out
@@ -520,7 +534,7 @@ class Rounds:
     def _next_quorum(self, r: Round, now: float) -> float:
         """Seconds until the fragment's next quorum, if as late as this one; 0: unknown speed."""
         front = self._asking.front
-        turn = self.policy.schedule.last_due(r.id.fragment, max(front.step, r.id.step)) + self.policy.interval
+        turn = self._schedule.next_due(r.id.fragment, max(front.step, r.id.step))
         at = front.reaches(turn, now)
         return 0.0 if at is None else at - now + r.quorum_seconds
 
@@ -529,7 +543,7 @@ class Rounds:
         begun = {p: self.merged.merged_steps[p] for p in self._updates.fragments}
         begun |= {p: r.id.step for p, r in self._open.items()}
         while self.total_steps is None or step <= self.total_steps:
-            for p in self.policy.schedule.due(step):
+            for p in self._schedule.due(step):
                 if p >= fragment and p in self._updates.fragments and step > begun[p]:
                     return RoundId(step, p)
             step, fragment = step + 1, 0

@@ -2,7 +2,8 @@
 
 Tools rely on `learners/<id>/steps.jsonl`: {"time": seconds, "step": the learner's clock, "tokens": of
 that step, "loss": in nats per token, null if it is not finite, "skipped": 1 if the step changed nothing (its
-tokens are 0)}, at most a second behind; of a process without those lost on their way (`records_lost`).
+tokens are 0), "updates": of fragments, applied since the step before, if there were any}, at most a second
+behind; of a process without those lost on their way (`records_lost`).
 `rounds.jsonl` has a line for each merge: {"time", "step", "fragment", "version", "learners" (in the merge),
 "tokens", ...}; `states.jsonl` one for each change of a learner's state; `recoveries.jsonl` one for each
 process of a learner that joined, and where its inner optimizer state came from; `events.jsonl` one for each
@@ -63,6 +64,8 @@ class RunLines:
                     line["loss"] = as_float(record.metrics["loss"])
                 if record.skipped:
                     line["skipped"] = 1
+                if "updates" in record.metrics:
+                    line["updates"] = int(record.metrics["updates"])
                 self._add(f"learners/{record.learner}/steps.jsonl", record.time, line)
             case StateChanged():
                 line = {"learner": record.learner, "state": record.state.value, "chips": record.chips}
@@ -87,7 +90,7 @@ class RunLines:
 
 def _step(learner: int) -> Callable[[Mapping[str, Any]], Record]:
     def read(line: Mapping[str, Any]) -> Record:
-        metrics = {name: line[name] for name in ("loss", "skipped") if name in line}
+        metrics = {name: line[name] for name in ("loss", "skipped", "updates") if name in line}
         if metrics.get("loss", 0.0) is None:
             metrics["loss"] = math.nan
         return StepDone(learner, line["step"], line["time"], line.get("tokens", 0), metrics)

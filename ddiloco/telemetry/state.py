@@ -17,6 +17,7 @@ from typing import Any
 
 from ddiloco.goodput.accounting import State, Timelines
 from ddiloco.protocol.policy import TOO_OLD
+from ddiloco.telemetry.merge_shock import MergeShock, merge_shock
 from ddiloco.telemetry.records import (
     LOST,
     READY,
@@ -93,6 +94,7 @@ class LearnerProgress:
     clock: int = 0
     loss: Curve = dataclasses.field(default_factory=Curve)
     performance: Performance = dataclasses.field(default_factory=Performance)
+    shock: MergeShock = dataclasses.field(default_factory=MergeShock)
     skips: collections.deque[bool] = _recent(RECENT_STEPS)  # whether the last steps were skipped
     gaps: collections.deque[float] = _recent(33)  # seconds from the end of a step to that of the next
     stale: collections.deque[int] = _recent(RECENT_ROUNDS)  # steps from an offer to its merge
@@ -310,6 +312,7 @@ class RunState:
         if "loss" in record.metrics:
             loss = as_float(record.metrics["loss"])
             learner.not_finite = not math.isfinite(loss)
+            learner.shock.add(math.nan if skipped else loss, "updates" in record.metrics)
             if not skipped:
                 learner.loss.add(record.step, loss)
                 self._recent.append(loss)
@@ -552,6 +555,7 @@ def summarize(state: RunState, now: float, alarms: list[str]) -> dict[str, Any]:
         "max_quorum": max(rounds.quorums, default=None),
         "merged_share": state.merged_share(),
         "merged_shares": state.merged_shares(),
+        **merge_shock(learner.shock for learner in state.learners.values()),
         "timing": state.timing.settings or None,
         "mean_grace_seconds": rounds.mean_seconds("grace_seconds"),
         "goodput": lines.goodput(now) if window else None,

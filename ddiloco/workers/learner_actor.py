@@ -100,6 +100,7 @@ class LearnerActor:
         self._driver = driver
         # By the steps (`Watermark.steps`) of an offer that may be sent yet: where the data stood, JSON
         self._positions: dict[int, str] = {}
+        self._updates = 0  # applied since the last step
         self._welcome: dict[int, Payload] = {}  # by fragment, what has come of welcomes that are not complete
 
     def join(self) -> None:
@@ -116,10 +117,14 @@ class LearnerActor:
         return decided
 
     def step(self) -> tuple[int, Mapping[str, Any]]:
-        """Hands the next step to the devices; its tokens and metrics. A StepStarted is to follow."""
+        """Hands the next step to the devices; its tokens and metrics. A StepStarted is to follow.
+
+        Among the metrics, `updates` is the number of those applied since the step before, if there were any.
+        """
         tokens, metrics = self.arrays.step(self.core.clock)
         self.trained += 1
-        return tokens, metrics
+        updates, self._updates = self._updates, 0
+        return tokens, {**metrics, "updates": updates} if updates else metrics
 
     def handle(self, event: events.LearnerEvent, now: float, fragments: Sequence[Payload] = ()) -> None:
         """Handles an event, with the fragments that it carries (`fragments_with`)."""
@@ -157,6 +162,7 @@ class LearnerActor:
                 p, welcomed = action.fragment, self._welcome.pop(action.fragment, None)
                 payload = came.get(p, welcomed)
                 arrays.apply(p, action.mixing, payload, action.merged, action.rebase)
+                self._updates += 1
             case actions.Drop(learner, why):
                 driver.record("drop", {"learner": learner, "reason": why})
 

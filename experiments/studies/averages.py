@@ -34,6 +34,7 @@ PANELS = {  # those after the first are of models with experts
     "dropped_share": "share of choices dropped",
 }
 GLOBAL, AVERAGE, LEARNER = "global model", "average of the learners", "learner"
+WITHOUT_LAST = "without the last rounds"  # those of the last step, at the end
 AVERAGES = {f"average of {n} rounds": n for n in (2, 4, 10)}  # how far back they reach
 
 
@@ -79,6 +80,7 @@ class ScoredRun(VirtualRun):
     def __init__(self, experiment: Experiment, stop: threading.Event) -> None:
         self.points: list[dict[str, Any]] = []
         self._seed, self._averages = experiment.seed, {}
+        self._earlier: dict[str, np.ndarray] = {}  # the global model before the last step's rounds
         super().__init__(assembly_of(experiment), self._note, stop)
         model = self._arrays.model
         self._averages = {name: RoundAverage(model, n) for name, n in AVERAGES.items()}
@@ -92,6 +94,8 @@ class ScoredRun(VirtualRun):
         if step and alive:
             names = next(iter(alive.values()))
             found[AVERAGE] = {n: np.mean([np.asarray(own[n]) for own in alive.values()], 0) for n in names}
+        if step == self._experiment.train.steps and self._earlier:
+            found[WITHOUT_LAST] = self._earlier
         for name, params in {**found, **alive}.items() if step else ():
             self._add(step, name, self.score(params))
         return loss
@@ -99,6 +103,8 @@ class ScoredRun(VirtualRun):
     def _merged(self, step: int) -> None:
         for average in self._averages.values():
             average.look()
+        if step < self._experiment.train.steps:
+            self._earlier = self._arrays.model.parameters()
         super()._merged(step)
 
     def _note(self, record: Any) -> None:

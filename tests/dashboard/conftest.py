@@ -32,6 +32,7 @@ OTHERS = {
     "overflow": functools.partial(planted.with_arrays, arrays=planted.Overflowing),
     "inflated": functools.partial(planted.with_arrays, arrays=planted.Inflated),
     "slow_disk": planted.with_slow_disk,
+    "costly_merges": planted.with_costly_merges,
     "hang": planted.with_hang,
     "missing_host": planted.with_missing_host,
     "planned": functools.partial(planted.with_plan, bandwidth=[600.0], steps=200),

@@ -79,6 +79,18 @@ def with_slow_disk(workdir: pathlib.Path, data_dir: str, learner: int = 2, run: 
         return run(workdir, data_dir, step_seconds=[1.0, 1.0, 3.0, 1.0])
 
 
+def with_costly_merges(workdir: pathlib.Path, data_dir: str) -> pathlib.Path:
+    """A run whose learners' loss rises with each update, and falls with each other step by less."""
+    stepped = RecordingObserver.stepped
+
+    def told(observer, number, clock, tokens, metrics, now):
+        loss = 2.0 + 1e-4 * clock + 0.05 * ("updates" in metrics)
+        stepped(observer, number, clock, tokens, {**metrics, "loss": loss}, now)
+
+    with mock.patch.object(RecordingObserver, "stepped", told):
+        return timed(workdir, data_dir)
+
+
 def halfway(workdir: pathlib.Path, data_dir: str, observe: Any = None, hide: Any = (), **more: Any) -> Any:
     """What a run without arrays has left when learner 0 has taken 200 of its 300 steps, as it goes on.
 

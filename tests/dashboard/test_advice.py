@@ -33,6 +33,7 @@ PLANTED = {
     "late_offers": [("hardly_merged", 3)],
     "restarts": [("restarts", 2)],
     "far_apart": [("work_lost", None)],
+    "costly_merges": [("merge_shock", None)],
     "planned": [("interval_too_small", None), ("planned", None)],
     "late_planned": [("hardly_merged", 3), ("worth", 3)],
     "steady": [],

@@ -36,7 +36,7 @@ def test_the_summary_agrees_with_itself_and_with_what_the_learners_wrote(workdir
     assert (summary["finished"], summary["interrupted"], summary["failures"]) == (True, False, [])
     assert summary["alarms"] == []
     assert sum(summary["outer_steps"].values()) == summary["rounds"]
-    due = sum(len(Schedule(3, 4).due(t)) for t in range(1, 13))
+    due = sum(len(Schedule(3, 4, 12).due(t)) for t in range(1, 13))
     assert summary["rounds"] + summary["rounds_skipped"] + summary["rounds_abandoned"] == due
     assert summary["rounds"] >= 3
     for learner in ("0", "1"):

@@ -118,8 +118,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: where all must give, who came back and has yet to report is not waited for",
-        "return not r.has_given(m.learner) and (may or not m.counters)",
-        "return not r.has_given(m.learner) and may",
+        "return not m.counters or (behind and r.tries[m.learner] < MAX_TRIES)",
+        "return behind and r.tries[m.learner] < MAX_TRIES",
         PROTOCOL,
     ),
     Mutant(
@@ -226,6 +226,12 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
+        "rounds: the grace window stays open for a learner that is never in time",
+        "if (m.in_time.value or 0.0) < MIN_IN_TIME)",
+        "if False)",
+        PROTOCOL,
+    ),
+    Mutant(
         "rounds: the grace window does not end when all are in",
         "return self.window_closes if owing - self.hopeless or awaits_learners else 0.0",
         "return self.window_closes",
@@ -281,8 +287,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: a fragment's next turn comes one step early",
-        "enough and front >= due.step + self.policy.interval",
-        "enough and front + 1 >= due.step + self.policy.interval",
+        "enough and front >= self.schedule.next_due(due.fragment, due.step)",
+        "enough and front + 1 >= self.schedule.next_due(due.fragment, due.step)",
         PROTOCOL,
     ),
     Mutant(

@@ -35,7 +35,8 @@ def idle(learner, step, version):
 
 def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
     desk = overtaken()
-    assert calls(desk.merged(2, 0)) == [(4, ((1, 1), (2, 1)))]
+    assert not calls(desk.merged(2, 0)), "learner 0 may have rebased work"
+    assert calls(desk.handle(idle(0, 4, 1))) == [(4, ((1, 1), (2, 1)))]
     assert not calls(desk.handle(idle(0, 4, 1)))
     assert not calls(desk.handle(idle(1, 2, 1)))
     desk.handle(events.LearnerLost(2, 1, "its host died"))
@@ -43,9 +44,15 @@ def test_each_incarnation_that_lags_is_told_once_that_the_last_step_has_come():
 
 
 def test_nobody_is_told_while_a_learner_at_the_rounds_step_has_steps_to_do():
-    desk = overtaken(last=5)
+    desk = Desk(5, 3, num_learners=3, num_fragments=1, interval=2, overlap=1, quorum=2, gamma=0.0)
+    for learner in range(3):
+        desk.report(learner, 1, at=1.0)
+    for learner in range(2):
+        desk.report(learner, 2, at=2.0, steps=2)
+        desk.offer(learner, (2, 0))
+    desk.report(0, 5, at=5.0, steps=5)
     desk.report(1, 4, steps=4)
-    assert not calls(desk.merged(2, 0))
+    assert not calls(desk.merged(2, 0)) + calls(desk.handle(idle(0, 5, 1)))
     assert calls(desk.handle(events.LearnerLost(1, 1, "its host died"))) == [(5, ((2, 1),))]
 
 
@@ -76,10 +83,53 @@ def test_where_all_are_waited_for_all_do_every_step():
 def test_the_run_ends_with_the_last_that_is_called():
     desk = overtaken()
     desk.merged(2, 0)
+    desk.handle(idle(0, 4, 1))
     desk.handle(idle(1, 4, 1))
     out = desk.handle(idle(2, 4, 1))
     assert only(actions.Record, out).name == "round_abandoned"
     assert isinstance(out[-1], actions.Finish)
+
+
+def test_every_fragment_has_a_last_round_of_the_work_since_its_round_before():
+    desk = Desk(total_steps=6, learners=2, num_learners=2, num_fragments=2, interval=4, quorum=2, gamma=0.0)
+    out = []
+    for step in range(1, 7):
+        for learner in (0, 1):
+            desk.report(learner, step, at=float(step), steps=min(step, 2))
+        out += desk.settle()
+    assert [(step, p) for step, p, _ in merges(out)] == [(2, 1), (4, 0), (6, 0), (6, 1)]
+    assert desk.core.finished and desk.core.merged_steps == (6, 6)
+
+
+@pytest.mark.parametrize("quorum", [1, 2, None])
+def test_a_last_round_awaits_the_report_on_the_update_before(quorum):
+    """The offers of step 4 are merged while the learners take their last steps, which they rebase."""
+    policy = {"num_learners": 2, "num_fragments": 1, "interval": 4, "quorum": quorum, "rebase": True}
+    desk = Desk(total_steps=6, learners=2, gamma=0.0, **policy)
+    for step in range(1, 7):
+        for learner in (0, 1):
+            desk.report(learner, step, at=float(step), steps=step)
+            if step == 4:
+                desk.offer(learner, (4, 0))
+    assert desk.merging
+    out = desk.merged(4, 0)
+    assert not records(out, "round_abandoned") and not desk.core.finished
+    for learner in (0, 1):
+        desk.report(learner, 6, steps=2)
+    assert [(step, who) for step, _, who in merges(desk.settle())] == [(6, [0, 1])]
+    assert desk.core.finished
+
+
+def test_a_learner_that_never_reports_on_an_update_does_not_keep_the_run_from_its_end():
+    desk = overtaken()
+    desk.merged(2, 0)
+    desk.handle(idle(1, 4, 1))
+    desk.handle(idle(2, 4, 1))
+    while not desk.core.finished and desk.now < 1000.0:
+        desk.handle(events.StepReported(desk.reports[0]), at=desk.now + 5.0)
+        for learner in (1, 2):
+            desk.handle(idle(learner, 4, 1))
+    assert desk.core.finished and desk.now < 6 * desk.policy.offer_timeout
 
 
 def test_once_a_last_round_is_given_up_those_after_it_are_looked_at_at_once():
@@ -162,7 +212,8 @@ def test_with_no_round_left_a_slower_learner_is_waited_for_but_none_that_never_c
 
 def test_where_a_round_waits_for_one_that_is_told_to_end_and_speaks_on_it_is_given_up_and_the_run_ends():
     desk = overtaken()
-    assert calls(desk.merged(2, 0)) == [(4, ((1, 1), (2, 1)))]
+    desk.merged(2, 0)
+    assert calls(desk.handle(idle(0, 4, 1))) == [(4, ((1, 1), (2, 1)))]
     desk.handle(idle(1, 4, 1))
     out = []
     while not desk.core.finished and desk.now < 1000.0:

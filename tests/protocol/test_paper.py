@@ -132,7 +132,7 @@ def test_rounds_are_paced_by_steps_not_by_the_speed_of_messages():
         join_all(fleet, [0.0] * 3)
         fleet.run(max_events=100_000)
         rounds.append(witness.rounds())
-    schedule = Schedule(6, 12)
+    schedule = Schedule(6, 12, 48)
     due = [(t, p) for t in range(1, 49) for p in schedule.due(t)]
     assert sorted(rounds[0]) == sorted(rounds[1]) == due
 

@@ -1,5 +1,8 @@
 """The closed forms of the schedule against counting, for any number of fragments and any interval."""
 
+import dataclasses
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,3 +27,18 @@ def test_last_due_is_the_newest_step_found_by_looking_back(schedule, step, data)
     fragment = data.draw(st.integers(0, schedule.num_fragments - 1))
     found = [t for t in range(1, step + 1) if fragment in due_by_definition(schedule, t)]
     assert schedule.last_due(fragment, step) == max(found, default=0)
+
+
+def test_at_the_last_step_all_fragments_are_due():
+    schedule = Schedule(2, 4, last=7)
+    assert [schedule.due(t) for t in range(1, 8)] == [(), (1,), (), (0,), (), (1,), (0, 1)]
+    assert schedule.due(0) == ()
+
+
+@given(schedules, st.integers(0, 60), st.integers(1, 60), st.data())
+def test_next_due_is_the_first_step_found_by_looking_ahead(schedule, step, last, data):
+    fragment = data.draw(st.integers(0, schedule.num_fragments - 1))
+    with_end = dataclasses.replace(schedule, last=last)
+    for one in (schedule, with_end) if step < last else (schedule,):
+        found = next(t for t in itertools.count(step + 1) if fragment in one.due(t))
+        assert one.next_due(fragment, step) == found

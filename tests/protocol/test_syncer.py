@@ -13,11 +13,12 @@ from ddiloco.protocol.syncer import SyncerCore
 from tests.protocol.desk import Desk, asked
 
 
-def test_a_run_shorter_than_the_interval_merges_nothing_and_finishes():
-    desk = Desk(total_steps=3, learners=2, num_fragments=1, interval=4)
-    assert not desk.report(0, 3)
-    assert desk.report(1, 3) == [actions.Finish()]
-    assert desk.core.versions == (0,)
+def test_a_run_shorter_than_the_interval_merges_each_fragment_at_its_end():
+    desk = Desk(total_steps=3, learners=2, num_fragments=2, interval=8, quorum=2)
+    for learner in (0, 1):
+        desk.report(learner, 3, steps=3)
+    assert desk.settle()[-1] == actions.Finish()
+    assert desk.core.versions == (1, 1) and desk.core.merged_steps == (3, 3)
 
 
 def test_nobody_left_does_not_finish_a_run_and_the_first_to_return_does():

@@ -148,8 +148,22 @@ def test_a_restarted_syncer_waits_in_its_first_rounds_for_those_that_were_late_b
     fleet.calendar.at(120.0, fleet.syncer.crash)
     fleet.calendar.at(121.0, fleet.syncer.restart)
     fleet.run(max_events=100_000)
-    after = [values["quorum"] for at, values in told.of("round") if at > 121.0]
+    after = [values["quorum"] for at, values in told.of("round") if at > 121.0 and values["step"] < 240]
     assert after == [8] * len(after)
+
+
+def test_a_last_round_waits_for_the_offers_of_links_that_are_just_full():
+    """All fragments are due at once, which takes these links an interval."""
+    policy = SyncPolicy(num_learners=8, num_fragments=6, interval=12, quorum=1, rebase=True)
+    fleet, told = small_fleet(policy, 240, sizes=(100,) * 6)
+    for place in fleet.places.values():
+        for link in (place.up, place.down):
+            link.quality = LinkQuality(bandwidth=50.0)
+    fleet.run(max_events=100_000)
+    last = [values["quorum"] for _, values in told.of("round") if values["step"] == 240]
+    assert last == [8] * 6
+    merged = sum(values["tokens"] for _, values in told.of("round"))
+    assert merged > 0.995 * 6 * sum(tokens for *_, tokens in told.of("step"))
 
 
 def test_one_that_is_back_and_has_yet_to_be_asked_again_is_waited_for():

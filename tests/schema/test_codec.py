@@ -22,6 +22,7 @@ STRATEGIES = {
     "bool": st.booleans(),
     "float": st.floats(allow_nan=False),
     "str": st.text(max_size=20),
+    "bytes": st.binary(max_size=20),
     "tuple[int, ...]": st.lists(NUMBER, max_size=5).map(tuple),
     "int | None": NUMBER,
     "tuple[int, ...] | None": st.lists(NUMBER, max_size=5).map(tuple),

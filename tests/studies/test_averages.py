@@ -57,6 +57,13 @@ def test_all_that_is_scored_is_scored_on_the_same_rows_and_dead_learners_are_not
     assert len(set(scored[16].values())) == 2 + len(OF_ROUNDS)
 
 
+def test_what_the_last_rounds_give_is_seen_beside_the_model_without_them(data_dir):
+    e = virtual(data_dir, train={"steps": 7}, sync={"interval": 4, "num_fragments": 3}, eval={"every": 0})
+    with workbench.devices(1):
+        scored = {point["name"]: point["loss"] for point in averages.scored_run(e, threading.Event())}
+    assert scored[averages.WITHOUT_LAST] != scored[GLOBAL]
+
+
 def test_a_job_without_learners_has_averages_over_the_steps_of_as_many_rounds(data_dir):
     e = virtual(
         data_dir, algorithm="data_parallel", train={"steps": 6}, eval={"every": 4}, sync={"interval": 2}

@@ -99,6 +99,7 @@ SUMMARY = {
     "max_quorum": 2,
     "merged_share": 650 / 1350,
     "merged_shares": {"0": 600 / 1200, "1": 50 / 150},
+    **dict.fromkeys(("merge_shock", "merge_shock_error", "merge_shock_steps", "merge_shock_kept")),
     "mean_grace_seconds": 1.0,
     "goodput": 0.625,
     "uptime": 1.0,

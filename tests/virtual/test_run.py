@@ -164,7 +164,7 @@ def test_a_learner_that_is_late_at_the_start_of_a_streaming_run_is_waited_for(ru
 def test_on_instant_links_every_round_is_merged_when_it_is_due_with_everybody(algorithm, run):
     done = run(algorithm)
     sync = done.experiment.sync
-    schedule = Schedule(sync.num_fragments, sync.interval)
+    schedule = Schedule(sync.num_fragments, sync.interval, 12)
     due = [(t, p) for t in range(1, 13) for p in schedule.due(t)]
     assert done.merges("step", "fragment") == due
     # As long as no step has been timed a decoupled syncer has no grace: the first report is merged alone.
@@ -191,6 +191,11 @@ def test_evaluations_carry_virtual_seconds_and_the_last_belongs_to_the_final_par
         assert score(done.outcome.params).loss == last.loss == done.outcome.eval_loss
 
 
+def test_the_steps_that_follow_an_update_have_it_among_their_metrics(run):
+    steps = run("diloco").steps(0)
+    assert [step.step for step in steps if step.metrics.get("updates") == 1] == [5, 9]
+
+
 def test_a_stop_ends_a_run_with_a_sound_outcome(data_dir):
     stop = threading.Event()
     stop.set()
@@ -200,7 +205,7 @@ def test_a_stop_ends_a_run_with_a_sound_outcome(data_dir):
 
 def test_streaming_learners_of_other_speeds_wait_as_long_as_the_closed_form_says(run):
     done = run("streaming", virtual={"step_seconds": (1.0, 2.0)})
-    schedule = Schedule(3, 4)
+    schedule = Schedule(3, 4, 12)
     due = [t for t in range(1, 13) if schedule.due(t)]
     now = 0.0
     for clock in range(12):  # it may not take a step while a round two steps back waits for the slow one

@@ -95,6 +95,15 @@ def test_an_update_is_applied_with_the_fragment_that_came_with_it(it):
     assert found == [("apply", 1, 0.5, "theta of 1", 3, True)]
 
 
+def test_a_step_has_the_number_of_updates_since_the_step_before_among_its_metrics(it):
+    assert "updates" not in it.actor.step()[1]
+    for fragment in (0, 1):
+        update = events.UpdateArrived(fragment, 2, 8)
+        handle(it, update, ["theta"], actions.ApplyUpdate(fragment, 2, 0.0))
+    assert it.actor.step()[1]["updates"] == 2
+    assert "updates" not in it.actor.step()[1]
+
+
 def test_a_shard_that_welcomes_again_replaces_its_fragments_by_those_that_came(it):
     replaced = [actions.ApplyUpdate(p, 1, mixing=0.0) for p in (0, 1)]
     assert not handle(it, welcome(0), ["theta of 0"])

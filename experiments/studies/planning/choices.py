@@ -158,7 +158,11 @@ def best(played: Sequence[Played]) -> Played:
     """The choice with the least estimated loss, unless the first, which is the run's, is nearly as good.
 
     Of choices as good as the least and of nearly as few bytes as any of these, the one nearest to the run's.
+    One by which a learner has less than half of what the worst one has now merged is not taken: the estimate
+    hardly counts a learner's work.
     """
+    in_vain = played[0].outcome.worst / 2
+    played = [played[0], *(one for one in played[1:] if one.outcome.worst >= in_vain)]
     least = min(one.loss for one in played)
     if played[0].loss <= least + MARGIN:
         return played[0]

@@ -366,6 +366,11 @@ class Invariants:
         begins = {p: max(values["step"], merged[p], self._open.get(p, 0)) for p in self._own}
         self._schedules.append((begins, self.policy.schedule))
 
+    def _is_due(self, which: RoundId) -> bool:
+        return which.step == self.total_steps or which.fragment in self._schedule(
+            which.fragment, which.step
+        ).due(which.step)
+
     def _schedule(self, fragment: int, step: int) -> Schedule:
         """The schedule by which a round of the fragment at this step is due, or is not."""
         return next(
@@ -414,8 +419,7 @@ class Invariants:
             require(claimed == truly, claim, learner, p, version, claimed, truly)
 
     def _check_due(self, which: RoundId) -> None:
-        due = self._schedule(which.fragment, which.step).due(which.step)
-        require(which.fragment in due, "a round is one of the schedule", which)
+        require(self._is_due(which), "a round is one of the schedule", which)
         if self.total_steps is not None:
             require(which.step <= self.total_steps, "no round is past the last step", which)
 
@@ -513,5 +517,5 @@ class Invariants:
             for step in range(1, self.total_steps + 1):
                 which = RoundId(step, p)
                 known = which in self.merged or which in self.passed
-                due = p in self._schedule(p, step).due(step)
+                due = self._is_due(which)
                 require(known or not due, "every round is merged, skipped or abandoned at the end", which)

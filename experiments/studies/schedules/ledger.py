@@ -246,9 +246,8 @@ class ProcessLedger:
 
     def _is_over(self, core: LearnerCore, shard: int) -> bool:
         own = fragments_of(shard, len(core.incarnations), core.policy.num_fragments)
-        last = core.total_steps or math.inf
-        schedule = self._policies.get(shard, core.policy).schedule
-        return all(self._merged_at[p] >= schedule.last_due(p, last) for p in own)
+        last = math.inf if core.total_steps is None else core.total_steps
+        return all(self._merged_at[p] >= last for p in own)
 
     def _check_incarnations(self, core: LearnerCore) -> None:
         known = self._incarnations or core.incarnations

@@ -66,6 +66,15 @@ def test_the_run_keeps_its_settings_unless_others_are_clearly_better():
     assert best([there, *lean]) is lean[1], "nearest to what the run has"
 
 
+def test_no_choice_is_recommended_that_drops_a_learner():
+    own = Choice(24, "f32", 1, 2)
+    there = Played(own, outcome(shares=(0.9, 0.8)))
+    drops = Played(dataclasses.replace(own, interval=6), outcome(work=6.0, share=0.5, shares=(0.98, 0.03)))
+    keeps = Played(dataclasses.replace(own, interval=12), outcome(work=12.0, shares=(0.98, 0.5)))
+    assert best([there, drops]) is there
+    assert best([there, drops, keeps]) is keeps
+
+
 def test_a_learner_is_looked_at_whose_work_is_merged_less_or_later():
     assert conspicuous(outcome(shares=(0.9, 0.9, 0.5), ages=(1.0, 1.0, 1.0))) == [2]
     assert conspicuous(outcome(shares=(0.9, 0.9, 0.9), ages=(1.0, 9.0, 1.0))) == [1]
@@ -116,7 +125,7 @@ def test_each_link_is_measured_by_itself_and_a_narrower_codec_widens_it(tmp_path
     again = simulated.play(policy, STEPS)
     assert was.shares[2] < 0.7 < was.shares[0]
     assert again.shares[2] == pytest.approx(was.shares[2], abs=0.15)
-    assert again.age == pytest.approx(was.age, abs=1.5)
+    assert again.age == pytest.approx(was.age, abs=2.5)
     assert again.bytes_sent == pytest.approx(was.bytes_sent, rel=0.2)
     tenth = simulated.play(policy, STEPS, Traffic((100, 100), (10, 10), (100, 100)))
     assert tenth.shares[2] > again.shares[2] + 0.1

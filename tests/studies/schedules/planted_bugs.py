@@ -278,7 +278,19 @@ def hasty_merge(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Round, "closes", lambda self, awaits_learners: self.window_closes)
 
 
+def no_last_round(patch: pytest.MonkeyPatch) -> None:
+    """The work since a fragment's last regular round is never merged."""
+    sound = SyncerCore.__init__
+
+    def careless(core, *args, **kwargs):
+        sound(core, *args, **kwargs)
+        core._rounds._schedule = dataclasses.replace(core._rounds._schedule, last=None)
+
+    patch.setattr(SyncerCore, "__init__", careless)
+
+
 QUICKLY = (
+    no_last_round,
     quorum_of_absent,
     newest_offer,
     overwritten_work,

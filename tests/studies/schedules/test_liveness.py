@@ -54,16 +54,33 @@ def test_without_faults_every_fragment_is_merged_as_often_as_it_is_due(quorum, b
     fleet, witness = fleet_of(policy, 96, 3, Weather(delay=0.05, speed_spread=0.1))
     join_all(fleet, [0.0] * 4)
     fleet.run(max_events=100_000)
-    schedule = Schedule(6, 12)
-    merged = [fragment for _, fragment in witness.rounds()]
+    merged = [
+        fragment for step, fragment in witness.rounds() if step < 96
+    ]  # the last may have nothing to merge
     assert collections.Counter(merged) == collections.Counter(
-        p for t in range(1, 97) for p in schedule.due(t)
+        p for t in range(1, 96) for p in Schedule(6, 12).due(t)
     )
     dropped = collections.Counter(witness.drops)
     assert not dropped.keys() - {"stale report", "unexpected fragment"}
     assert dropped["stale report"] <= 4, "a heartbeat that the next report has overtaken"
     late = dropped["unexpected fragment"]  # of a learner that the others need not wait for
     assert late <= (0.02 * 4 * len(merged) if quorum in (1, 3) else 0)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("merge_time", [0.01, 1.5])
+def test_without_faults_nearly_all_work_is_merged_at_the_end(merge_time, shards):
+    """Also that of the last steps, which learners take while rounds are merged, but for a slow one's last."""
+    policy = SyncPolicy(num_fragments=3, interval=8, quorum=1, rebase=True)
+    weather = Weather(delay=0.1, jitter=0.2, speed_spread=0.0, merge_time=merge_time)
+    fleet, witness = fleet_of(policy, 45, 4, weather, shards=shards)
+    join_all(fleet, [0.0] * 4)
+    fleet.run(max_events=100_000)
+    merged = collections.Counter()
+    for merge in witness.merges:
+        merged.update({merge.round.fragment: sum(c.steps for c in merge.contributions)})
+    taken = sum(process.core.work.steps for process in fleet.processes.values())
+    assert all(taken - 4 <= merged[p] <= taken for p in range(3)), (merged, taken)
 
 
 def test_learners_of_like_speed_nearly_all_take_part_although_one_would_do():

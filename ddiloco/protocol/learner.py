@@ -530,7 +530,8 @@ class LearnerCore:
         new = HeldFragment(
             event.version, event.step, self._done, event.lineage, event.watermark, begun_on=event.version
         )
-        merged, out = self._merged_offer(old, event.watermark), []
+        merged = self._merged_offer(old, event.watermark)
+        out: list[actions.LearnerAction] = []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
         if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
             out.append(actions.Drop(self.learner, TOO_OLD))

@@ -7,7 +7,7 @@ import json
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class LearnerReceipts:
         self._keys = keys.PublicKeys(workdir / keys.FOLDER)
         self._learner, self._alarm = learner, alarm
         self._path = workdir / FOLDER / f"learner-{learner}.jsonl"
+        self._file: TextIO | None = None
         self._lock = threading.Lock()
         self._run = ""
         self._heads: dict[int, bytes] = {}  # by shard, of its newest statement over this connection
@@ -139,10 +140,10 @@ class LearnerReceipts:
         if problem is not None:
             line["problem"] = problem
         try:
-            self._path.parent.mkdir(
-                parents=True, exist_ok=True
-            )  # the syncer may have set aside an earlier run
-            with self._lock, self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with self._lock:
+                if self._file is None:  # only now: the syncer may have set aside an earlier run's
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    self._file = self._path.open("a", buffering=1)
+                self._file.write(json.dumps(line) + "\n")
         except OSError as error:  # which must cost no update
             self._alarm(f"receipts: {self._path}: {error.strerror}")

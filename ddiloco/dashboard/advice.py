@@ -342,7 +342,7 @@ def merge_shock(view: RunView) -> Iterator[Advice]:
     """Learners' loss rises at updates, and is mostly not made up before the next ones."""
     s = view.summary
     shock, error, kept = (s.get(f"merge_shock{name}") for name in ("", "_error", "_kept"))
-    if shock is None or not _settled(view):
+    if shock is None or error is None or kept is None or not _settled(view):
         return
     if shock > max(3 * error, SHOCK * (s.get("train_loss") or 0.0)) and kept > 0.5:
         yield Advice(

@@ -13,7 +13,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.storage.kept_offers import FOLDER, KeptOffers, is_kept
 from ddiloco.storage.signing_keys import PublicKeys
 from ddiloco.storage.tape.receipts import Made
-from experiments.studies.replay.verification import LogCheck, MergesAgain, Process, CheckedVersion
+from experiments.studies.replay.verification import CheckedVersion, LogCheck, MergesAgain, Process
 
 LEARNERS = 4
 PROCESS = Process(1, 0, 1)

@@ -18,6 +18,12 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 REFUSED = 2
 """Exit code of a process with a setting that is wrong, or that the syncer refuses: it would end so again."""
 
+CORRUPT = 3
+"""Exit code of a learner whose devices compute wrong."""
+
+HUNG = 124
+"""Exit code of a learner a step of which hangs."""
+
 T = TypeVar("T")
 
 

@@ -1,7 +1,7 @@
 """Starts a run on an engine: `python -m experiments.launch --launcher=gke --config=FILE [--dry_run]`.
 
-`ray` runs here until the run is over, in --workdir. `gke`, `slurm` and `cloud_tpu` write files to --output
-and give them to `kubectl`, `sbatch` or `gcloud`, whose engines go on by themselves; with --dry_run they only
+`ray` runs here until the run is over, in --workdir. The others write files to --output and give them to
+`kubectl`, `sbatch`, `gcloud` or `sky`, whose engines go on by themselves; with --dry_run they only
 write and tell. A flag that the engine has no use for is refused.
 """
 
@@ -19,20 +19,22 @@ from absl import flags
 from experiments.cli import exit_handling, program
 
 _CONFIG = program.define_config("configs/dense.py")
-_ENGINES = ("ray", "gke", "slurm", "cloud_tpu")
+_ENGINES = ("ray", "gke", "slurm", "cloud_tpu", "skypilot")
 _LAUNCHER = flags.DEFINE_enum("launcher", None, _ENGINES, "The engine.")
 # The meaning of a flag that only some engines have begins with these.
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "ray, slurm: the run's folder, for slurm on a disk that all nodes share."
 )
 _DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "gke, slurm, cloud_tpu: only write the files, and print the commands."
+    "dry_run", False, "gke, slurm, cloud_tpu, skypilot: only write the files, and print the commands."
 )
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "gke, slurm, cloud_tpu: folder for the files of the engine. Default: runs/<name>."
+    "output",
+    None,
+    "gke, slurm, cloud_tpu, skypilot: folder for the files of the engine. Default: runs/<name>.",
 )
 _NAME = flags.DEFINE_string(
-    "name", "ddiloco", "gke, slurm, cloud_tpu: of the run, lower case letters, digits and dashes."
+    "name", "ddiloco", "gke, slurm, cloud_tpu, skypilot: of the run, lower case letters, digits and dashes."
 )
 _GRACE = flags.DEFINE_float(
     "grace", 25.0, "gke, cloud_tpu: seconds from the order to stop to a process's end.", lower_bound=0
@@ -44,10 +46,12 @@ _PORT = flags.DEFINE_integer(
     lower_bound=1,
     upper_bound=65000,
 )
-flags.DEFINE_bool("spot", False, "gke, cloud_tpu: learners on spot capacity.")
+flags.DEFINE_bool("spot", False, "gke, cloud_tpu, skypilot: learners on spot capacity.")
 _CHIPS = flags.DEFINE_integer("chips", 4, "gke, ray: TPU chips of a host.", lower_bound=1)
 _IMAGE = flags.DEFINE_string("image", None, "gke: the container, with its registry.")
-flags.DEFINE_string("accelerator", "tpu-v5p-slice", "gke, cloud_tpu: the label of the nodes, or the type.")
+flags.DEFINE_string(
+    "accelerator", "tpu-v5p-slice", "gke, cloud_tpu, skypilot: the label of the nodes, or the type."
+)
 _TOPOLOGY = flags.DEFINE_string("topology", "2x2x1", "gke, ray: the slice of one learner.")
 _ADDRESS = flags.DEFINE_string("address", None, "ray: of the cluster. Default: $RAY_ADDRESS, else one here.")
 _CPUS = flags.DEFINE_float("cpus", 1.0, "ray: cores of a learner's process.", lower_bound=0)
@@ -56,24 +60,32 @@ _KEPT = flags.DEFINE_string(
     "kept", None, "ray: a learner's folder for its tape and copies; --workdir itself if all nodes share it."
 )
 _HOSTS = flags.DEFINE_integer(
-    "hosts", 1, "ray, slurm, cloud_tpu: hosts of a learner, with a process each.", lower_bound=1
+    "hosts", 1, "ray, slurm, cloud_tpu, skypilot: hosts of a learner, with a process each.", lower_bound=1
 )
 _VERSION = flags.DEFINE_string("version", "", "ray: of TPUs, such as v5p: each learner has a slice of them.")
+flags.DEFINE_bool("one_jobset", False, "gke: a single JobSet has all learners (JobSet 0.12).")
 flags.DEFINE_string("queue", "", "gke: Kueue's local queue that learners wait in.")
 _LEARNER_OPTIONS = flags.DEFINE_string("learner_options", "", "slurm: of sbatch, for a learner's nodes.")
 _SYNCER_OPTIONS = flags.DEFINE_string("syncer_options", "", "slurm: of sbatch, for the syncer's node.")
 flags.DEFINE_integer("notice", 60, "slurm: seconds before its end that a job is signalled.", lower_bound=2)
-flags.DEFINE_string("setup", ":", "slurm, cloud_tpu: shell command that makes the environment.")
+flags.DEFINE_string("setup", ":", "slurm, cloud_tpu, skypilot: shell command that makes the environment.")
+flags.DEFINE_string("infra", "", "skypilot: where learners are, such as lambda. Default: what is cheapest.")
+flags.DEFINE_string("syncer_infra", "", "skypilot: the same for the syncer.")
 flags.DEFINE_string("zone", None, "cloud_tpu: where the resources are.")
 flags.DEFINE_string("runtime", None, "cloud_tpu: version of the machines' software.")
 flags.DEFINE_string("project", "", "cloud_tpu: whose resources they are. Default: gcloud's.")
 _SYNCER = flags.DEFINE_string("syncer", None, "cloud_tpu: HOST:PORT of the syncer, started elsewhere.")
 
-_OWN_DISKS = ("gke", "cloud_tpu")  # each learner's, where the syncer finds no checkpoint of a snapshot
+_OWN_DISKS = (
+    "gke",
+    "cloud_tpu",
+    "skypilot",
+)  # each learner's, where the syncer finds no checkpoint of a snapshot
 # In place of a flag that an engine has no use for.
 _INSTEAD = {
     ("output", "ray"): "give the run's folder as --workdir",
     ("workdir", "gke"): "the run's folder is on the disk of the syncer's pod",
+    ("workdir", "skypilot"): "the run's folder is on the disk of the syncer's cluster",
     ("workdir", "cloud_tpu"): "the run's folder is that of the syncer, which is started elsewhere",
     ("hosts", "gke"): "--topology and --chips give their number",
     ("grace", "slurm"): "--notice is how long before its end a job is warned",
@@ -83,9 +95,9 @@ _SETTINGS = {
     "remote.hosts": (_ENGINES, "--hosts says it, with gke --topology"),
     "remote.spares": (_ENGINES, "the engine starts what is to take another's place"),
     "remote.donor_host": (_ENGINES, "it is each node's own address"),
-    "remote.donor_port": (("gke",), "it follows from --port"),
+    "remote.donor_port": (("gke", "skypilot"), "it follows from --port"),
     "remote.restarts": (
-        ("gke", "slurm", "cloud_tpu"),
+        ("gke", "slurm", "cloud_tpu", "skypilot"),
         "the engine decides how often it starts a process again",
     ),
 }
@@ -118,7 +130,8 @@ def main(_) -> int:
     if _LAUNCHER.value == "ray":
         return _ray(experiment)
     folder = program.writable_folder("output", _OUTPUT.value or f"runs/{fleet.name}")
-    plan = {"gke": _gke, "slurm": _slurm, "cloud_tpu": _cloud_tpu}[_LAUNCHER.value](fleet, experiment)
+    makers = {"gke": _gke, "slurm": _slurm, "cloud_tpu": _cloud_tpu, "skypilot": _skypilot}
+    plan = makers[_LAUNCHER.value](fleet, experiment)
     with program.os_errors_as_usage("output", folder):
         plan.write(folder)
     for name in plan.files:
@@ -223,6 +236,20 @@ def _cloud_tpu(fleet, experiment):
             raise program.UsageError(f"{name}: is missing, but cloud_tpu needs it")
     syncer = check_address(_SYNCER.value, "syncer")
     return cloud_tpu.plan(fleet, _settings_of(cloud_tpu.CloudTpu, syncer=syncer))
+
+
+def _skypilot(fleet, experiment):
+    from ddiloco.launch import skypilot
+
+    if not flags.FLAGS["accelerator"].present:
+        raise program.UsageError(
+            "accelerator: is missing; give --accelerator=NAME:COUNT of a learner's machine"
+        )
+    scored = experiment.eval.every is not None
+    pod = _syncer_pod(experiment)
+    memory = pod["syncer_memory"] + scored * pod["evaluator_memory"]
+    given = {"folder": os.getcwd(), "syncer_memory": memory, "syncer_disk": pod["syncer_disk"]}
+    return skypilot.plan(fleet, _settings_of(skypilot.SkyPilot, evaluator=scored, **given))
 
 
 def _syncer_pod(experiment) -> dict[str, int]:

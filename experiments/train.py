@@ -19,8 +19,8 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print the needs of the run;
 
 def main(_) -> int:
     from ddiloco.run.job import Hooks, run_job
+    from ddiloco.run.recipes import with_steps_of_budget
     from ddiloco.run.rollback import going_on
-    from ddiloco.settings.experiment import with_steps_of_tokens
     from ddiloco.storage import run_mark
     from ddiloco.storage.durable import FOLDER, DurableStateError
     from ddiloco.telemetry import json_lines
@@ -49,7 +49,7 @@ def main(_) -> int:
     if experiment.log.json:
         json_lines.speak_json(run=workdir.name, role="launcher" if experiment.driver == "remote" else "all")
     profile, resume = roles.profile(_PROFILE.value, workdir), roles.resumes()
-    if resume is None and is_over(workdir, with_steps_of_tokens(experiment).train.steps):
+    if resume is None and is_over(workdir, with_steps_of_budget(experiment).train.steps):
         program.print_err(f"the run in {workdir} is over")
         return 0
     stop, received = exit_handling.stop_on_signals(saving=f"saving model and summary in {workdir}")

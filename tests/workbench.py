@@ -60,7 +60,7 @@ def experiment(data_dir: str, algorithm: str = "decoupled", **groups: Mapping[st
     values: dict[str, Any] = {name: dict(group) for name, group in SMALLEST.items()}
     values["data"]["data_dir"] = data_dir
     values["sync"].update(POLICIES.get(algorithm, {}))
-    alone = {"seed": 0, "driver": "local", "sdc_check_every": 0, "init_from": None}
+    alone = {"seed": 0, "driver": "local", "init_from": None}
     alone = {name: groups.pop(name, value) for name, value in alone.items()}
     for name, changes in groups.items():
         values.setdefault(name, {}).update(changes)

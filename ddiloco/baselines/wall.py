@@ -21,6 +21,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.outer.stacks import unstacked
 from ddiloco.protocol.work import LearnerWork
 from ddiloco.settings.experiment import Experiment, to_json
+from ddiloco.settings.loop import LoopConfig
 from ddiloco.storage import run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
 from ddiloco.storage.learner_state import LearnerState, LearnerStates, StateHeader, checkpoint_root
@@ -63,7 +64,9 @@ class JobArrays(TrainingArrays):
         Raises:
           DataError: its stream was another.
         """
-        [position] = reshard([state.header.position], self._num_shards, [self._shards])
+        position = state.header.position
+        if not isinstance(self._assembly.experiment.model, LoopConfig):  # whose shards it alone knows
+            [position] = reshard([position], self._num_shards, [self._shards])
         self.restore(state.arrays, {"position": position, "steps": 0})
         self.tokens = state.header.tokens
 

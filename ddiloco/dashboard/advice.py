@@ -55,7 +55,7 @@ def not_finite(view: RunView) -> Iterator[Advice]:
                 f"Learner {one.learner}: its loss is not a number.",
                 f"Its newest steps gave NaN or infinity{left}. The others continue without it.",
                 "Restart it, so that it loads the global model. If this repeats, check its data, "
-                "its devices (config.sdc_check_every) and the learning rate.",
+                "its devices (config.train.verify_every) and the learning rate.",
                 one.learner,
                 commands=_control(view, f"drain {one.learner}", f"add {one.learner}"),
             )
@@ -342,7 +342,7 @@ def merge_shock(view: RunView) -> Iterator[Advice]:
     """Learners' loss rises at updates, and is mostly not made up before the next ones."""
     s = view.summary
     shock, error, kept = (s.get(f"merge_shock{name}") for name in ("", "_error", "_kept"))
-    if shock is None or not _settled(view):
+    if shock is None or error is None or kept is None or not _settled(view):
         return
     if shock > max(3 * error, SHOCK * (s.get("train_loss") or 0.0)) and kept > 0.5:
         yield Advice(
@@ -405,6 +405,7 @@ _REMEDIES = (
     (r"remote\.donation_timeout", "Raise config.remote.donation_timeout: the state is too long."),
     (r"snapshot\.timeout", "Raise config.snapshot.timeout: checkpoints take longer, or that learner hangs."),
     (r"join token|what it sent was refused", "A stranger calls, or a learner of another version."),
+    (r"minutes on node", "Take that node out of service if others do well; else see the process's log."),
     (r"silent data corruption", "Take that device out of service, and restart the learner elsewhere."),
     (r"No space left|has grown to|records were given up", "Make room on the disk of the workdir."),
     (r"quarantine", "Look at its data and devices; it is released when it is like the others again."),

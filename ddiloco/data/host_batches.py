@@ -17,9 +17,11 @@ from ddiloco.data.batches import Batches
 
 
 class HostBatch(NamedTuple):
-    """Some rows of a batch."""
+    """One host's part of a batch."""
 
-    rows: dict[str, Blocks]  # by array, the rows that were read, numbered as in the whole batch
+    rows: (
+        Any  # by array, `Blocks` of the rows that were read, numbered as in the whole batch; or a loop's own
+    )
     tokens: dict[int, int]  # by sub-shard, the targets that count
 
 
@@ -48,6 +50,12 @@ class HostBatches(Iterator[HostBatch]):
         own = {str(shard): shards[str(shard)] for shard in self._own if str(shard) in shards}
         self._read.set_state({**state, "shards": own})
 
+    @staticmethod
+    def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The whole learner's state from those of its hosts after the same batch."""
+        shards = {shard: at for state in states for shard, at in state["shards"].items()}
+        return {**states[0], "shards": shards}
+
     def _placed(self, array: np.ndarray) -> Blocks:
         whole = tuple((0, size) for size in array.shape[1:])
         blocks, at = {}, 0
@@ -67,12 +75,6 @@ def shards_of_rows(boxes: Iterable[Box], shards: Sequence[int], rows: int) -> tu
     each = rows // len(shards)
     found = {row // each for ((start, stop), *_) in boxes for row in range(start, stop)}
     return tuple(shards[i] for i in sorted(found))
-
-
-def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The whole learner's state from those of its hosts after the same batch."""
-    shards = {shard: at for state in states for shard, at in state["shards"].items()}
-    return {**states[0], "shards": shards}
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,8 @@ The exit code says what an engine should do:
     0    the run is over, or the learner was retired: do not restart it
     2    a setting is wrong, or the syncer refuses it: do not restart it. Not of a process that was restarted
          before: its settings have done, and what is in its way now may pass
+    3    a learner's devices compute wrong: restart it on another node
+    124  a learner's step hangs: restart it
     129, 130, 143  a signal asked it to end, such as a notice of preemption: restart it where there is room
     else, or killed by a signal: restart it
 """
@@ -19,12 +21,15 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import signal
 
 from ddiloco.config import REFUSED
 
 PREFIX = "DDILOCO_"
 SYNCER, LEARNER, EVALUATOR = "syncer", "learner", "evaluator"
-DONE, FAILED, PREEMPTED = 0, 1, 143  # exit codes
+SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
+DONE, FAILED, PREEMPTED = 0, 1, 143  # exit codes; others are in ddiloco/config.py
+ASKED = tuple(SIGNALLED + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 FINAL = (DONE, REFUSED)  # after which a process is not restarted
 
 

@@ -1,10 +1,11 @@
-"""A run on Google Kubernetes Engine: a StatefulSet for the syncer, a JobSet for each learner's slice.
+"""A run on Google Kubernetes Engine: a StatefulSet for the syncer, a JobSet for each learner, or one for all.
 
 Kubernetes restarts what fails and places what it can; nothing of ours runs beside the roles. A learner's
 processes live and die together, which is what a JobSet is for. Names that stand in more than one object:
 
     NAME-syncer       the StatefulSet, and the Service at which learners find it
     NAME-learner-3    the JobSet of learner 3, and the domain of its hosts
+    NAME-learners     the JobSet of all, and their domain, where there is one
     NAME-tokens       the Secret of `experiments.make_tokens`: `tokens`, `learner-0`, `learner-1` and so on
 """
 
@@ -14,11 +15,12 @@ import dataclasses
 import math
 
 from ddiloco.config import REFUSED, ConfigError
-from ddiloco.launch.assignment import PREFIX
+from ddiloco.launch.assignment import ASKED, PREFIX
 from ddiloco.launch.plan import GIB, LaunchedRun, LaunchPlan, filled
 
 CACHE = "/cache"  # compiled programs, prepared data, a learner's copies of its inner state
 RUN = "/run/ddiloco"  # the syncer's disk
+TOKEN = "/var/run/ddiloco-token"  # a learner's own, where one JobSet has all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Gke:
     evaluator_memory: int = 16 * GIB  # bytes
     syncer_disk: int = 100 * GIB  # bytes
     evaluator: bool = True  # whether one runs beside the syncer, on its CPUs
+    one_jobset: bool = (
+        False  # of all learners, whose jobs restart alone: JobSet 0.12 with its gate RestartJob
+    )
     queue: str = ""  # Kueue's local queue that the learners wait in; empty: they do not
 
     @property
@@ -60,6 +65,8 @@ def plan(fleet: LaunchedRun, gke: Gke) -> LaunchPlan:
         "stop": math.ceil(fleet.grace) + 5,
         "PREFIX": PREFIX,
         "REFUSED": REFUSED,
+        "ASKED": [*ASKED],
+        "TOKEN": TOKEN,
         "CACHE": CACHE,
         "RUN": RUN,
     }

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 
 from ddiloco.config import REFUSED, ConfigError
 from ddiloco.launch import processes, supervisor
-from ddiloco.launch.assignment import PREFIX
+from ddiloco.launch.assignment import ASKED, PREFIX, SIGNALLED
 from ddiloco.launch.ports import reserved_port, reserved_ports
 from ddiloco.settings.experiment import Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
@@ -36,9 +36,7 @@ SPARE_SECONDS = 2.0  # that a spare's process gets before another spare is made
 STEADY_SECONDS = 60.0  # of a process, after which its earlier failures are forgotten if the run got on
 TOGETHER_SECONDS = 5.0  # for the processes of a learner to end once one of them has
 LOST = 255  # exit code of a process whose end was missed, since the fork server was killed
-SIGNALLED = 128  # plus a signal's number: the exit code of a program that it asked to end
 CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # of so many TPU chips of one process
-ASKED = tuple(SIGNALLED + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 

@@ -20,6 +20,7 @@ from ddiloco.models.parameter import Constrain
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
+_QUERIES, _KEYS = ("batch", None, "query_heads", None), ("batch", None, "key_heads", None)
 LANES = 128  # positions in the smallest block of a splash kernel
 _BLOCK = 512  # and in the largest; larger ones do not fit with heads of 256
 
@@ -40,7 +41,19 @@ def causal(implementation: str, segments_BxL: jax.Array, constrain: Constrain) -
             return _splash(query, key, value, segments_BxL, constrain)
         return jax.nn.dot_product_attention(query, key, value, mask=mask_Bx1xLxL, implementation=chosen)
 
-    return attend
+    def gathered(x: jax.Array, heads: str) -> jax.Array:
+        # Pinned on either side: XLA would else gather what it is computed of.
+        return constrain(
+            constrain(x, ("batch", "length", heads, None)), _QUERIES if heads == "heads" else _KEYS
+        )
+
+    def attend_across(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        # All-to-alls (arXiv 2309.14509): each device gets all positions of some heads, and gives them back.
+        query, key, value = gathered(query, "heads"), gathered(key, "kv_heads"), gathered(value, "kv_heads")
+        seen = constrain(attend(query, key, value), _QUERIES)
+        return constrain(seen, ("batch", "length", "heads", None))
+
+    return attend if constrain.mesh is None or constrain.mesh.shape["context"] == 1 else attend_across
 
 
 def masked(implementation: str, mask: jax.Array, constrain: Constrain) -> Attend:
@@ -87,12 +100,10 @@ def spread(
 
     Where there are fewer key heads than shards of query heads, they come again for each query head.
     """
-    queries = ("batch", None, "heads", None)
-    keys = constrain.spec(("batch", None, "kv_heads", None), key_BxLxKxH.shape)
-    if keys == constrain.spec(queries, query_BxLxNxH.shape):
+    if constrain.spec(_KEYS, key_BxLxKxH.shape) == constrain.spec(_QUERIES, query_BxLxNxH.shape):
         return key_BxLxKxH, value_BxLxKxH
     again = query_BxLxNxH.shape[2] // key_BxLxKxH.shape[2]
-    key, value = (constrain(jnp.repeat(x, again, axis=2), queries) for x in (key_BxLxKxH, value_BxLxKxH))
+    key, value = (constrain(jnp.repeat(x, again, axis=2), _QUERIES) for x in (key_BxLxKxH, value_BxLxKxH))
     return key, value
 
 
@@ -109,7 +120,7 @@ def _splash(
     attend = functools.partial(_splash_on_device, interpret=interpret)
     if mesh is None:
         return attend(query_BxLxNxH, key_BxLxKxH, value_BxLxKxH, segments_BxL)
-    query = constrain.spec(("batch", None, "heads", None), query_BxLxNxH.shape)
+    query = constrain.spec(_QUERIES, query_BxLxNxH.shape)
     segments = constrain.spec(("batch", None), segments_BxL.shape)
     shards = jax.shard_map(
         attend, mesh=mesh, in_specs=(query, query, query, segments), out_specs=query, check_vma=False

@@ -257,7 +257,7 @@ class Decoder(nnx.Module):
         """The tokens' rows of the table, as the first layer reads them."""
         # As the table lies, for the rows of one copy of the model: each device would else have those of all.
         x_BxLxD = constrain(self.embed(tokens_BxL), ("copy", None, "embed"))
-        return constrain(x_BxLxD, ("batch", None, None))
+        return constrain(x_BxLxD, ("batch", "length", None))
 
     def new_layers(self, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         """The layers, as `stack.layers` makes them."""
@@ -275,7 +275,7 @@ class Decoder(nnx.Module):
         del counted_BxL
 
         def call(layer: Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
-            return constrain(layer(x_BxLxD, angles, attend), ("batch", None, None)), None
+            return constrain(layer(x_BxLxD, angles, attend), ("batch", "length", None)), None
 
         return call
 
@@ -323,7 +323,7 @@ class Decoder(nnx.Module):
         table_VxD = self.embed.embedding[...] if config.tie_embeddings else self.head.kernel[...].T
         head = functools.partial(_logits, config=config, constrain=constrain)
         rows, length, _ = x_BxLxD.shape
-        tokens = constrain.local("batch", rows) * length
+        tokens = constrain.local("batch", rows) * constrain.local("length", length)
         at_a_time = min(tokens, config.logits_chunk or tokens)
         parts = 1 << (math.ceil(tokens / at_a_time) - 1).bit_length()  # mostly divides the vocabulary
         shards = config.vocab_size // constrain.local("vocab", config.vocab_size)
@@ -338,7 +338,7 @@ def _logits(x_BxLxD: jax.Array, table_WxD: jax.Array, config: DenseConfig, const
     # One axis of rows, as in `Projection`.
     x_RxD = x_BxLxD.astype(table_WxD.dtype).reshape(-1, x_BxLxD.shape[-1])
     logits_RxW = jnp.einsum("rd,wd->rw", x_RxD, table_WxD, preferred_element_type=jnp.float32)
-    return constrain(logits_RxW.reshape(*x_BxLxD.shape[:-1], -1), ("batch", None, "vocab"))
+    return constrain(logits_RxW.reshape(*x_BxLxD.shape[:-1], -1), ("batch", "length", "vocab"))
 
 
 def flops_per_token(config: DenseConfig, seq_len: int) -> float:

@@ -331,7 +331,7 @@ class MoEDecoder(dense.Decoder):
         def call(layer: _Layer, x_BxLxD: jax.Array) -> tuple[jax.Array, Counts]:
             counted = jnp.ones(x_BxLxD.shape[:2], bool) if counted_BxL is None else counted_BxL
             x_BxLxD, counts = layer(x_BxLxD, angles, attend, counted, constrain)
-            return constrain(x_BxLxD, ("batch", None, None)), counts
+            return constrain(x_BxLxD, ("batch", "length", None)), counts
 
         return call
 

@@ -530,7 +530,8 @@ class LearnerCore:
         new = HeldFragment(
             event.version, event.step, self._done, event.lineage, event.watermark, begun_on=event.version
         )
-        merged, out = self._merged_offer(old, event.watermark), []
+        merged = self._merged_offer(old, event.watermark)
+        out: list[actions.LearnerAction] = []
         goes_on = self.policy.rebase and event.watermark == old.watermark  # no further work is merged
         if goes_on and event.version - old.begun_on > MAX_AGE and self._has_work(old):
             out.append(actions.Drop(self.learner, TOO_OLD))
@@ -551,9 +552,9 @@ class LearnerCore:
             self.clock = event.step
         rebase = new.base is not self._done
         apply = actions.ApplyUpdate(p, event.version, self.policy.mixing, merged, rebase)
-        out += [apply, *self._say_last(), *self._end_with_others()]
+        later = [*self._say_last(), *self._end_with_others()]
         # A request may have come before its version; no further step would bring the work that is kept.
-        return [*out, *(self._offer_now() if self.blocked or self.done else [])]
+        return [*out, apply, *later, *(self._offer_now() if self.blocked or self.done else [])]
 
     def _merged_offer(self, old: HeldFragment, mark: Watermark) -> int | None:
         """The steps of the kept offer that is in an update; None if it has none."""

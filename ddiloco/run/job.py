@@ -24,14 +24,14 @@ from ddiloco.outer.encoding import traffic
 from ddiloco.outer.global_model import parameters_sha256
 from ddiloco.run import resources
 from ddiloco.run.environment import write_environment
-from ddiloco.run.recipes import assembly_of
+from ddiloco.run.exports import Exports, check_exports
+from ddiloco.run.recipes import assembly_of, with_steps_of_budget
 from ddiloco.settings.experiment import (
     BASELINES,
     Experiment,
     check_resumable,
     parse,
     to_json,
-    with_steps_of_tokens,
 )
 from ddiloco.storage import array_file, checkpoints, run_mark
 from ddiloco.storage.durable import FOLDER as DURABLE
@@ -111,13 +111,14 @@ def run_job(
         raise ConfigError("resume: is of no use to a virtual run, which starts again from its seed")
     check_page(experiment.log.page, visitors)
     check_writers(experiment.log.writers)
+    check_exports(experiment)
     if virtual:
         from ddiloco.virtual.from_settings import check_fleet
 
         check_fleet(experiment)
         if experiment.virtual.availability == "trace":
             _check_trace(pathlib.Path(str(experiment.virtual.trace)), workdir)
-    experiment = with_steps(experiment, lambda: assembly_of(experiment))
+    experiment = with_steps(experiment, lambda: assembly_of(experiment), make_loop)
     assembly = None if virtual and not experiment.virtual.arrays else assembly_of(experiment, make_loop)
     if experiment.driver == "remote":
         if runner is None:
@@ -140,7 +141,9 @@ def run_job(
             return _run_owned(experiment, assembly, workdir, stop, runner, going_on, hooks)
 
 
-def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Experiment:
+def with_steps(
+    experiment: Experiment, assembly: Callable[[], Assembly], make_loop: MakeLoop | None = None
+) -> Experiment:
     """The experiment with `train.steps` set by its budget of tokens or of time, if it has one.
 
     Under the virtual driver a rehearsal finds the steps; else all learners are assumed to be equally fast.
@@ -152,7 +155,7 @@ def with_steps(experiment: Experiment, assembly: Callable[[], Assembly]) -> Expe
 
         steps = rehearse(experiment, traffic(assembly().layout, experiment.outer))
     elif experiment.train.tokens is not None:
-        return with_steps_of_tokens(experiment)
+        return with_steps_of_budget(experiment, make_loop)
     else:
         from ddiloco.baselines.virtual import steps_within
 
@@ -234,6 +237,9 @@ def _run_owned(
 
     skips = SkipWatch(info, experiment.sync.interval, end)
     record = skips.watching(record)
+    exports = Exports(experiment, workdir, record) if experiment.export.every else None
+    if exports is not None:
+        record = exports.watching(record)
     try:
         if runner is not None:
             outcome = runner(assembly, record, stop)
@@ -261,8 +267,8 @@ def _run_owned(
             with waiting("the sample"):
                 sample = outcome.sample if remote else assembly.sample(outcome.params)
     finally:
-        if profile is not None:
-            profile.close()
+        for watch in filter(None, (profile, exports)):
+            watch.close()
         summary = monitor.stop(extra)
     if sample is not None:
         with contextlib.suppress(OSError):  # it is printed, too

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,17 +22,18 @@ from ddiloco.arrays.finite import NotFiniteError, check_finite
 from ddiloco.config import ConfigError
 from ddiloco.data.host_batches import HostBatches, shards_of_rows
 from ddiloco.outer.stacks import array_of
-from ddiloco.settings.experiment import Experiment, task_of
+from ddiloco.settings.experiment import Experiment, task_of, with_steps_of_tokens
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.evaluation import Score, evaluate, make_eval_step
 from ddiloco.training.loop import Loop, MakeLoop, Place
-from ddiloco.training.loop_program import LoopBatches, LoopProgram
+from ddiloco.training.loop_program import ConcatenatedBatches, HostLoopBatches, LoopBatches, LoopProgram
 from ddiloco.training.loss import Batch, LossSums
 from ddiloco.training.mesh import MeshConfig, carve
 from ddiloco.training.parameters import Parameters, parameter_shapes, sampled_parameters
 from ddiloco.training.program import TrainProgram
 from ddiloco.training.sharding import (
     batch_sharding,
+    check_context,
     check_divided,
     check_stages,
     parameter_shardings,
@@ -55,6 +56,21 @@ def assembly_of(experiment: Experiment, make_loop: MakeLoop | None = None) -> As
         make = make_loop or load_factory(experiment.model.factory)
         return Assembly(experiment, LoopRecipe(experiment, make))
     return Assembly(experiment, ModelRecipe(experiment))
+
+
+def with_steps_of_budget(experiment: Experiment, make_loop: MakeLoop | None = None) -> Experiment:
+    """The experiment with `train.steps` set by its budget of tokens, if any.
+
+    Raises:
+      ConfigError: it is for a loop that does not say its `step_tokens`.
+    """
+    if experiment.train.tokens is None or not isinstance(experiment.model, LoopConfig):
+        return with_steps_of_tokens(experiment)
+    recipe: Any = assembly_of(experiment, make_loop).recipe
+    if recipe.step_tokens is None:
+        problem = f"is {experiment.train.tokens}, but the loop does not say its step_tokens"
+        raise ConfigError(f"config.train.tokens: {problem}")
+    return with_steps_of_tokens(experiment, recipe.step_tokens)
 
 
 class ModelRecipe(Recipe):
@@ -117,6 +133,7 @@ class ModelRecipe(Recipe):
         if getattr(e.model, "attention", None) == "cudnn" and platform != "gpu":
             raise ConfigError(f"config.model.attention: is cudnn, which needs a GPU; here are {platform}s")
         check_stages(e.model, mesh, {"train.batch_size": rows // parts, **held_out})
+        check_context(e.model, mesh, rows // parts)
         check_divided(e.model, mesh)
 
     def check_beginning(self) -> None:
@@ -207,13 +224,13 @@ _program = functools.lru_cache(maxsize=16)(TrainProgram)
 class LoopRecipe(Recipe):
     """The `Recipe` of the user's own loop: one for each learner, and another that scores the global model.
 
-    What is not here a loop has not. It is made to find the shapes, so that its beginning and its scoring need
-    no check; its operations only it knows; its `evaluate` gets host arrays; and there is no sample.
+    What is not here a loop has not. It is made to find the shapes, so that its scoring needs no check; its
+    operations only it knows; its `evaluate` gets host arrays; and there is no sample.
     """
 
     def __init__(self, experiment: Experiment, make_loop: MakeLoop) -> None:
         self._experiment, self._make_loop = experiment, make_loop
-        self._programs: dict[tuple[Mesh, Hashable], LoopProgram] = {}
+        self._programs: dict[tuple[Mesh, tuple[int, ...]], LoopProgram] = {}
         self._making = threading.Lock()
 
     @property
@@ -221,7 +238,12 @@ class LoopRecipe(Recipe):
         return self._global.shapes
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters that `init` gives; raises ConfigError if one is not finite."""
+        """The parameters that `init` gives, or a file; raises ConfigError if one is not finite."""
+        path = self._experiment.init_from
+        if path is not None:
+            from ddiloco.weights.initial import named_parameters
+
+            return named_parameters(self.shapes, pathlib.Path(path).expanduser())
         params = self._global.initial_parameters()
         try:
             check_finite(params.items())
@@ -229,37 +251,55 @@ class LoopRecipe(Recipe):
             raise ConfigError(f"loop.init: {error}") from None
         return params
 
-    def kind(self, shards: Sequence[int]) -> int:
-        """The learner's number, since every learner has its own loop."""
-        return shards[0]
+    def check_beginning(self) -> None:
+        """Reads the file that training begins from, if there is one."""
+        if self._experiment.init_from is not None:
+            self.initial_parameters()
+
+    @property
+    def step_tokens(self) -> int | None:
+        """What the loop says of itself."""
+        return self._global.loop.step_tokens
+
+    def kind(self, shards: Sequence[int]) -> tuple[int, ...]:
+        """The learners' numbers, since every learner has its own loop."""
+        return tuple(shards)
 
     def check(self, mesh: Mesh, shards: Sequence[int]) -> None:
         """Makes and compiles the learner's loop."""
         self.program(mesh, self.kind(shards))
 
-    def shardings(self, mesh: Mesh, kind: int) -> Mapping[str, Sharding]:
+    def shardings(self, mesh: Mesh, kind: tuple[int, ...]) -> Mapping[str, Sharding]:
         """Where `init` puts the parameters."""
         return self.program(mesh, kind).shardings
 
-    def program(self, mesh: Mesh, kind: int) -> LoopProgram:
+    def program(self, mesh: Mesh, kind: tuple[int, ...]) -> LoopProgram:
         """The learner's loop, compiled; raises ConfigError if it is not as the syncer's, or invalid."""
         with self._making:
             if (mesh, kind) not in self._programs:
-                program = self._made(kind, mesh)
-                _check_shapes(program.shapes, self.shapes, kind)
-                program.compile()
+                program = self.uncompiled(mesh, kind[0])
+                _check_shapes(program.shapes, self.shapes, kind[0])
+                program.compile([self._loop(self._place(m, mesh)) for m in kind[1:]])
                 self._programs[mesh, kind] = program
             return self._programs[mesh, kind]
 
-    def batches(self, shards: Sequence[int]) -> LoopBatches:
-        """The batches of the learner's loop, which may lie on the mesh that its program is for."""
-        meshes = (mesh for mesh, kind in list(self._programs) if kind == shards[0])
-        place = self._place(shards[0], next(meshes, self._one_device))
-        return LoopBatches(self._loop(place), place)
+    def uncompiled(self, mesh: Mesh, learner: int) -> LoopProgram:
+        """The learner's loop as it is made."""
+        place = self._place(learner, mesh)
+        return LoopProgram(self._loop(place), place)
 
-    def host_batches(self, learner: int, mesh: Mesh) -> Never:
-        """Only the loop itself would know."""
-        raise ConfigError("num_processes: a loop's learner is a single process")
+    def batches(self, shards: Sequence[int]) -> BatchSource:
+        """The batches of these learners' loops, which may lie on the mesh that their program is for."""
+        meshes = (mesh for mesh, kind in list(self._programs) if kind == tuple(shards))
+        mesh = next(meshes, self._one_device)
+        places = [self._place(learner, mesh) for learner in shards]
+        each = [LoopBatches(self._loop(place), place) for place in places]
+        return each[0] if len(each) == 1 else ConcatenatedBatches(each)
+
+    def host_batches(self, learner: int, mesh: Mesh) -> HostLoopBatches:
+        """The batches of the learner's loop, as this host of several makes them."""
+        program, place = self.program(mesh, (learner,)), self._place(learner, mesh)
+        return HostLoopBatches(LoopBatches(self._loop(place), place), program.tokens, jax.process_index())
 
     def scorer(self, mesh: Mesh, between: Between) -> Scorer:
         """Scores parameters with the loop's `evaluate`, if it has one."""
@@ -280,18 +320,14 @@ class LoopRecipe(Recipe):
 
     @functools.cached_property
     def _global(self) -> LoopProgram:
-        return self._made(0, self._one_device)
+        return self.uncompiled(self._one_device, 0)
 
     @property
     def _one_device(self) -> Mesh:
-        return carve(jax.devices()[-1:], 1, MeshConfig())[0]
+        return carve(jax.local_devices()[-1:], 1, MeshConfig())[0]
 
     def _place(self, learner: int, mesh: Mesh) -> Place:
-        return Place(learner, self._experiment.sync.num_learners, self._experiment.seed, mesh)
-
-    def _made(self, learner: int, mesh: Mesh) -> LoopProgram:
-        place = self._place(learner, mesh)
-        return LoopProgram(self._loop(place), place)
+        return Place(learner, self._experiment.max_learners, self._experiment.seed, mesh)
 
     def _loop(self, place: Place) -> Loop:
         settings = self._experiment.model.settings

@@ -83,7 +83,8 @@ def syncer_needs(experiment: Experiment, layout: FragmentLayout, shard: int = 0)
     e, whole = experiment, sum(layout.bytes)
     own = fragments_of(shard, e.syncer_shards, layout.num_fragments)
     merging = merging_needs(layout, e.outer, e.sync.overlap, e.max_learners, own)
-    return merging if shard else Needs(max(merging.least, whole), merging.most + whole)
+    exported = whole if e.export.every else 0
+    return merging if shard else Needs(max(merging.least, whole), merging.most + whole + exported)
 
 
 def evaluator_needs(experiment: Experiment, layout: FragmentLayout) -> Needs:
@@ -216,8 +217,8 @@ def check_places(experiment: Experiment, workdir: pathlib.Path) -> None:
 def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
     """By folder of the workdir, the bytes that the run saves there at least.
 
-    These are a checkpoint of the parameters in float32, one snapshot of the whole state if any are taken, and
-    a version of each fragment. What a loop's state takes only it knows.
+    These are a checkpoint of the parameters in float32, one snapshot of the whole state and one export if any
+    are made, and a version of each fragment. What a loop's state takes only it knows.
     """
     e, params = experiment, 4 * assembly.num_params
     baseline = e.algorithm in BASELINES
@@ -228,6 +229,8 @@ def saved_bytes(experiment: Experiment, assembly: Assembly) -> dict[str, int]:
         found[SNAPSHOTS] = learners * (params + inner_bytes(e)) + (0 if baseline else params + outer)
     if e.driver != "virtual" and not baseline:
         found[DURABLE] = params + outer
+    if e.export.every:
+        found["export"] = params
     return found
 
 

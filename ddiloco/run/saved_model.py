@@ -40,7 +40,7 @@ def saved_model(workdir: pathlib.Path) -> SavedModel:
         mark, step = run_mark.begun(workdir / FOLDER), checkpoints.newest(workdir / "checkpoints")
         if mark is not None:
             with contextlib.suppress(*(() if step is None else (DurableStateError,))):
-                durable = _durable(workdir, mark.run)
+                durable = durable_model(workdir, mark.run)
                 if step is None or step < durable.step:
                     return durable
         found = checkpoints.restore(workdir / "checkpoints")
@@ -49,7 +49,8 @@ def saved_model(workdir: pathlib.Path) -> SavedModel:
         raise ConfigError(f"workdir: {error}") from None
 
 
-def _durable(workdir: pathlib.Path, run: str) -> SavedModel:
+def durable_model(workdir: pathlib.Path, run: str) -> SavedModel:
+    """What the syncer has made durable; raises DurableStateError and OSError."""
     experiment = parse(json.loads((workdir / "config.json").read_text()))
     layout = assembly_of(experiment).layout
     durable = DurableState(workdir / FOLDER, layout, lambda record: None, threading.Event(), run)

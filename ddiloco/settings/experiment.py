@@ -135,6 +135,18 @@ class SnapshotConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """Exports during training."""
+
+    every: int = setting(
+        0,
+        "global steps between two exports of the global model for transformers, of which the newest three "
+        "are kept; 0: none",
+        at_least=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class LogConfig:
     """Logging during training."""
 
@@ -179,6 +191,19 @@ class TrainConfig:
     executable: str | None = setting(
         None,
         "file of a compiled step, from experiments.compile --save, that learners load; None: they compile",
+        may_change="process",
+    )
+    verify_every: int = setting(
+        0,
+        "steps between two that a learner computes twice, to find silent data corruption; 0: none",
+        at_least=0,
+        may_change="process",
+    )
+    hang_timeout: float | None = setting(
+        None,
+        "seconds of a step, if more than ten times the median, after which the learner's process ends with "
+        "exit code 124, to be restarted; None: never, or with several hosts remote.host_timeout",
+        above=0.0,
         may_change="process",
     )
     min_step_seconds: tuple[float, ...] = setting(
@@ -271,12 +296,7 @@ class Experiment:
     tape: TapeConfig = section(TapeConfig, may_change="process")
     recovery: RecoveryConfig = section(RecoveryConfig, may_change="process")
     snapshot: SnapshotConfig = section(SnapshotConfig, may_change="process")
-    sdc_check_every: int = setting(
-        0,
-        "steps between two that a learner takes twice, to find silent data corruption; 0: none",
-        at_least=0,
-        may_change="process",
-    )
+    export: ExportConfig = section(ExportConfig, may_change="process")
 
     def __post_init__(self) -> None:
         for problem in self._problems():
@@ -300,8 +320,11 @@ class Experiment:
             yield f"train.sub_shards: is {parts}, but must be 1 for {self.algorithm}"
         if self.algorithm in ("data_parallel", "elastic_data_parallel") and not alike:
             yield f"train.batch_sizes: differ, but {self.algorithm} reads as many rows of each shard"
-        if self.sdc_check_every and baseline:
-            yield f"sdc_check_every: is {self.sdc_check_every}, but must be 0 for {self.algorithm}"
+        if self.train.verify_every and baseline:
+            yield f"train.verify_every: is {self.train.verify_every}, but must be 0 for {self.algorithm}"
+        if self.export.every and (baseline or self.driver == "virtual"):
+            only = "but must be 0 but for learners of driver local or remote"
+            yield f"export.every: is {self.export.every}, {only}"
         if self.algorithm == "elastic_data_parallel" and self.driver != "virtual":
             yield f"driver: is {self.driver}, but elastic_data_parallel needs virtual"
         if self.eval_devices and (baseline or self.eval.every is None):
@@ -339,8 +362,6 @@ class Experiment:
         if not first <= most <= 2 * first:
             why = "a shard of the data has two readers at most"
             yield f"remote.max_learners: is {most}, but must be from {first} to {2 * first}: {why}"
-        if isinstance(self.model, LoopConfig):
-            yield f"remote.max_learners: is {most}, but must be None for a loop, which alone knows its data"
 
     def _problems_of_processes(self, learners: int, known: str, alike: bool) -> Iterator[str]:
         """What does not fit processes; `alike`: whether all of so many learners read as many rows."""
@@ -374,16 +395,18 @@ class Experiment:
 
     def _problems_of_a_loop(self) -> Iterator[str]:
         """Settings that need rows and tokens, which only the loop itself knows."""
-        if self.algorithm in BASELINES:
-            yield f"algorithm: is {self.algorithm}, but a loop needs one of {', '.join(DECOUPLED_FAMILY)}"
-        unknown = (self.train.tokens, self.virtual_seconds, self.init_from)
-        for name, value in zip(("train.tokens", "virtual.seconds", "init_from"), unknown, strict=True):
+        virtual = self.driver == "virtual"
+        if self.algorithm in BASELINES and virtual:
+            one = ", ".join(DECOUPLED_FAMILY)
+            yield f"algorithm: is {self.algorithm}, but a loop in virtual time needs one of {one}"
+        unknown = (self.train.tokens if virtual else None, self.virtual_seconds)
+        for name, value in zip(("train.tokens", "virtual.seconds"), unknown, strict=True):
             if value is not None:
-                yield f"{name}: is {value}, but must be None for a loop"
+                yield f"{name}: is {value}, but must be None for a loop in virtual time"
         if self.train.sub_shards > 1:
             yield f"train.sub_shards: is {self.train.sub_shards}, but must be 1 for a loop"
-        if self.driver == "remote" and max(self.remote.hosts, default=1) > 1:
-            yield f"remote.hosts: is {self.remote.hosts}, but a loop's learners have one host each"
+        if self.export.every:
+            yield f"export.every: is {self.export.every}, but must be 0 for a loop"
         if self.driver == "virtual" and not self.virtual.arrays:
             yield "virtual.arrays: is False, but must be True for a loop"
 
@@ -487,14 +510,21 @@ def step_tokens(experiment: Experiment) -> int | None:
     return rows * task_of(experiment).row_tokens
 
 
-def with_steps_of_tokens(experiment: Experiment) -> Experiment:
-    """The experiment with `train.steps` set by its budget of tokens, if any, for equally fast learners."""
+def with_steps_of_tokens(experiment: Experiment, step_tokens: int | None = None) -> Experiment:
+    """The experiment with `train.steps` set by its budget of tokens, if any, for equally fast learners.
+
+    `step_tokens`: those of a learner's step; None: its rows have them.
+    """
     tokens = experiment.train.tokens
     if tokens is None:
         return experiment
     learners = range(1 if experiment.algorithm == "lone_learner" else experiment.sync.num_learners)
-    length = task_of(experiment).row_tokens
-    steps = -(-tokens // (length * sum(experiment.batch_size(m) for m in learners)))
+    if step_tokens is None:
+        length = task_of(experiment).row_tokens
+        together = length * sum(experiment.batch_size(m) for m in learners)
+    else:
+        together = step_tokens * len(learners)
+    steps = -(-tokens // together)
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
 
 
@@ -538,12 +568,18 @@ def _why_fixed(leaf: Leaf, then: Experiment, now: Experiment) -> str | None:
         return None
     if leaf.path == "sync.num_learners" and then.algorithm == "lone_learner":
         return "it is the share of the data that the lone learner reads"
-    if leaf.path == "sync.num_learners" and isinstance(then.model, LoopConfig):
+    shared = leaf.path in ("sync.num_learners", "remote.max_learners")
+    if shared and isinstance(then.model, LoopConfig):
         return "a loop's batches, which it alone knows, are not shared out again"
     return leaf.metadata["because"] if leaf.metadata["may_change"] == "never" else None
 
 
-OF_DRIVERS = {"remote": "remote", "virtual": "virtual", "eval.devices": "local"}
+OF_DRIVERS = {
+    "remote": "remote",
+    "virtual": "virtual",
+    "eval.devices": "local",
+    "train.hang_timeout": "remote",
+}
 """By setting or group, the driver whose runs alone use it."""
 
 

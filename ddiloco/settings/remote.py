@@ -32,8 +32,8 @@ class RemoteConfig:
     )
     host_timeout: float = setting(
         30.0,
-        "seconds without a message of one of a learner's hosts, or in a step of over ten times the median, "
-        "after which all of them end, to be restarted",
+        "seconds without a message of one of a learner's hosts, to host 0 or to JAX's coordinator, after "
+        "which all of them end, to be restarted",
         above=0.0,
     )
     keepalive: float = setting(

@@ -33,6 +33,7 @@ REMOVED = {
     "remote.keep_versions": "it is recovery.keep_versions",
     "remote.parts": "it is remote.syncer_shards, which counts all processes of the syncer",
     "resume": "it is --resume, or --resume=NUMBER for a snapshot",
+    "sdc_check_every": "it is train.verify_every",
     "sample.temperature": "it is 0.7",
     "tape.max_gib": "it is 4 GiB",
     "train.steps_in_flight": "it is 2",

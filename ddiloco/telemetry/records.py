@@ -174,8 +174,8 @@ def reason(error: BaseException) -> str:
 def corruption(learner: int, step: int, devices: Sequence[str], time: float) -> list[Record]:
     """The records of a step that gave another result on these devices when it was repeated."""
     sentence = (
-        f"learner {learner}, step {step}: {', '.join(devices)} gave other bits as the step was taken again: "
-        "silent data corruption"
+        f"learner {learner}, step {step}: {', '.join(devices)} gave other bits as the step was computed "
+        "again: silent data corruption; the step is dropped"
     )
     values = {"learner": learner, "step": step, "devices": ", ".join(devices)}
     return [Alarm(sentence, time), Noted("sdc", values, time)]

@@ -32,6 +32,7 @@ MADE_AGAIN |= {
     PLAN,
     "checkpoints",
     "evaluator",
+    "export",
     "profile",
     "replay",
     "report.html",
@@ -42,7 +43,7 @@ MADE_AGAIN |= {
 """Those that it makes again, or that are of the run as it was."""
 
 FOLDERS = {"snapshots", "learners", "metrics", "checkpoints", "evaluator", "profile", "replay", "syncer"}
-FOLDERS |= {"offers", "receipts", "tape", "wandb"}
+FOLDERS |= {"export", "offers", "receipts", "tape", "wandb"}
 """Those that are folders."""
 
 OF_RUNS = KEPT | MADE_AGAIN | {SUMMARY}

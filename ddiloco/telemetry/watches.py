@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections
 import http.server
+import os
 import pathlib
 import statistics
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ddiloco.config import ConfigError
+from ddiloco.config import HUNG, ConfigError
 from ddiloco.goodput.accounting import State
 from ddiloco.telemetry.records import LOST, READY, Alarm, LearnerDied, Noted, RunInfo, StateChanged, StepDone
 
@@ -83,6 +86,61 @@ class Health(Watch):
             waited = self._clock() - self._since
             long = SLOWEST * statistics.median(self._seconds) if self._seconds else SHORTEST
         return waited if waited > max(self._shortest, long) else None
+
+
+class Announcement(Watch):
+    """Raises an alarm with the first record."""
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence: str | None = sentence
+
+    def _see(self, one: Any, record: TakeRecord) -> None:
+        del one
+        sentence, self._sentence = self._sentence, None
+        if sentence is not None:
+            record(Alarm(sentence, time.time()))
+
+
+class HangWatch(Health):
+    """Ends this process once a step hangs, with the stacks of its threads in a file."""
+
+    def __init__(self, timeout: float, name: str, stacks: pathlib.Path | None) -> None:
+        """`timeout`: seconds, as Health's `shortest`. `stacks`: the file; None: on stderr."""
+        super().__init__(timeout)
+        self._timeout, self._name, self._stacks = timeout, name, stacks
+        self._over = threading.Event()
+        threading.Thread(target=self._look, name="hang-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        super().close()
+        self._over.set()
+
+    def _look(self) -> None:
+        while not self._over.wait(min(1.0, self._timeout / 20)):
+            waited = self.hanging()
+            if waited is not None:
+                where = write_stacks(self._stacks)
+                print(f"error: {self._name}: a step hangs, for {waited:.1f} s; {where}", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(HUNG)
+
+
+def write_stacks(path: pathlib.Path | None) -> str:
+    """Writes the stacks of this process's threads, on stderr without a path; says where they are."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = [time.strftime("%Y-%m-%d %H:%M:%S\n")]
+    for thread, frame in sys._current_frames().items():
+        lines += [f"\nthread {names.get(thread, thread)}\n", *traceback.format_stack(frame)]
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(lines))
+            return f"its stacks are in {path}"
+        except OSError:  # of a full disk
+            pass
+    print("".join(lines), file=sys.stderr)
+    return "its stacks are above"
 
 
 def serve(address: str, health: Health) -> http.server.ThreadingHTTPServer:
@@ -232,8 +290,11 @@ class SkipWatch(Watch):
 
     def _step_done(self, step: StepDone, record: TakeRecord) -> None:
         last = self._of(step.learner)
-        last.append((step.step, step.skipped))
-        if not step.skipped:
+        skipped = (
+            step.skipped and "corrupt" not in step.metrics
+        )  # of those that were dropped another alarm tells
+        last.append((step.step, skipped))
+        if not skipped:
             return
         recent = [*last][-self._interval :]
         count = sum(skipped for _, skipped in recent)

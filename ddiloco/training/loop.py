@@ -16,7 +16,8 @@ class Place:
 
     Attributes:
       learner: its number, from 0.
-      num_learners: M; learner m of M trains on the m-th of M shards of the data.
+      num_learners: M, the most that there may be (`remote.max_learners`); learner m of M trains on the m-th
+        of M shards of the data.
       seed: of the run; the same for all learners, so that `init` gives all the same parameters.
       mesh: the learner's own devices, by the axes of `config.mesh`. A loop for one device may ignore it.
     """
@@ -45,6 +46,7 @@ class Loop:
       tokens: `batch -> int`, by which a learner's work is weighed; None: the rows of the first array.
       evaluate: `params -> float`, the held-out loss of parameters in the tree that `params` gives; None: the
         global model is not scored.
+      step_tokens: the tokens of a step, for a budget of tokens (`train.tokens`); None: there is none.
     """
 
     init: Callable[[], Any]
@@ -53,6 +55,7 @@ class Loop:
     params: Callable[[Any], Any]
     tokens: Callable[[Any], int] | None = None
     evaluate: Callable[[Any], float] | None = None
+    step_tokens: int | None = None
 
 
 MakeLoop = Callable[..., Loop]

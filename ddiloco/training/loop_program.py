@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from ddiloco.arrays.blocks import Blocks, Cut, needed, placed
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
+from ddiloco.data.host_batches import HostBatch
 from ddiloco.training.loop import Loop, Place
 from ddiloco.training.step import Metrics, TrainState
 
@@ -28,7 +30,7 @@ class LoopProgram:
     def __init__(self, loop: Loop, place: Place) -> None:
         """Calls `init` to see its state; raises ConfigError if `params` gives no float32 leaves."""
         self.loop, self.mesh = loop, place.mesh
-        self._device = place.mesh.devices.flat[0]
+        self._device = place.mesh.local_devices[0]
         self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
         state = self._begun()
         self._all, self._structure = jax.tree.flatten(state)
@@ -42,16 +44,20 @@ class LoopProgram:
         self._keys = {i: jax.random.key_impl(self._all[i]) for i in self._rest if _is_key(self._all[i])}
         self._all = [_abstract(leaf) for leaf in self._all]
 
-    def compile(self) -> None:
-        """Takes a step on a scratch state; raises ConfigError for invalid results of the loop."""
-        batch = next(iter(self.loop.batches()), None)
-        if batch is None:
+    def compile(self, others: Sequence[Loop] = ()) -> None:
+        """Takes a step on a scratch state; raises ConfigError for invalid results of the loop.
+
+        `others`: loops whose batches come together with this one's.
+        """
+        drawn = [next(iter(loop.batches()), None) for loop in (self.loop, *others)]
+        if any(batch is None for batch in drawn):
             raise ConfigError("loop.batches: gave no batch, but must give an endless iterator of them")
+        batch = _joined(drawn)
         self.tokens(batch)
         # In the structure of the first `init`, as all states are: those of two NNX modules are never equal.
         state = self._whole(self._parted(jax.tree.leaves(self._begun())))
         with jax.default_device(self._device):
-            returned = self.loop.step(state, batch)
+            returned = jax.block_until_ready(self.loop.step(state, batch))
         if not (isinstance(returned, tuple) and len(returned) == 2):
             problem = f"gives {type(returned).__name__}, but must give a pair (state, metrics)"
             raise ConfigError(f"loop.step: {problem}")
@@ -69,8 +75,19 @@ class LoopProgram:
                     f"made {_dtype_and_shape(after)} of an array that init made {_dtype_and_shape(before)}"
                 )
                 raise ConfigError(f"loop.step: {problem}; shapes and dtypes must stay")
+        if self.mesh.is_multi_process:
+            self._check_layout(leaves)
         if "loss" not in metrics:
             raise ConfigError(f"loop.step: its metrics are {', '.join(metrics) or 'none'}, but need a loss")
+
+    def _check_layout(self, leaves: Sequence[Any]) -> None:
+        """Raises ConfigError where a step lays an array otherwise: hosts know their parts of it by `init`."""
+        begun = [(name, i, self.shardings[name]) for name, i in self._slots.items()]
+        begun += [(f"leaf {i}", i, at.sharding) for i, at in zip(self._rest, self.inner_leaves, strict=True)]
+        for name, i, sharding in begun:
+            if not leaves[i].sharding.is_equivalent_to(sharding, leaves[i].ndim):
+                problem = f"lays {name} as {leaves[i].sharding}, which init laid as {sharding}"
+                raise ConfigError(f"loop.step: {problem}; on several hosts layouts must stay (out_shardings)")
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters of `init`, on the host."""
@@ -103,11 +120,26 @@ class LoopProgram:
         self, params: Mapping[str, np.ndarray], inner: Sequence[np.ndarray] | None = None
     ) -> TrainState:
         """A state with a copy of these host parameters and of this rest; None: the rest of a new `init`."""
-        own = self._copy({name: jax.device_put(params[name], self.shardings[name]) for name in self._slots})
+        laid = {name: jax.device_put(params[name], self.shardings[name]) for name in self._slots}
+        return self.state_of(self._copy(laid), inner)
+
+    def state_of(
+        self, params: Mapping[str, jax.Array], inner: Sequence[np.ndarray | Blocks] | None = None
+    ) -> TrainState:
+        """Like `state_from`, of parameters that are on the devices already, and become the state's."""
         if inner is None:
-            return TrainState(own, self._parted(jax.tree.leaves(self._begun())).opt_state)
-        laid = zip(inner, self.inner_leaves, strict=True)
-        return TrainState(own, self._copy([jax.device_put(x, leaf.sharding) for x, leaf in laid]))
+            return TrainState(dict(params), self._parted(jax.tree.leaves(self._begun())).opt_state)
+        at = tuple(leaf.sharding for leaf in self.inner_leaves)
+        return TrainState(dict(params), self._copy(list(placed(tuple(inner), at))))
+
+    def inner_needs(self) -> list[Cut]:
+        """The blocks of each of `inner_leaves` that this process's devices hold."""
+        return [needed(leaf.sharding, leaf.shape) for leaf in self.inner_leaves]
+
+    def zeros(self) -> dict[str, jax.Array]:
+        """Zeros in the place of all parameters, on the devices."""
+        laid = self.shardings.items()
+        return {name: jnp.zeros(self.shapes[name], jnp.float32, device=at) for name, at in laid}
 
     def copy(self, state: TrainState) -> TrainState:
         """A copy of the state as the last step leaves it, of as much memory on the devices."""
@@ -124,10 +156,14 @@ class LoopProgram:
         """A new state of `init`, each array a copy of its own, committed to devices."""
         with jax.default_device(self._device):
             state = self.loop.init()
-            spread = any(isinstance(x, jax.Array) and len(x.devices()) > 1 for x in jax.tree.leaves(state))
+            spread = self.mesh.is_multi_process or any(
+                isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in jax.tree.leaves(state)
+            )
             everywhere = NamedSharding(self.mesh, PartitionSpec())
             home = everywhere if spread else SingleDeviceSharding(self._device)
-            return jax.tree.map(functools.partial(_owned, home=home), state)
+            owned = jax.tree.map(functools.partial(_owned, home=home), state)
+            # CPU devices of several processes take up programs in any order.
+            return jax.block_until_ready(owned) if self.mesh.is_multi_process else owned
 
     def _whole(self, state: TrainState) -> Any:
         leaves = list(self._all)
@@ -199,6 +235,70 @@ class LoopBatches:
         self._keeps_state = hasattr(self._iterator, "get_state") and hasattr(self._iterator, "set_state")
 
 
+class HostLoopBatches(Iterator[HostBatch]):
+    """The batches of a learner's loop on one of its hosts; all hosts make the same global batch."""
+
+    def __init__(self, own: LoopBatches, tokens: Callable[[Any], int], host: int) -> None:
+        """Host 0 counts the `tokens` of a whole batch."""
+        self._own, self._tokens, self._host = own, tokens, host
+
+    def __next__(self) -> HostBatch:
+        batch = next(self._own)
+        return HostBatch(batch, {} if self._host else {0: self._tokens(batch)})
+
+    def get_state(self) -> dict[str, Any]:
+        """This host's position after the last batch, for `joined`."""
+        return {"hosts": {str(self._host): self._own.get_state()}}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues at the learner's position; raises DataError if it had other hosts then."""
+        own = state.get("hosts", {}).get(str(self._host))
+        if own is None:
+            raise DataError(f"the saved position is not of a learner with a host {self._host}")
+        self._own.set_state(own)
+
+    @staticmethod
+    def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The whole learner's state from those of its hosts after the same batch."""
+        return {"hosts": {host: own for state in states for host, own in state["hosts"].items()}}
+
+
+class ConcatenatedBatches:
+    """The batches of several learners' loops as one, row after row."""
+
+    def __init__(self, batches: Sequence[LoopBatches]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        """The next batch; raises DataError where one of the loops has no more."""
+        return _joined([next(batches) for batches in self._batches])
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON values from which `set_state` goes on after the last batch handed out."""
+        return {"loops": [batches.get_state() for batches in self._batches]}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues at the position `state`; raises DataError if that is of other batches."""
+        if len(states := state.get("loops", ())) != len(self._batches):
+            raise DataError(f"the saved position is of {len(states)} loops, not {len(self._batches)}")
+        for batches, own in zip(self._batches, states, strict=True):
+            batches.set_state(own)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    if len(batches) == 1:
+        return batches[0]
+    try:
+        return jax.tree.map(_concatenated, *batches)
+    except ValueError as error:
+        problem = f"{error}".splitlines()[0]
+        raise ConfigError(f"loop.batches: those of several learners cannot be joined: {problem}") from None
+
+
+def _concatenated(*leaves: Any) -> Any:
+    return jnp.concatenate(leaves) if isinstance(leaves[0], jax.Array) else np.concatenate(leaves)
+
+
 def _parameters(tree: Any, leaves: Sequence[Any]) -> tuple[dict[str, int], Any]:
     """Index of each parameter among the leaves of the state, by name, in the order of the tree's leaves."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -223,8 +323,12 @@ def _owned(leaf: Any, home: Sharding) -> Any:
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
         return leaf
     array = jnp.array(leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))
-    sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else home
-    return jax.device_put(array, sharding)
+    if isinstance(leaf, jax.Array) and leaf.committed:
+        return jax.device_put(array, leaf.sharding)
+    if not _is_key(array):
+        return jax.device_put(array, home)
+    raw = jax.device_put(jax.random.key_data(array), home)
+    return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(array))
 
 
 def _is_key(leaf: Any) -> bool:

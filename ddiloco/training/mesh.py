@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from ddiloco.config import ConfigError, setting
 
-MESH_AXES = ("slice", "data", "stage", "fsdp", "tensor", "expert")
+MESH_AXES = ("slice", "data", "stage", "fsdp", "context", "tensor", "expert")
 MAX_EXPERT_SHARDS = 8  # by default: more would leave too few experts to each
 
 
@@ -31,6 +31,11 @@ class MeshConfig:
         1, "pipeline stages, each with layers of its own; outside of layers like fsdp; -1 is what is left"
     )
     fsdp: int = setting(1, "shards of the parameters, each with rows of its own; -1 is what is left")
+    context: int = setting(
+        1,
+        "shards of each row's positions, and in attention of its heads; outside of layers like fsdp; -1 is "
+        "what is left",
+    )
     tensor: int = setting(1, "shards of heads, MLP and vocabulary; -1 is what is left")
     expert: int = setting(
         1,

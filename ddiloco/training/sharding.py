@@ -25,10 +25,13 @@ from ddiloco.training.parameters import abstract_parameters, logical_axes
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("slice", "data", "fsdp", "expert", "stage"),
     "copy": ("slice", "data"),
-    "embed": ("fsdp", "expert", "stage"),
+    "length": ("context",),
+    "embed": ("fsdp", "context", "expert", "stage"),
     "vocab": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
+    "query_heads": ("tensor", "context"),  # in attention, where each device has all positions
+    "key_heads": ("tensor", "context"),
     "mlp": ("tensor",),
     "expert": ("expert",),
     "head_dim": (),
@@ -79,6 +82,31 @@ def check_divided(model_config: Any, mesh: Mesh) -> None:
                 f"{shares[name]:.1%} of the parameters in all layers, which each device along it would hold"
             )
             raise ConfigError(f"{field}, but divides no axis of {name} ({size}): {whole} whole")
+
+
+def check_context(model_config: Any, mesh: Mesh, rows: int) -> None:
+    """Checks that heads and rows divide among the devices that share a row's positions, if there are several.
+
+    `rows`: of a step, in one micro-batch.
+
+    Raises:
+      ConfigError: they do not.
+    """
+    shards = mesh.shape["context"]
+    if shards == 1:
+        return
+    heads, ways_of_heads = getattr(model_config, "num_heads", 0), ways(mesh, RULES["query_heads"])
+    if not heads or heads % ways_of_heads:
+        whose = f"the model's {heads} heads" if heads else "heads, which the model has not"
+        problem = f"is {shards}, but mesh.tensor times it, {ways_of_heads}, must divide {whose}"
+        raise ConfigError(f"config.mesh.context: {problem}")
+    if mesh.shape["stage"] > 1:
+        raise ConfigError(f"config.mesh.context: is {shards}, but must be 1 where mesh.stage is more")
+    each = rows_divisor(mesh)
+    # More rows would move at each projection, for which rows and positions are one axis.
+    if rows != each:
+        problem = f"is {shards}, which needs micro-batches of {each} rows, and they have {rows}"
+        raise ConfigError(f"config.mesh.context: {problem} (train.batch_size, inner.accumulation)")
 
 
 def check_stages(model_config: Any, mesh: Mesh, rows: Mapping[str, int]) -> None:
@@ -157,7 +185,7 @@ def _rule(axis: str | None, axes: Axes) -> tuple[str, ...]:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of the arrays (B, ...) of a batch: rows over all axes but tensor."""
+    """The sharding of the arrays (B, ...) of a batch: rows over all axes but tensor and context."""
     return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
 
 

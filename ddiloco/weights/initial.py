@@ -59,6 +59,27 @@ class InitialWeights(Mapping[str, np.ndarray]):
         return np.ascontiguousarray(found.make(*map(self._files.read, found.theirs)))
 
 
+def named_parameters(shapes: Mapping[str, Shape], path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Parameters by the names that a user's loop has for them, float32, from safetensors in a folder or file.
+
+    Raises:
+      ConfigError: one is missing, of another shape or not finite, or there are others.
+    """
+    files = Files(path)
+    for name in sorted(shapes.keys() | files.shapes.keys()):
+        own, found = shapes.get(name), files.shapes.get(name)
+        if own is None or found is None:
+            problem = (
+                f"has no tensor {name}" if found is None else f"has a tensor {name}, which the loop has not"
+            )
+        elif tuple(own) != tuple(found):
+            problem = f"{name} has shape {tuple(found)}, but must have {tuple(own)}"
+        else:
+            continue
+        raise ConfigError(f"config.init_from: {path}: {problem}")
+    return {name: files.read(name) for name in shapes}
+
+
 def _check_shapes(path: pathlib.Path, table: Table, found: Mapping[str, Shape]) -> None:
     wanted = {name: theirs.shape for name, theirs in table.theirs.items()}
     wanted |= {copy: wanted[of] for copy, of in table.copies.items() if copy in found}

@@ -294,7 +294,7 @@ class Assembly:
             transfer=transfer,
             batches=batches or self.batches((learner,)),
             min_step_seconds=e.min_step_seconds(learner),
-            sdc_check_every=e.sdc_check_every,
+            verify_every=e.train.verify_every,
             step_flops=self.recipe.step_flops(self.recipe.kind((learner,))),
             peak_flops=self.peak_flops(program.mesh),
         )

@@ -16,7 +16,8 @@ from jax.sharding import Mesh, Sharding
 from ddiloco.arrays.blocks import Blocks
 from ddiloco.protocol.learner import KEPT_OFFERS
 from ddiloco.storage.learner_state import named, numbered, of_kind
-from ddiloco.training.step import differing_devices
+from ddiloco.storage.starts import node
+from ddiloco.training.step import checksums
 from ddiloco.workers.exchange import Pieces
 from ddiloco.workers.transfer import FragmentTransfer, Offer
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Batch = Any  # what the program's step takes
 Erred = Callable[[int, list[str]], None]
-"""Takes a step whose repetition gave another result, and the devices that differ."""
+"""Takes a step whose repetition gave another result, and the devices of this process that differ."""
 
 
 class BatchSource(Protocol):
@@ -87,7 +88,7 @@ class Equipment:
     transfer: FragmentTransfer
     batches: BatchSource
     min_step_seconds: float = 0.0
-    sdc_check_every: int = 0
+    verify_every: int = 0
     step_flops: float | None = None  # the model's operations in a step; None: not known
     peak_flops: float | None = None  # operations a second of the program's devices; None: not known
 
@@ -141,22 +142,35 @@ class TrainingArrays:
     def step(self, clock: int) -> tuple[int, Metrics]:
         """Hands the next inner step to the devices; its tokens, and metrics that may still be under way.
 
-        `clock` is the number of steps before this one. A step that is checked is taken twice from the same
-        state and waited for; the learner keeps the first result.
+        `clock` is the number of steps before this one. A step that is verified is computed twice and waited
+        for; if the results differ in any bit, it is skipped.
         """
         asked = time.monotonic()
         batch, tokens = self._drawn()
         self.data_wait = time.monotonic() - asked
         self._steps += 1
-        every, program = self._equipment.sdc_check_every, self._equipment.program
-        before = program.copy(self._state) if every and self._steps % every == 0 else None
-        self._state, metrics = self._settled(program.step(self._state, batch, clock))
-        if before is not None:
-            again = self._settled(program.step(before, batch, clock))
-            differing = differing_devices((self._state, metrics), again)
-            if differing:
-                self._erred(clock + 1, differing)
+        every = self._equipment.verify_every
+        if every and self._steps % every == 0:
+            return tokens, self._verified_step(batch, clock)
+        self._state, metrics = self._settled(self._equipment.program.step(self._state, batch, clock))
         return tokens, metrics
+
+    def _verified_step(self, batch: Batch, clock: int) -> Metrics:
+        """Needs the memory of a second state: checksums are compared, since a third would rarely fit."""
+        program, before = self._equipment.program, self._state
+        first = checksums(self._settled(program.step(self._settled(program.copy(before)), batch, clock)))
+        after, metrics = self._settled(program.step(self._settled(program.copy(before)), batch, clock))
+        second = checksums((after, metrics))
+        differing = [device for device in first if first[device] != second[device]]
+        if self._differs_anywhere(bool(differing)):
+            self._erred(clock + 1, [f"{device} of {node()}" for device in differing])
+            return {**metrics, **dict.fromkeys(("skipped", "corrupt"), jnp.ones((), jnp.int32))}
+        self._state = after
+        return metrics
+
+    def _differs_anywhere(self, here: bool) -> bool:
+        """Whether a verified step gave other bits on any host of the learner."""
+        return here
 
     def _drawn(self) -> tuple[Batch, int]:
         """The next batch, and its tokens."""

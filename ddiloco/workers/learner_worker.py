@@ -39,8 +39,13 @@ from ddiloco.workers.learner_arrays import STEPS_IN_FLIGHT, Equipment, Erred, Tr
 from ddiloco.workers.resuming import ResumedLearner
 from ddiloco.workers.transfer import Offer
 
+MAX_CORRUPT_STEPS = 3  # verified steps of a process that give other bits, with which it fails
 HANGS = 10.0  # a step this many times as long as the longest before it sends no more heartbeats
 Result = TypeVar("Result")
+
+
+class CorruptionError(Exception):
+    """The devices compute wrong."""
 
 
 class Checkpoints(NamedTuple):
@@ -106,6 +111,7 @@ class LearnerWorker:
         self.inbox = Inbox()
         self.tokens = 0  # trained on so far, steps under way too; written by this thread alone
         self.failure: str | None = None
+        self.corrupt_steps = 0  # verified steps that gave other bits as they were computed again
         self.joining = threading.Event()  # set once the syncer knows that the learner joins or resumes
         self._equipment = equipment
         self._to_syncer, self._offers = to_syncer, offers
@@ -369,8 +375,12 @@ class LearnerWorker:
         raise RuntimeError(f"the syncer refused learner {self.core.learner}: {why}")
 
     def _erred(self, step: int, devices: list[str]) -> None:
-        for found in records.corruption(self.core.learner, step, devices, time.time()):
-            self._record(found)
+        if devices:  # else they are another host's, which sends them
+            for found in records.corruption(self.core.learner, step, devices, time.time()):
+                self._record(found)
+        self.corrupt_steps += 1
+        if self.corrupt_steps == MAX_CORRUPT_STEPS:
+            raise CorruptionError(f"{MAX_CORRUPT_STEPS} verified steps gave other bits: the hardware errs")
 
     def _enter(self, state: State) -> None:
         if state is not self._timeline:

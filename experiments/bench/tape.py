@@ -44,7 +44,7 @@ def run(quick: bool = False) -> list[dict]:
 
 def _steps(assembly: Assembly, count: int) -> dict[str, float]:
     """Seconds of a plain step and of a checked one, which every second step is."""
-    equipment = dataclasses.replace(assembly.own_equipment(0), sdc_check_every=2)
+    equipment = dataclasses.replace(assembly.own_equipment(0), verify_every=2)
     arrays, clock = training_arrays(equipment, initial_fragments(assembly)), itertools.count()
     return medians(dict.fromkeys(("plain", "checked"), lambda: arrays.step(next(clock))[1]), count)
 

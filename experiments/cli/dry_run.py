@@ -10,19 +10,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco.baselines.virtual import ring_bytes
-from ddiloco.config import ConfigError
 from ddiloco.models import model_of
 from ddiloco.outer.codecs import CODECS
 from ddiloco.outer.encoding import encoded_bytes
 from ddiloco.outer.fragments import BYTES_PER_ELEMENT, FragmentLayout
 from ddiloco.protocol.schedule import Schedule
 from ddiloco.run import resources
-from ddiloco.run.recipes import ModelRecipe, assembly_of
+from ddiloco.run.recipes import LoopRecipe, ModelRecipe, assembly_of
 from ddiloco.settings.experiment import BASELINES, Experiment, task_of
 from ddiloco.settings.loop import LoopConfig
 from ddiloco.training.parameters import num_parameters
 from ddiloco.training.sharding import parameter_shardings
 from ddiloco.training.step import abstract_batch, abstract_state, make_train_step, shard_bytes
+from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.transfer import placement
 
 _STEP_SECONDS = (0.5, 1.0, 2.0, 4.0)
@@ -48,20 +48,63 @@ def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32"
     return Bandwidth(
         mean=sum(sizes) / sync.interval,
         peak=float(max(due)),
-        data_parallel=ring_bytes(num_parameters(experiment.model), sync.num_learners),
+        data_parallel=ring_bytes(sum(layout.bytes) // BYTES_PER_ELEMENT, sync.num_learners),
     )
 
 
 def describe(experiment: Experiment) -> str:
-    """The text that `--dry_run` prints.
+    """The text that `--dry_run` prints; a loop of one's own is made for it, but takes no step.
 
     Raises:
       ConfigError: mesh and rows do not fit the devices here, or the fragments do not fit the model.
     """
-    if isinstance(experiment.model, LoopConfig):
-        raise ConfigError("config.model.name: is loop, about which nothing is known before it is made")
-    assembly, recipe, task = assembly_of(experiment), ModelRecipe(experiment), task_of(experiment)
-    baseline, jobs = experiment.algorithm in BASELINES, assembly.jobs()
+    assembly = assembly_of(experiment)
+    loop = isinstance(experiment.model, LoopConfig)
+    head = _loop_head(assembly) if loop else _model_head(assembly)
+    if experiment.algorithm in BASELINES:
+        return "\n".join(head)
+    layout = assembly.layout
+    return "\n".join(
+        [*head, *_hosts(experiment, layout), *_fragments(layout), *_bandwidth(experiment, layout)]
+    )
+
+
+def _loop_head(assembly: Assembly) -> list[str]:
+    """What a loop shows as it is made: its parameters and the rest of its state."""
+    jobs, recipe = assembly.jobs(), assembly.recipe
+    assert isinstance(recipe, LoopRecipe)
+    (mesh, shards), params = jobs[0], assembly.num_params
+    program = recipe.uncompiled(mesh, shards[0])
+    own = [
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=program.shardings[name])
+        for name, shape in program.shapes.items()
+    ]
+    return [
+        *_first_lines(assembly, params),
+        f"memory       {_size(shard_bytes(own))} of parameters and "
+        f"{_size(shard_bytes(program.inner_leaves))} of other state on each device",
+    ]
+
+
+def _first_lines(assembly: Assembly, params: int, activated: str = "") -> list[str]:
+    experiment, jobs = assembly.experiment, assembly.jobs()
+    baseline = experiment.algorithm in BASELINES
+    shape = " ".join(f"{axis}={size}" for axis, size in jobs[0][0].shape.items())
+    return [
+        f"algorithm    {experiment.algorithm}, {'one job' if baseline else f'{len(jobs)} learners'}",
+        f"parameters   {params:,} ({_size(BYTES_PER_ELEMENT * params)} in float32){activated}",
+        f"mesh         {shape} for {_each(experiment)}, {len(jax.devices())} devices in all",
+    ]
+
+
+def _each(experiment: Experiment) -> str:
+    return "the job" if experiment.algorithm in BASELINES else "each learner"
+
+
+def _model_head(assembly: Assembly) -> list[str]:
+    experiment = assembly.experiment
+    recipe, task, jobs = ModelRecipe(experiment), task_of(experiment), assembly.jobs()
+    baseline = experiment.algorithm in BASELINES
     for mesh, shards in jobs:
         recipe.check_fit(mesh, recipe.kind(shards))
     mesh, rows = jobs[0][0], recipe.kind(jobs[0][1])
@@ -77,23 +120,12 @@ def describe(experiment: Experiment) -> str:
     params = num_parameters(experiment.model)
     length = task.row_tokens
     tokens = sum(recipe.kind(shards) for _, shards in jobs) * length
-    shape = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
-    whose = "one job" if baseline else f"{len(jobs)} learners"
-    each = "the job" if baseline else "each learner"
-    head = [
-        f"algorithm    {experiment.algorithm}, {whose}",
-        f"parameters   {params:,} ({_size(4 * params)} in float32){_activated(experiment, params)}",
-        f"mesh         {shape} for {each}, {len(jax.devices())} devices in all",
+    return [
+        *_first_lines(assembly, params, _activated(experiment, params)),
         f"memory       {_size(shard_bytes(state))} of parameters and optimizer state on each device{anchors}",
-        f"step         {rows} x {length} tokens and {task.step_flops(rows):.3g} FLOP for {each}, "
-        f"{tokens:,} tokens in all",
+        f"step         {rows} x {length} tokens and {task.step_flops(rows):.3g} FLOP for "
+        f"{_each(experiment)}, {tokens:,} tokens in all",
     ]
-    if baseline:
-        return "\n".join(head)
-    layout = assembly.layout
-    return "\n".join(
-        [*head, *_hosts(experiment, layout), *_fragments(layout), *_bandwidth(experiment, layout)]
-    )
 
 
 def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:

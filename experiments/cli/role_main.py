@@ -8,6 +8,7 @@ import functools
 import pathlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from ddiloco.settings.experiment import Experiment
 from ddiloco.storage.workdir import check_folder
 from ddiloco.telemetry.json_lines import speak_json
 from ddiloco.telemetry.records import reason
-from ddiloco.telemetry.watches import Health, serve
+from ddiloco.telemetry.watches import Announcement, Health, serve
 from experiments.cli import exit_handling, program, roles
 from experiments.cli.credentials import check_address
 
@@ -105,8 +106,8 @@ class _Process:
         from ddiloco.remote.syncer.process import announce_end, run_syncer
         from ddiloco.remote.wire.security import check_reach
         from ddiloco.run.job import Hooks, run_job
+        from ddiloco.run.recipes import with_steps_of_budget
         from ddiloco.run.rollback import going_on
-        from ddiloco.settings.experiment import with_steps_of_tokens
         from ddiloco.storage import operator_orders
         from ddiloco.storage.durable import FOLDER, DurableStateError
         from ddiloco.storage.run_mark import RunMarkError
@@ -118,13 +119,13 @@ class _Process:
         check_page(experiment.log.page, visitors)
         workdir, resume = self.assignment.workdir, self.assignment.resume
         listening = self._listening(address)
-        if resume is None and (over := _why_over(workdir, with_steps_of_tokens(experiment).train.steps)):
+        if resume is None and (over := _why_over(workdir, with_steps_of_budget(experiment).train.steps)):
             program.print_err(over)  # an engine starts everything again, also after the end
             run = {"listening": listening, "security": security, "folder": workdir / FOLDER}
             with contextlib.suppress(ConfigError, RunMarkError):
                 announce_end(self._assembly(), **run)
             return DONE
-        resume = going_on(resume, workdir, with_steps_of_tokens(experiment), program.print_err)
+        resume = going_on(resume, workdir, with_steps_of_budget(experiment), program.print_err)
         runner = functools.partial(
             run_syncer,
             listening=listening,
@@ -203,7 +204,7 @@ class _Process:
         from ddiloco.remote.learner.process import LearnerProcess
         from ddiloco.run import resources
 
-        place = _place(self.assignment)
+        place = _place(self.assignment, self.experiment.remote.host_timeout)
         if place is not None and spare is not None:
             raise program.UsageError("spare: cannot stand in for one of several processes of a learner")
         if place is not None:
@@ -232,13 +233,15 @@ class _Process:
             raise program.UsageError("profile: needs --workdir, where the trace goes")
         profile = roles.profile(profiled, workdir)
         watches = [self.health] if profile is None else [self.health, profile]
+        if (often := self._often_started()) is not None:
+            watches.append(Announcement(often))
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
         failure = process.run(
             assignment.learner, address, self.stop, self._note, folder, workdir, stepping, watches
         )
         if failure is not None:
             print(f"error: {assignment.name}: {failure}", file=sys.stderr)
-            return FAILED
+            return process.failure_code
         return self._ended(process.preempted)
 
     def _follow(self, place: HostPlace, assembly: Assembly) -> int:
@@ -251,6 +254,8 @@ class _Process:
             folder = self._folder()
             follower = Follower(place, assembly, self.security, a.learner, address, folder, a.workdir)
         self.health.ready.set()
+        if (often := self._often_started()) is not None:
+            follower.alarm(often)
         return self._ended(follower.run(self.stop))
 
     def evaluator(self) -> int:
@@ -266,13 +271,24 @@ class _Process:
         return 128 + self.received[0] if self.received else 0
 
     def _assembly(self) -> Assembly:
-        from ddiloco.run.recipes import assembly_of
-        from ddiloco.settings.experiment import with_steps_of_tokens
+        from ddiloco.run.recipes import assembly_of, with_steps_of_budget
 
-        return assembly_of(with_steps_of_tokens(self.experiment))
+        return assembly_of(with_steps_of_budget(self.experiment))
 
     def _note(self, line: str) -> None:
         program.print_err(f"{self.assignment.name}: {line}")
+
+    def _often_started(self) -> str | None:
+        """A sentence if an engine restarts this process of a learner on this node over and over."""
+        from ddiloco.storage.starts import record_start
+
+        a = self.assignment
+        if a.workdir is None:
+            return None
+        try:
+            return record_start(a.workdir / "learners" / str(a.learner) / f"starts.{a.process}", time.time())
+        except OSError:  # of a full disk
+            return None
 
     def _folder(self) -> epath.Path | None:
         """Where a learner keeps its checkpoints; None: nowhere."""
@@ -318,11 +334,11 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
     return None
 
 
-def _place(assignment: Assignment) -> HostPlace | None:
+def _place(assignment: Assignment, timeout: float) -> HostPlace | None:
     """Which of the learner's hosts this process is; None: the only one."""
     if assignment.processes == 1:
         return None
     from ddiloco.remote.learner.hosts import HostPlace
 
     coordinator = check_address(assignment.coordinator, "coordinator")
-    return HostPlace(assignment.process, assignment.processes, coordinator, assignment.refused)
+    return HostPlace(assignment.process, assignment.processes, coordinator, assignment.refused, timeout)

@@ -1,19 +1,26 @@
 """The examples of docs/your_own.md, in threads and in virtual time."""
 
+import dataclasses
+import functools
 import gc
 import json
 import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 
 import ddiloco
+from ddiloco.config import ConfigError
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse
 from ddiloco.training.mesh import MeshConfig, carve
+from experiments.cli.dry_run import describe
 from experiments.examples import nnx_loop, plain_loop
+from tests import workbench
 
 SYNC = {"num_fragments": 2, "interval": 4}
 
@@ -111,6 +118,68 @@ def test_a_run_goes_on_from_a_snapshot(tmp_path):
     steps = [json.loads(line) for line in (tmp_path / "learners/0/steps.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps][-1] == 40
     assert len(steps) <= 40
+
+
+def counted(place):
+    """The plain loop, with the tokens of its steps."""
+    return dataclasses.replace(plain_loop.make_loop(place), step_tokens=64)
+
+
+def test_a_loop_that_says_its_tokens_has_a_budget_of_them(tmp_path):
+    done = trained(counted, tmp_path, train={"tokens": 64 * 2 * 9})
+    assert done.summary["step"] == 9
+    with pytest.raises(ConfigError, match=r"train\.tokens: is 100, but the loop does not say its"):
+        trained(plain_loop.make_loop, tmp_path, train={"tokens": 100})
+
+
+def test_a_loop_begins_from_a_file_with_its_own_names(tmp_path):
+    begun = trained(plain_loop.make_loop, tmp_path / "one", driver="virtual", steps=4)
+    leaves = jax.tree_util.tree_flatten_with_path(begun.params)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in leaves}
+    save_file(named, tmp_path / "weights.safetensors")
+    model = {"name": "loop", "factory": f"{plain_loop.__file__}:make_loop"}
+    experiment = parse({"model": model, "sync": SYNC, "init_from": str(tmp_path / "weights.safetensors")})
+    workbench.assert_equal(assembly_of(experiment).initial_parameters(), named)
+    save_file({name: x for name, x in named.items() if name != "out/w"}, tmp_path / "weights.safetensors")
+    with pytest.raises(ConfigError, match=r"init_from: \S+weights.safetensors: has no tensor out/w"):
+        trained(plain_loop.make_loop, tmp_path / "two", init_from=f"{tmp_path}/weights.safetensors")
+
+
+def test_data_parallel_takes_the_steps_of_a_loop_on_all_learners_batches(tmp_path):
+    """As the loop takes them by itself."""
+    done = trained(plain_loop.make_loop, tmp_path, algorithm="data_parallel", steps=5)
+    mesh = carve(jax.devices()[:1], 1, MeshConfig())[0]
+    loops = [plain_loop.make_loop(ddiloco.Place(m, 2, 0, mesh)) for m in (0, 1)]
+    state, batches = loops[0].init(), [loop.batches() for loop in loops]
+    for _ in range(5):
+        batch = jax.tree.map(lambda *rows: np.concatenate(rows), *map(next, batches))
+        state, _ = loops[0].step(state, batch)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+    jax.tree.map(close, done.params, loops[0].params(state))
+    assert done.summary["tokens"] == {"0": 5 * 2 * 64}
+
+
+def test_a_baseline_of_a_loop_goes_on_where_it_was(tmp_path):
+    paced = {"min_step_seconds": (0.02, 0.02)}
+    whole = trained(plain_loop.make_loop, tmp_path / "whole", algorithm="data_parallel", steps=12)
+    half = tmp_path / "half"
+    trained(plain_loop.make_loop, half, algorithm="data_parallel", steps=6, train=paced)
+    done = trained(plain_loop.make_loop, half, algorithm="data_parallel", steps=12, resume=True)
+    assert done.summary["params_sha256"] == whole.summary["params_sha256"]
+
+
+def test_a_lone_learner_reads_the_share_of_the_first(tmp_path):
+    done = trained(plain_loop.make_loop, tmp_path, algorithm="lone_learner", steps=5)
+    assert done.summary["tokens"] == {"0": 5 * 64}
+
+
+def test_a_dry_run_makes_a_loop_and_takes_no_step(tmp_path):
+    model = {"name": "loop", "factory": f"{plain_loop.__file__}:make_loop", "settings": {"width": 3}}
+    lines = describe(parse({"model": model, "sync": SYNC})).splitlines()
+    assert lines[1] == "parameters   10 (40 B in float32)"
+    # Adam's two moments of each, and its count.
+    assert lines[3] == "memory       40 B of parameters and 84 B of other state on each device"
+    assert any(line.startswith("bandwidth ") for line in lines)
 
 
 def test_importing_the_package_imports_neither_jax_nor_a_driver():

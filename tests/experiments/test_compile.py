@@ -68,7 +68,15 @@ def test_a_preset_is_compiled_by_the_tpu_compiler(programs, tmp_path):
     found = json.loads(output.read_text())
     assert (found["preset"], found["topology"], found["chips"]) == ("configs/dense.py:tiny", "v5e:2x2", 4)
     assert found["fits"]
-    assert found["mesh"] == {"slice": 1, "data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+    assert found["mesh"] == {
+        "slice": 1,
+        "data": 2,
+        "stage": 1,
+        "fsdp": 2,
+        "context": 1,
+        "tensor": 1,
+        "expert": 1,
+    }
     assert 0 < found["state_gib"] <= found["argument_gib"] < found["peak_gib"] < found["hbm_gib"] == 15.75
     assert found["program_flops"] == pytest.approx(found["model_flops"], rel=0.02)
     assert found["collective_bytes"]["all-gather"] > 0

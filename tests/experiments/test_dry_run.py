@@ -71,7 +71,9 @@ def test_a_baseline_is_told_as_the_one_job_that_it_is_on_all_devices():
     config.sync.num_fragments = 10_000
     text = describe(parse(config))
     assert re.search(
-        r"^mesh +slice=1 data=1 stage=1 fsdp=8 tensor=1 expert=1 for the job, 8 devices in all$", text, re.M
+        r"^mesh +slice=1 data=1 stage=1 fsdp=8 context=1 tensor=1 expert=1 for the job, 8 devices in all$",
+        text,
+        re.M,
     )
     assert re.search(r"^step +32 x 128 tokens and \S+ FLOP for the job, 4,096 tokens in all$", text, re.M)
     config.train.batch_size = 1

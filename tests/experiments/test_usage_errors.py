@@ -89,7 +89,7 @@ def test_a_data_set_out_of_reach_is_told_before_anything_is_compiled(programs, t
             ["--trace=/nowhere.csv", "--restart_seconds=nan"],
             "restart_seconds: is nan, but must be a finite number\n",
         ),
-        ("launch", [], "launcher: is missing; give --launcher=ray|gke|slurm|cloud_tpu\n"),
+        ("launch", [], "launcher: is missing; give --launcher=ray|gke|slurm|cloud_tpu|skypilot\n"),
         ("train", ["--profile=5"], "profile: is '5', but must be FIRST:LAST, steps from 2 on, such as 20:24"),
         ("learner", ["--learner_id=0", "--profile=2:3"], "profile: needs --workdir, where the trace goes"),
         ("guards", ["--config.eval.every=None"], "config.eval.every: is None, but what lies do is a score"),

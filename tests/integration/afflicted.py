@@ -4,15 +4,19 @@ WHAT is `clock` (SIGUSR1 puts the wall clock an hour forward, SIGUSR2 an hour ba
 off by so much from the beginning), `merge:N` (killed by SIGKILL in its Nth merge), `memory:N` (no memory for
 its Nth merge), `write:N` (killed half-way through the write of its Nth merged fragment), `start` (killed
 before its first start is complete), `step:N` (no memory for its Nth step),
+`hang:N` (its Nth step never
+ends), `corrupt` (the bits of a step differ each time it is computed),
 `files:N` (it may have so many open) or `network:NAME` (it is in a network namespace).
 """
 
 import ctypes
+import itertools
 import os
 import resource
 import runpy
 import signal
 import sys
+import threading
 import time
 import types
 
@@ -90,7 +94,16 @@ def dying_in_start():
     durable.DurableState.complete = lambda self: die()
 
 
-def failing_in_step(number):
+def computing_wrong():
+    import jax
+
+    from ddiloco.workers import learner_arrays
+
+    calls = itertools.count()
+    learner_arrays.checksums = lambda tree: {jax.local_devices()[0]: next(calls)}
+
+
+def failing_in_step(number, fail=no_memory):
     from ddiloco.workers.learner_arrays import TrainingArrays
 
     step, done = TrainingArrays.step, []
@@ -98,7 +111,7 @@ def failing_in_step(number):
     def stepped(self, clock):
         done.append(1)
         if len(done) == number:
-            no_memory()
+            fail()
         return step(self, clock)
 
     TrainingArrays.step = stepped
@@ -123,6 +136,10 @@ def main():
         dying_in_start()
     elif what == "step":
         failing_in_step(int(value))
+    elif what == "hang":
+        failing_in_step(int(value), threading.Event().wait)
+    elif what == "corrupt":
+        computing_wrong()
     elif what == "files":
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(value), int(value)))
     elif what == "network":

@@ -69,6 +69,25 @@ def test_a_mesh_across_hosts_gives_the_numbers_of_one_process(programs, tmp_path
         assert_replays(programs, tmp_path / "two")
 
 
+@pytest.mark.parametrize("devices", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_loop_of_ones_own_across_hosts_learns_what_it_does_in_one_process(programs, tmp_path, devices):
+    loop = ("--config=configs/loop.py:diloco", "--config.driver=remote", "--config.train.steps=24")
+    loop += ("--config.model.factory=experiments.examples.sharded_loop:make_loop", "--config.mesh.fsdp=2")
+    loop += ("--config.sync.num_learners=2", "--config.log.page=")
+    flags = f"{programs.environment['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    found = {}
+    for hosts in ("(2, 1)", "(1, 1)"):
+        workdir = tmp_path / hosts
+        given = [*loop, f"--config.remote.hosts={hosts}", f"--workdir={workdir}"]
+        done = programs.finish(programs.start_module("experiments.train", *given, XLA_FLAGS=flags))
+        assert done.returncode == 0, done.stderr
+        found[hosts] = summary_of(workdir)
+    two, one = found.values()
+    assert (two["tokens"], two["rounds"]) == (one["tokens"], one["rounds"]) == ({"0": 1536, "1": 1536}, 3)
+    # Hosts' rows come in another order, in which they are summed.
+    assert two["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-4)
+
+
 ALONE = ("--config.sync.num_learners=1", "--config.remote.hosts=(2,)", "--config.train.min_step_seconds=()")
 
 

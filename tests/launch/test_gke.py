@@ -234,3 +234,47 @@ def test_a_machine_without_the_engine_s_command_is_told_in_one_line(programs, tm
     done = programs.finish(programs.start_module("experiments.launch", *told, PATH=str(tmp_path)))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "error: launcher: kubectl: No such file or directory"
+
+
+ONE = dataclasses.replace(NODES, one_jobset=True)
+
+
+@pytest.mark.parametrize("topology", ["2x2x1", "2x2x4"])
+def test_one_jobset_of_all_learners_restarts_each_alone_and_counts_no_preemption(topology):
+    (one,) = of_kind("JobSet", FLEET, dataclasses.replace(ONE, topology=topology))
+    check(one)
+    spec = one["spec"]
+    (job,) = spec["replicatedJobs"]
+    assert job["replicas"] == FLEET.learners
+    refused, preempted, failed = spec["failurePolicy"]["rules"]
+    codes, asked, disrupted = job["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert (refused["action"], codes["onExitCodes"]["values"]) == ("FailJobSet", [2])
+    # As Kubernetes says why a job has failed.
+    says = (
+        "Container learner for pod default/reading failed with exit code {} matching FailJob rule at index {}"
+    )
+    (pattern,) = refused["onJobFailureMessagePatterns"]
+    assert re.search(pattern, says.format(2, 0)) and not re.search(pattern, says.format(143, 2))
+    assert preempted["action"] == "RestartJobAndIgnoreMaxRestarts"
+    assert asked["onExitCodes"]["values"] == [129, 130, 143]
+    assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert failed == {"name": "failed", "action": "RestartJob"}
+
+
+def test_a_learner_of_one_jobset_knows_its_number_and_its_token_alone():
+    (one,) = of_kind("JobSet", FLEET, ONE)
+    (pod,) = pods([one])
+    (container,) = pod["containers"]
+    given = environment(container)
+    index = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
+    assert given[f"{PREFIX}LEARNER"] == {"fieldRef": {"fieldPath": index}}
+    assert list(given).index(f"{PREFIX}LEARNER") < list(given).index(f"{PREFIX}COORDINATOR")
+    coordinator = f"reading-learners-learner-$({PREFIX}LEARNER)-0.reading-learners:7072"
+    assert given[f"{PREFIX}COORDINATOR"] == coordinator
+    restarts = "metadata.annotations['jobset.sigs.k8s.io/job-restart-attempt']"
+    assert given[f"{PREFIX}RESTARTS"] == {"fieldRef": {"fieldPath": restarts}}
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "tokens")
+    assert mount["subPathExpr"] == f"learner-$({PREFIX}LEARNER)"
+    assert mount["mountPath"] == given[f"{PREFIX}TOKEN_FILE"] and f"{PREFIX}TOKEN" not in given
+    (secret,) = (volume["secret"] for volume in pod["volumes"] if volume["name"] == "tokens")
+    assert (secret["secretName"], secret["defaultMode"]) == ("reading-tokens", 0o400)

@@ -59,7 +59,10 @@ def test_every_fragment_is_merged_as_often_as_it_is_due(algorithm, plain):
 @pytest.mark.parametrize("algorithm", ["streaming", "diloco"])
 def test_with_all_live_learners_as_the_quorum_every_merge_has_all(algorithm, plain):
     run = plain(algorithm)
-    assert {tuple(values["learners"]) for values in run.noted("round")} == {(0, 1)}
+    regular = [
+        values for values in run.noted("round") if values["step"] < 12
+    ]  # at the last some have no work
+    assert {tuple(values["learners"]) for values in regular} == {(0, 1)}
     assert [len(steps_of(run, m)) for m in range(2)] == [12, 12]
 
 

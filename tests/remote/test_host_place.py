@@ -1,6 +1,7 @@
 """How one host of several joins the others, and how it ends where it fails alone."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ import threading
 import pytest
 
 from ddiloco.data.errors import DataError
+from ddiloco.launch.ports import reserved_port
 from ddiloco.remote.learner.hosts import HostPlace
 from tests.integration.programs import ROOT
 from tests.remote.ends import TIMEOUT
@@ -55,6 +57,30 @@ print(jax.config._read("jax_cuda_visible_devices"), os.environ["XLA_FLAGS"])
     done = subprocess.run(command, cwd=ROOT, env=environment, timeout=2 * TIMEOUT, **told)
     flags = "--xla_gpu_shard_autotuning=false --xla_cpu_enable_fast_math=false"
     assert (done.returncode, done.stdout) == (0, f"all {flags}\n"), done.stderr
+
+
+def test_a_host_ends_once_another_has_been_silent_for_the_timeout_also_while_none_steps():
+    """As while they compile, when nothing of ours looks: JAX alone would wait for 100 s."""
+    program = """
+import sys, threading
+from ddiloco.remote.learner.hosts import HostPlace
+HostPlace(int(sys.argv[1]), 2, sys.argv[2], timeout=3.0).join()
+print("joined", flush=True)
+threading.Event().wait()
+"""
+    told = {"cwd": ROOT, "env": {**os.environ, "JAX_PLATFORMS": "cpu"}, "text": True}
+    told |= {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with reserved_port() as port:
+        command = [sys.executable, "-c", program]
+        hosts = [subprocess.Popen([*command, str(n), f"127.0.0.1:{port}"], **told) for n in (0, 1)]
+        try:
+            assert [host.stdout.readline() for host in hosts] == ["joined\n"] * 2
+            hosts[1].send_signal(signal.SIGSTOP)
+            assert hosts[0].wait(60.0) != 0
+        finally:
+            for host in hosts:
+                host.kill()
+                host.wait()
 
 
 def test_what_a_host_is_refused_with_once_the_others_have_left_is_raised():

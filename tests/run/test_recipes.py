@@ -16,7 +16,6 @@ from ddiloco.data.shards import reshard
 from ddiloco.run.recipes import assembly_of, load_factory
 from ddiloco.settings.experiment import parse, to_json
 from ddiloco.training.loop import Place
-from experiments.cli.dry_run import describe
 from experiments.examples import plain_loop
 from tests import workbench
 from tests.refusals import refusal
@@ -106,9 +105,14 @@ def test_a_loop_that_begins_with_numbers_that_are_not_finite_is_refused():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"algorithm": "data_parallel"}, "config.algorithm: is data_parallel, but a loop needs one of"),
-        ({"init_from": "weights"}, "config.init_from: is weights, but must be None for a loop"),
-        ({"train": {"tokens": 100}}, "config.train.tokens: is 100, but must be None for a loop"),
+        (
+            {"algorithm": "data_parallel", "driver": "virtual"},
+            "config.algorithm: is data_parallel, but a loop in virtual time needs one of",
+        ),
+        (
+            {"train": {"tokens": 100}, "driver": "virtual"},
+            "config.train.tokens: is 100, but must be None for a loop in virtual time",
+        ),
         (
             {"driver": "virtual", "virtual": {"seconds": 50.0}},
             "config.virtual.seconds: is 50.0, but must be None for a loop",
@@ -144,11 +148,6 @@ def test_a_factory_that_cannot_be_had_is_told_in_a_line(factory, told):
 def test_a_factory_that_makes_something_else_is_told():
     with pytest.raises(ConfigError, match=r"gives dict, but must give a ddiloco\.Loop"):
         assembly_of(experiment(), lambda place, width: {}).check()
-
-
-def test_nothing_is_known_of_a_loop_before_it_is_made():
-    with pytest.raises(ConfigError, match=r"config\.model\.name: is loop"):
-        describe(experiment())
 
 
 def test_positions_of_loops_are_for_as_many_learners_as_before():

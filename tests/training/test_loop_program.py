@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ddiloco.config import ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.training.loop import Loop, Place
-from ddiloco.training.loop_program import LoopBatches, LoopProgram
+from ddiloco.training.loop_program import HostLoopBatches, LoopBatches, LoopProgram
 from ddiloco.training.mesh import MeshConfig, carve
 
 
@@ -231,3 +231,21 @@ def test_batches_of_another_learner_or_an_end_are_refused():
     next(mine)
     with pytest.raises(DataError, match="ended after 1, but must be endless"):
         next(mine)
+
+
+def of_hosts(program):
+    own = [LoopBatches(LOOP, place()) for _ in range(2)]
+    return [HostLoopBatches(batches, program.tokens, host) for host, batches in enumerate(own)]
+
+
+def test_of_a_learner_of_several_hosts_each_goes_on_and_the_first_counts_the_tokens():
+    program = LoopProgram(LOOP, place())
+    hosts, later = of_hosts(program), of_hosts(program)
+    for _ in range(3):
+        assert [next(host).tokens for host in hosts] == [{0: 4}, {}]
+    state = json.loads(json.dumps(HostLoopBatches.joined([host.get_state() for host in hosts])))
+    for host, other in zip(later, hosts, strict=True):
+        host.set_state(state)
+        np.testing.assert_array_equal(next(host).rows["x"], next(other).rows["x"])
+    with pytest.raises(DataError, match="is not of a learner with a host 2"):
+        HostLoopBatches(LoopBatches(LOOP, place()), program.tokens, 2).set_state(state)

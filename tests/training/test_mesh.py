@@ -12,7 +12,13 @@ from ddiloco.config import ConfigError, build
 from ddiloco.run.recipes import ModelRecipe
 from ddiloco.settings.experiment import parse
 from ddiloco.training.mesh import MeshConfig, carve
-from ddiloco.training.sharding import batch_sharding, check_divided, parameter_shardings, partition
+from ddiloco.training.sharding import (
+    batch_sharding,
+    check_context,
+    check_divided,
+    parameter_shardings,
+    partition,
+)
 from experiments.cli import program
 from tests.refusals import refusal
 from tests.training.batches import TINY, mesh_of
@@ -23,7 +29,7 @@ def test_learners_get_contiguous_equal_groups():
         warnings.simplefilter("error")
         meshes = carve(jax.devices()[:8], 2, MeshConfig(fsdp=2))
     assert [dict(mesh.shape) for mesh in meshes] == [
-        {"slice": 1, "data": 2, "stage": 1, "fsdp": 2, "tensor": 1, "expert": 1}
+        {"slice": 1, "data": 2, "stage": 1, "fsdp": 2, "context": 1, "tensor": 1, "expert": 1}
     ] * 2
     assert [[device.id for device in mesh.devices.flat] for mesh in meshes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -156,9 +162,9 @@ def test_a_large_parameter_that_no_device_would_share_is_told_in_a_line():
 @pytest.mark.parametrize(
     ("devices", "shape"),
     [
-        (1, (1, 1, 1, 1, 1, 1)),
-        (6, (1, 1, 1, 3, 1, 2)),
-        (128, (1, 1, 1, 16, 1, 8)),
+        (1, (1, 1, 1, 1, 1, 1, 1)),
+        (6, (1, 1, 1, 3, 1, 1, 2)),
+        (128, (1, 1, 1, 16, 1, 1, 8)),
     ],
 )
 def test_experts_and_embeddings_share_whatever_devices_there_are(devices, shape):
@@ -174,6 +180,19 @@ def test_stages_have_layers_of_their_own_and_share_all_else():
         assert up == PartitionSpec(("stage",), None, ("tensor",))
     assert specs["embed/embedding"] == PartitionSpec(("tensor",), ("stage",))
     assert batch_sharding(mesh).shard_shape((8, 5)) == (2, 5)
+
+
+def test_what_devices_that_share_positions_cannot_divide_is_told_in_a_line():
+    def told(rows=2, heads=4, **sizes):
+        model = dataclasses.replace(TINY, num_heads=heads)
+        with pytest.raises(ConfigError) as error:
+            check_context(model, mesh_of(8, **sizes), rows)
+        return str(error.value)
+
+    assert "must divide the model's 6 heads" in told(heads=6, data=2, context=4)
+    assert "but must be 1 where mesh.stage is more" in told(data=2, context=2, stage=2)
+    assert "needs micro-batches of 2 rows, and they have 4" in told(rows=4, data=2, context=4)
+    check_context(TINY, mesh_of(8, data=2, context=4), 2)
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,43 @@ def test_stages_agree_with_one_device(sizes, accumulation, settings):
     assert_agree(run(mesh_of(8, **sizes), inner, config), run(mesh_of(1), config=plain))
 
 
+@pytest.mark.parametrize(
+    ("config", "sizes", "accumulation"),
+    [
+        (dataclasses.replace(SCANNED, num_kv_heads=2), {"data": 2, "context": 4}, 8),
+        pytest.param(CONFIG, {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}, 8, marks=pytest.mark.slow),
+    ],
+)
+def test_devices_that_share_the_positions_of_a_row_agree_with_one(config, sizes, accumulation):
+    inner = dataclasses.replace(INNER, accumulation=accumulation)
+    plain = dataclasses.replace(config, scan_layers=False, remat="none", logits_chunk=None)
+    assert_agree(run(mesh_of(8, **sizes), inner, config), run(mesh_of(1), config=plain))
+
+
+def test_devices_that_share_the_positions_of_a_row_never_have_all_of_them_of_every_head():
+    """What each holds of a row shrinks with their number, but for keys and values, of which there are few."""
+    mesh = mesh_of(8, data=1, context=8)
+    rows = {name: array[:1] for name, array in packed_batch(0, 1, 640, 32).items()}
+    shardings = parameter_shardings(CONFIG, mesh)
+    params = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
+        for name, leaf in abstract_parameters(CONFIG).items()
+    }
+
+    def loss(params, batch):
+        return next_token_loss(CONFIG, params, batch, constrain=OnMesh(mesh)).objective
+
+    text = jax.jit(jax.grad(loss), out_shardings=shardings).lower(params, shard_batch(rows, mesh)).compile()
+    text = text.as_text()
+    assert "all-to-all" in text
+    for whole in ("f32[1,640,16]", "f32[640,16]", "f32[1,640,8,4]", "f32[640,32]"):
+        assert whole not in text, "of the residual stream, the heads and the logits"
+
+
 @pytest.mark.slow
-def test_the_kernel_of_attention_runs_inside_of_stages():
-    batch, mesh = packed_batch(0, 4, 128, 32), mesh_of(8, data=2, stage=2, tensor=2)
+@pytest.mark.parametrize("sizes", [{"data": 2, "stage": 2, "tensor": 2}, {"data": 4, "context": 2}])
+def test_the_kernel_of_attention_runs_inside_of_stages_and_where_positions_are_shared(sizes):
+    batch, mesh = packed_batch(0, 4, 128, 32), mesh_of(8, **sizes)
     params = dict(sampled_parameters(CONFIG, 0))
 
     def loss(params, config, mesh):

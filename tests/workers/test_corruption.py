@@ -1,6 +1,7 @@
 """A learner that checks its steps: what errs is told with the step, the device and the learner."""
 
 import dataclasses
+import socket
 import threading
 from unittest import mock
 
@@ -40,24 +41,29 @@ class Erring:
 
 @pytest.fixture(scope="module")
 def assembly(data_dir):
-    return assembly_of(workbench.experiment(data_dir, sdc_check_every=3))
+    return assembly_of(workbench.experiment(data_dir, train={"verify_every": 3}))
 
 
-def stepped(assembly, equipment, told, make_arrays=TrainingArrays):
+DEVICE = f"{jax.devices()[0]} of {socket.gethostname()}"
+
+
+def stepped(assembly, equipment, told, make_arrays=TrainingArrays, steps=10):
+    """The parameters after so many steps, and which steps were dropped."""
     arrays = make_arrays(equipment, lambda step, devices: told.append((step, devices)))
     initial = assembly.initial_parameters()
     arrays.adopt([take(assembly.layout, p, initial) for p in range(assembly.layout.num_fragments)])
-    for clock in range(10):
-        arrays.step(clock)
-    return {name: jax.device_get(value) for name, value in arrays.params.items()}
+    dropped = [clock + 1 for clock in range(steps) if int(arrays.step(clock)[1]["skipped"])]
+    return {name: jax.device_get(value) for name, value in arrays.params.items()}, dropped
 
 
-def test_a_step_that_comes_out_otherwise_is_told_and_no_other(assembly):
-    equipment = assembly.own_equipment(0)
-    told = []
-    program = Erring(equipment.program, calls={8})  # steps 1, 2, 3 twice, 4, 5, 6: the 8th is 6 once more
-    stepped(assembly, dataclasses.replace(equipment, program=program), told)
-    assert told == [(6, [str(jax.devices()[0])])]
+@pytest.mark.parametrize("call", [7, 8])  # steps 1, 2, 3 twice, 4, 5, 6 twice
+def test_a_step_that_comes_out_otherwise_is_told_and_dropped_and_no_other(assembly, call):
+    equipment, told = assembly.own_equipment(0), []
+    program = Erring(equipment.program, calls={call})
+    after, dropped = stepped(assembly, dataclasses.replace(equipment, program=program), told, steps=6)
+    assert (told, dropped) == ([(6, [DEVICE])], [6])
+    before, _ = stepped(assembly, assembly.own_equipment(0), [], steps=5)
+    workbench.assert_equal(after, before)
 
 
 def test_a_host_of_several_waits_for_a_checked_step_before_it_hands_it_out_again(assembly):
@@ -76,14 +82,15 @@ def test_a_host_of_several_waits_for_a_checked_step_before_it_hands_it_out_again
     equipment = assembly.own_equipment(0)
     equipment = dataclasses.replace(equipment, program=Recorded(equipment.program, calls=()))
     stepped(assembly, equipment, [], Settling)
-    assert calls[1:] == ["step", "settled"] * 13  # of 10 steps, three twice
+    plain, copied = ["step", "settled"], ["settled", "step", "settled"]
+    assert calls[1:] == [*[*plain, *plain, *copied, *copied] * 3, *plain]
 
 
 def test_checks_change_no_parameter(assembly):
     told = []
-    checked = stepped(assembly, assembly.own_equipment(0), told)
-    unchecked = dataclasses.replace(assembly.own_equipment(0), sdc_check_every=0)
-    workbench.assert_equal(checked, stepped(assembly, unchecked, told))
+    checked, _ = stepped(assembly, assembly.own_equipment(0), told)
+    unchecked = dataclasses.replace(assembly.own_equipment(0), verify_every=0)
+    workbench.assert_equal(checked, stepped(assembly, unchecked, told)[0])
     assert told == []
 
 
@@ -98,14 +105,13 @@ def test_a_run_raises_an_alarm_with_learner_step_and_device(assembly):
     with mock.patch.object(assembly, "equipment", equipment):
         outcome = LocalRun(assembly, taken.append, threading.Event()).run()
     assert outcome.finished
-    device = str(jax.devices()[0])
     [alarm] = [record for record in taken if isinstance(record, records.Alarm)]
     assert alarm.sentence.startswith("learner 1, step ")
-    assert f": {device} gave other bits as the step was taken again: " in alarm.sentence
+    assert f": {DEVICE} gave other bits as the step was computed again: " in alarm.sentence
     [noted] = [r for r in taken if isinstance(r, records.Noted) and r.name == "sdc"]
-    assert (noted.values["learner"], noted.values["devices"]) == (1, device)
+    assert (noted.values["learner"], noted.values["devices"]) == (1, DEVICE)
 
 
 def test_a_baseline_has_no_learner_to_check(data_dir):
-    with pytest.raises(ConfigError, match=r"sdc_check_every: is 5, but must be 0 for lone_learner"):
-        workbench.experiment(data_dir, "lone_learner", sdc_check_every=5)
+    with pytest.raises(ConfigError, match=r"train.verify_every: is 5, but must be 0 for lone_learner"):
+        workbench.experiment(data_dir, "lone_learner", train={"verify_every": 5})

@@ -24,7 +24,7 @@ from ddiloco.remote.learner.donation import Recipient, fetch_copy
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.followers import Key, forget_older, here_message, key_in, key_of
 from ddiloco.remote.learner.host_arrays import HostArrays, inner_of, needs_of
-from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once
+from ddiloco.remote.learner.hosts import STARTING_SECONDS, HostPlace, end_at_once, stacks_file
 from ddiloco.remote.learner.likeness import check_alike
 from ddiloco.remote.learner.streams import Collector, Host, Streams
 from ddiloco.remote.wire import validation as wire
@@ -37,6 +37,7 @@ from ddiloco.storage.bounded_reads import bounded
 from ddiloco.storage.learner_state import LearnerStates, numbered
 from ddiloco.telemetry.records import reason
 from ddiloco.telemetry.throughput import Throughput
+from ddiloco.telemetry.watches import write_stacks
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.exchange import EventDelivery, Pieces
 
@@ -121,6 +122,7 @@ class Follower:
         self._fetched: dict[int, Sequence[Blocks]] = {}  # of peers, likewise, until one is adopted
         self._throughput, self._token = Throughput(), ""
         self._streams: dict[int, Streams] = {}  # by shard of the syncer
+        self._left, self._ending = False, threading.Lock()
         self._change = threading.Condition()
         self._here: dict[Key, Pieces] = {}  # of each fragment, what is not used yet
 
@@ -141,14 +143,17 @@ class Follower:
                 end_at_once(f"host {self._place.number}: {why}")
             follow = channel.stream_stream(wire.FOLLOW)
             orders = follow(self._said(donor_port, copies), metadata=self._security.metadata)
+            # In another thread: this one may wait for a step that ends no more.
+            orders.add_callback(lambda: self._left or self._end_without_host_0("its stream has ended"))
             try:
                 for data in orders:
                     order = parse(pb.Order, data)
                     if order.HasField("leave"):
+                        self._left = True
                         return order.leave
                     self._do(order)
             except grpc.RpcError as error:
-                end_at_once(f"host {self._place.number}: host 0 of the learner is gone: {error.details()}")
+                self._end_without_host_0(error.details())
             except Exception as error:
                 end_at_once(f"host {self._place.number}: {type(error).__name__}: {error}")
             finally:
@@ -157,11 +162,16 @@ class Follower:
                 self._say.put(None)
         return False
 
+    def _end_without_host_0(self, why: str) -> None:
+        with self._ending:  # until the process has ended
+            write_stacks(stacks_file(self._workdir, self._learner, self._place.number))
+            end_at_once(f"host {self._place.number}: host 0 of the learner is gone: {why}")
+
     def _numbers(self) -> Sequence[int]:
         try:
             return bounded(self._kept.numbers, self._kept.folder)
         except TimeoutError as error:
-            self._alarm(f"{error}: no checkpoint of the learner is used")
+            self.alarm(f"{error}: no checkpoint of the learner is used")
             return ()
 
     def _said(self, donor_port: int, copies: Collection[int]) -> Iterator[bytes]:
@@ -200,7 +210,7 @@ class Follower:
                 try:
                     self._held[order.copy] = self._arrays.inner()
                 except Exception as error:  # such as no memory for it: only the copy is given up
-                    self._alarm(f"no copy of the inner optimizer state: {reason(error)}")
+                    self.alarm(f"no copy of the inner optimizer state: {reason(error)}")
             case "save":
                 self._save(order.save, self._states.get(order.save.copy))
             case "drop":
@@ -290,7 +300,7 @@ class Follower:
                 raise arrays
             (self._kept.of_snapshot(snapshot) if snapshot else self._kept).save(number, arrays)
         except Exception as error:
-            self._alarm(f"a checkpoint is not kept: {reason(error)}")
+            self.alarm(f"a checkpoint is not kept: {reason(error)}")
             if snapshot:
                 self._done(number, reason(error))
             return
@@ -299,7 +309,8 @@ class Follower:
         else:
             self._say.put(pb.FromHost(kept=number))
 
-    def _alarm(self, problem: str) -> None:
+    def alarm(self, problem: str) -> None:
+        """Has host 0 raise an alarm."""
         self._say.put(pb.FromHost(alarm=f"host {self._place.number}: {problem}"))
 
     def _send(self, round_id: RoundId, contribution: Contribution) -> None:
@@ -370,4 +381,5 @@ class Follower:
         self._say.put(pb.FromHost(failed=codec.message_of(event)))
 
     def _erred(self, step: int, devices: list[str]) -> None:
-        self._say.put(pb.FromHost(erred=json.dumps([step, devices])))
+        if devices:
+            self._say.put(pb.FromHost(erred=json.dumps([step, devices])))

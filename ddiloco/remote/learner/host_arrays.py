@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from ddiloco.arrays.blocks import Cut, needed
-from ddiloco.data.host_batches import HostBatch, HostBatches, joined
+from ddiloco.data.host_batches import HostBatch, HostBatches
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.inner_format import InnerFormat
@@ -71,6 +73,9 @@ class HostArrays(TrainingArrays):
     def _settled(self, arrays: Any) -> Any:
         # CPU devices start programs in any order, and two collectives could deadlock.
         return jax.block_until_ready(arrays) if self._on_cpu else arrays
+
+    def _differs_anywhere(self, here: bool) -> bool:
+        return bool(np.any(multihost_utils.process_allgather(np.array(here))))  # all must drop the step
 
     def draw_from(self, position: dict[str, Any] | None) -> None:
         pass  # all hosts have the batches' start already
@@ -166,7 +171,7 @@ class JointBatches(Iterator[HostBatch]):
         for drawn in others:
             together |= zip(drawn.shards, drawn.tokens, strict=True)
         states = [self._own.get_state(), *(json.loads(drawn.position) for drawn in others)]
-        self._state = joined(states)
+        self._state = self._own.joined(states)
         return HostBatch(rows, together)
 
     def get_state(self) -> dict[str, Any] | None:

@@ -8,7 +8,9 @@ syncer. They start and end together: a job cannot continue without one of its pr
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ class HostPlace(NamedTuple):
     count: int  # of them
     coordinator: str  # HOST:PORT of JAX's coordinator, on host 0, which also leads at the port after it
     refused: int = REFUSED  # exit code where a setting is impossible, or the syncer refuses the learner
+    timeout: float = 30.0  # seconds without a message of a host after which JAX ends all of them
 
     @property
     def leader(self) -> str:
@@ -73,11 +76,18 @@ class HostPlace(NamedTuple):
                 self.count,
                 self.number,
                 initialization_timeout=STARTING_SECONDS,
+                heartbeat_timeout_seconds=math.ceil(self.timeout),
                 cluster_detection_method="deactivate",  # under Slurm it leaves a process one GPU of its node
             )
         except RuntimeError as error:
             problem = f"{error}".splitlines()[0]
             end_at_once(f"coordinator: {self.coordinator}: the hosts do not come together: {problem}")
+
+
+def stacks_file(workdir: pathlib.Path | None, learner: int, host: int = 0) -> pathlib.Path | None:
+    """Where a host writes the stacks of its threads as it ends; None: nowhere."""
+    name = f"stacks-{host}.txt" if host else "stacks.txt"
+    return None if workdir is None else workdir / "learners" / str(learner) / name
 
 
 def end_at_once(why: str, code: int = 1) -> None:

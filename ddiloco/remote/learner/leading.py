@@ -25,7 +25,6 @@ from ddiloco.schema import codec
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage import bounded_reads
 from ddiloco.telemetry import records
-from ddiloco.telemetry.watches import Health
 from ddiloco.workers.learner_arrays import Equipment, Erred, TrainingArrays
 
 
@@ -49,7 +48,6 @@ class Lead:
             place.count - 1, learner, terms, security, config.host_timeout, end_at_once, self._leaving
         )
         self.followers.start(place.leader)
-        self._health, self._timeout = Health(config.host_timeout), config.host_timeout
 
     def connect(
         self,
@@ -71,10 +69,6 @@ class Lead:
         """The equipment with the tokens and the position of all hosts."""
         return dataclasses.replace(equipment, batches=JointBatches(equipment.batches, self.followers))
 
-    def watching(self, record: Callable[[Any], None]) -> Callable[[Any], None]:
-        """`record`, with a look on steps that hang."""
-        return self._health.watching(record)
-
     def make_arrays(self, core: LearnerCore) -> Callable[[Equipment, Erred], TrainingArrays]:
         """Makes this host's arrays, whose calls the other hosts repeat."""
         return functools.partial(LeadingArrays, core=core, followers=self.followers)
@@ -92,26 +86,16 @@ class Lead:
         """The learner's recovery, of whose copies on disk each host has its blocks."""
         return HostRecovery(self.followers, *parts)
 
-    def begin(self) -> None:
-        """Steps that hang end all hosts from now on."""
-        threading.Thread(target=self._watch, name="step-watch", daemon=True).start()
-
-    def leave(self, failure: str | None = None) -> None:
+    def leave(self, failure: str | None = None, code: int = 1) -> None:
         """Has the other hosts end; to be started again if this one was asked to end.
 
-        Ends this process at once where there is a failure: all are to be started again.
+        Ends this process at once where there is a failure, with this exit code: all are to be started again.
         """
         self.left.set()
         if failure is not None:
-            end_at_once(f"learner {self._learner}: {failure}")
+            end_at_once(f"learner {self._learner}: {failure}", code)
         self.followers.order(pb.Order(leave=self._stop.is_set()))
         self.followers.stop()
-
-    def _watch(self) -> None:
-        while not self.left.wait(self._timeout / 20):
-            hangs = self._health.hanging()
-            if hangs is not None:
-                end_at_once(f"learner {self._learner}: a step hangs, for {hangs:.1f} s")
 
     def _leaving(self) -> None:
         self.preempted = True

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from ddiloco.config import ConfigError
+from ddiloco.config import CORRUPT, ConfigError
 from ddiloco.data.errors import DataError
 from ddiloco.outer.encoding import FragmentDecoder
 from ddiloco.protocol.learner import LearnerCore
 from ddiloco.remote.learner.client import ShardBook, SyncerClient, SyncerClients
 from ddiloco.remote.learner.donor import Donor
 from ddiloco.remote.learner.host_arrays import inner_of, needs_of
-from ddiloco.remote.learner.hosts import HostPlace
+from ddiloco.remote.learner.hosts import HostPlace, stacks_file
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.learner.leading import Lead
 from ddiloco.remote.learner.recovery import ProcessRecovery
@@ -29,12 +29,12 @@ from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.telemetry import records
 from ddiloco.telemetry.waits import waiting
-from ddiloco.telemetry.watches import Watch
+from ddiloco.telemetry.watches import HangWatch, Watch
 from ddiloco.workers.assembly import Assembly
 from ddiloco.workers.checkpointing import Checkpointing
 from ddiloco.workers.exchange import CheckpointWritten, Leave
 from ddiloco.workers.learner_arrays import Equipment, TrainingArrays
-from ddiloco.workers.learner_worker import Checkpoints, LearnerWorker
+from ddiloco.workers.learner_worker import MAX_CORRUPT_STEPS, Checkpoints, LearnerWorker
 from ddiloco.workers.resuming import ResumedLearner, about_states, from_checkpoint
 from ddiloco.workers.tapes import Tapes
 
@@ -57,6 +57,7 @@ class LearnerProcess:
         self._lead: Lead | None = None  # of the learner's other hosts
         self._experiment = assembly.experiment
         self._equipment: Equipment | None = None
+        self.failure_code = 1  # exit code of one that has failed
 
     @property
     def preempted(self) -> bool:
@@ -150,7 +151,7 @@ class LearnerProcess:
             if clients.refusal is not None and book.run:  # it fitted before, and so may another process
                 failure = f"the syncer refused learner {learner}: {clients.refusal}"
             if self._lead is not None:
-                self._lead.leave(failure)
+                self._lead.leave(failure, self.failure_code)
             if clients.refusal is not None and not book.run:
                 raise ConfigError(f"syncer: {address} refused learner {learner}: {clients.refusal}")
             return failure
@@ -234,7 +235,6 @@ class LearnerProcess:
         make_recovery: Callable[..., ProcessRecovery] = ProcessRecovery
         if lead is not None:
             equipment, make_arrays = lead.equipped(equipment), lead.make_arrays(core)
-            record = lead.watching(record)
             make_recovery = lead.recovery
         states = LearnerStates(folder, None if lead is None else needs_of(equipment))
         recovery = make_recovery(client, inner, self._security, config, states, steps)
@@ -253,6 +253,10 @@ class LearnerProcess:
         every = self._experiment.recovery.checkpoint_every
         kept = None if folder is None else keep
         checkpoints = Checkpoints(Checkpointing(kept, every, f"{folder}", record, written), about)
+        timeout = self._experiment.train.hang_timeout or (lead and config.host_timeout)
+        if timeout:
+            stacks = stacks_file(workdir, core.learner)
+            watches = (*watches, HangWatch(timeout, f"learner {core.learner}", stacks))
         watched = record
         for watch in watches:
             watched = watch.watching(watched)
@@ -269,8 +273,6 @@ class LearnerProcess:
             resumed,
             make_arrays,
         )
-        if lead is not None:
-            lead.begin()
         clients.attach(worker.inbox)
         with contextlib.ExitStack() as stack:
             stack.callback(donor.stop)
@@ -278,6 +280,8 @@ class LearnerProcess:
                 stack.callback(watch.close)
             worker.start()
             _wait(worker, stop)
+        if worker.corrupt_steps >= MAX_CORRUPT_STEPS:
+            self.failure_code = CORRUPT
         return worker.failure
 
     def _from_checkpoint(

@@ -193,7 +193,7 @@ class Replay:
         if header.position is not None:
             batches.set_state(dict(header.position))
         own = self._equipment[header.learner]
-        equipment = dataclasses.replace(own, batches=batches, sdc_check_every=0)
+        equipment = dataclasses.replace(own, batches=batches, verify_every=0)
         return self._learners.setdefault(id(actor), TrainingArrays(equipment))
 
     def _merge(self, actor: Actor, work: works.MergeWork) -> None:
@@ -235,7 +235,7 @@ class Replay:
                 return f"{text}; {header.actor} had {', '.join(found)}"
         return (
             f"{text}; platform, devices and packages are the same: the code or the data differ, or a device "
-            "erred (config.sdc_check_every finds one that does)"
+            "erred (config.train.verify_every finds one that does)"
         )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from ddiloco.arrays.host_memory import aligned_empty
 from ddiloco.run.resources import syncer_needs
 from experiments.bench.measuring import another_process, medians, receive_from, row
-from experiments.bench.syncer_processes import Played, PlayedTraffic, assembly_of, play
+from experiments.bench.syncer_processes import PlayedRun, PlayedTraffic, assembly_of, play
 
 SHARDS = (1, 2, 4)
 CODECS = (("int4", "int4"), ("int4", "int8"), ("f32", "f32"))
@@ -60,12 +60,12 @@ def run(quick: bool = False) -> list[dict]:
     return found
 
 
-def _play(traffic: PlayedTraffic) -> tuple[PlayedTraffic, Played]:
+def _play(traffic: PlayedTraffic) -> tuple[PlayedTraffic, PlayedRun]:
     with tempfile.TemporaryDirectory(prefix="ddiloco-bench-") as folder:
         return traffic, play(traffic, pathlib.Path(folder) / "syncer")
 
 
-def _stages(name: str, traffic: PlayedTraffic, run: Played, limits: dict[str, float]) -> list[dict]:
+def _stages(name: str, traffic: PlayedTraffic, run: PlayedRun, limits: dict[str, float]) -> list[dict]:
     size, learners = traffic.fragment_bytes, traffic.learners
     up, down = run.planned
     moved = {
@@ -91,7 +91,7 @@ def _stages(name: str, traffic: PlayedTraffic, run: Played, limits: dict[str, fl
     return found
 
 
-def _scaling(name: str, scaled: list[tuple[PlayedTraffic, Played]]) -> list[dict]:
+def _scaling(name: str, scaled: list[tuple[PlayedTraffic, PlayedRun]]) -> list[dict]:
     payload = {t.shards: r.rate * t.learners * t.fragment_bytes / 1e9 for t, r in scaled}
     first = payload[min(payload)]
     return [
@@ -100,7 +100,7 @@ def _scaling(name: str, scaled: list[tuple[PlayedTraffic, Played]]) -> list[dict
     ]
 
 
-def _more(traffic: PlayedTraffic, run: Played) -> dict[str, Any]:
+def _more(traffic: PlayedTraffic, run: PlayedRun) -> dict[str, Any]:
     rounds = len(run.rounds)
     spent = {
         f"{process}_{purpose}_ms_a_round": 1e3 * seconds / rounds

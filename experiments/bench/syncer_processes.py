@@ -92,7 +92,7 @@ class PlayedTraffic:
 
 
 @dataclasses.dataclass(frozen=True)
-class Played:
+class PlayedRun:
     """What was measured after the first cycle.
 
     Attributes:
@@ -118,7 +118,7 @@ class Played:
         return (len(times) - 1) / (times[-1] - times[0])
 
 
-def play(traffic: PlayedTraffic, folder: pathlib.Path) -> Played:
+def play(traffic: PlayedTraffic, folder: pathlib.Path) -> PlayedRun:
     """Starts all processes, the syncer's durable state in the folder, and lets them run to the end."""
     with contextlib.ExitStack() as stack:
         main = stack.enter_context(another_process(_main, traffic, folder))
@@ -143,7 +143,7 @@ def play(traffic: PlayedTraffic, folder: pathlib.Path) -> Played:
     between = {n: {k: s - begun[n].get(k, 0.0) for k, s in ended[n].items()} for n in named}
     planned = traffic.planned(assembly_of(traffic))
     moved = ledger["sent"], ledger["received"]
-    return Played(rounds, between, sent, received, moved, planned, ledger["memory"])
+    return PlayedRun(rounds, between, sent, received, moved, planned, ledger["memory"])
 
 
 def _sum(found: Iterable[Seconds]) -> Seconds:

@@ -128,14 +128,14 @@ def make_loop(
     return ddiloco.Loop(
         init,
         step,
-        lambda: Batches(own, noise, share, steps),
+        lambda: PoissonBatches(own, noise, share, steps),
         params=lambda state: state["params"],
         tokens=lambda batch: BATCH,
         evaluate=lambda params: losses_of(params, public).mean(),
     )
 
 
-class Batches:
+class PoissonBatches:
     """Poisson samples with fresh noise keys, from the system's own randomness: the run's seed is no secret.
 
     So a run is not replayed to the same bits. Its position counts what was drawn, for epsilon.
@@ -146,7 +146,7 @@ class Batches:
         self._random = np.random.default_rng(secrets.randbits(128))
         self._share, self._every, self._drawn = share, max(1, steps // 16), 0
 
-    def __iter__(self) -> "Batches":
+    def __iter__(self) -> "PoissonBatches":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:

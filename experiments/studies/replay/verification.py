@@ -39,7 +39,7 @@ class Process(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Version:
+class CheckedVersion:
     """A version in the log, and of what it was made."""
 
     process: Process
@@ -66,7 +66,7 @@ class LogCheck:
     def __init__(self, policy: SyncPolicy, total_steps: int | None, keys: PublicKeys) -> None:
         self.policy, self.total_steps, self.keys = policy, total_steps, keys
         self.findings: list[str] = []
-        self.versions: dict[tuple[int, int], Version] = {}
+        self.versions: dict[tuple[int, int], CheckedVersion] = {}
         self.statements: dict[str, Statement] = {}  # by the head that is in it, hex
         self.records: dict[Process, int] = {}  # how many the tape of each has
         self.empty: dict[Process, int] = {}  # by process, its first merge that made no version
@@ -153,7 +153,7 @@ class _ProcessCheck(SyncerProcess):
             case Committed(fragment=p, version=version, sha256=sha256, state=state):
                 made, merge = self._ledger.made[p], self._merges[-1]
                 self.place = f"round {made.round.step}, fragment {p}, version {version}: "
-                self._log.versions[p, version] = Version(self._id, made, sha256, state, merge.number)
+                self._log.versions[p, version] = CheckedVersion(self._id, made, sha256, state, merge.number)
                 self._sha256[p] = sha256
                 self._to_sign = [p]
             case Signed(fragment=p, signature=signature):
@@ -200,7 +200,7 @@ class _ProcessCheck(SyncerProcess):
         for merge in self.unnoted():
             p = merge.round.fragment
             made = self._ledger.begun(p)
-            self._log.versions[p, merge.version] = Version(self._id, made, None, b"", merge.number)
+            self._log.versions[p, merge.version] = CheckedVersion(self._id, made, None, b"", merge.number)
         if self._following is None:
             return
         header = self._following.header
@@ -359,7 +359,7 @@ class MergesAgain:
             if self.made == made or version.number >= self.log.empty.get(version.process, version.number + 1):
                 self._guards[version.process] = None
 
-    def _check(self, version: Version) -> None:
+    def _check(self, version: CheckedVersion) -> None:
         p, number = version.made.round.fragment, version.made.version
         following = self.log.versions.get((p, number + 1))
         if following is None and self.share < 1:  # not chosen yet
@@ -379,7 +379,7 @@ class MergesAgain:
         if (problem := self._problem(version, before, offers)) is not None:
             self._find(version, problem)
 
-    def _problem(self, version: Version, before: Any, offers: Sequence[Any]) -> str | None:
+    def _problem(self, version: CheckedVersion, before: Any, offers: Sequence[Any]) -> str | None:
         p, number, given = version.made.round.fragment, version.made.version, version.made.given
         last = self.log.versions.get((p, number - 1))
         if version.sha256 is None or (last is None and number > 1) or (last and not last.sha256):
@@ -432,5 +432,5 @@ class MergesAgain:
         change = sum(float(np.sum((a - b) ** 2)) for a, b in zip(then.pieces, before, strict=True))
         return error <= TOLERANCE**2 * change
 
-    def _find(self, version: Version, problem: str) -> None:
+    def _find(self, version: CheckedVersion, problem: str) -> None:
         self.log.findings.append(f"{version.name}: {problem}")

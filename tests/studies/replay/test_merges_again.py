@@ -13,7 +13,7 @@ from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.storage.kept_offers import FOLDER, KeptOffers, is_kept
 from ddiloco.storage.signing_keys import PublicKeys
 from ddiloco.storage.tape.receipts import Made
-from experiments.studies.replay.verification import LogCheck, MergesAgain, Process, Version
+from experiments.studies.replay.verification import CheckedVersion, LogCheck, MergesAgain, Process
 
 LEARNERS = 4
 PROCESS = Process(1, 0, 1)
@@ -55,7 +55,7 @@ class Run:
         state = self.model.state(0)
         hashes = pieces_sha256(state.pieces), pieces_sha256(state.optimizer)
         record = Made(RoundId(number, 0), number, given, tuple(out), None)
-        self.log.versions[0, number] = Version(PROCESS, record, *hashes, number)
+        self.log.versions[0, number] = CheckedVersion(PROCESS, record, *hashes, number)
 
     def check(self, **more):
         again = MergesAgain(self.log, new_model(), self.kept, self.share, **{"same_machine": True, **more})

@@ -384,5 +384,6 @@ def small_plan(seed):
         shards=shards,
         weather=dataclasses.replace(plan.weather, refuses_all=False, skipped=0.0, loss=0.0),
         retired=(),
+        timings=(),
         faults=tuple(fault for fault in plan.faults if fault[2] < learners),
     )

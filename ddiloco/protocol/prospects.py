@@ -127,7 +127,8 @@ class Prospects:
 
     def _owes(self, m: Member, r: Round) -> bool:
         """Whether a live learner has work to offer, or has not reported yet."""
-        return not r.has_given(m.learner) and not r.has_failed(m) and self.may_hold(m, r)
+        may = self.may_hold(m, r) and not r.has_failed(m)
+        return not r.has_given(m.learner) and (may or not m.counters)
 
     def _has_left(self, m: Member, r: Round) -> bool:
         """Whether a learner that is done has work that was neither left out nor failed too often."""

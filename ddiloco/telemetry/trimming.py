@@ -24,7 +24,7 @@ OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
 
 SUMMARY, PLAN = "summary.json", "plan.json"
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
-KEPT |= {"offers", "receipts"}
+KEPT |= {"offers", "receipts", "keys"}
 """The files of a workdir that the resumed run continues."""
 
 MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "availability.csv", "loss.png", "sample.txt"}

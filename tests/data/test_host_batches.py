@@ -7,7 +7,7 @@ import pytest
 
 from ddiloco.data.batches import Selection
 from ddiloco.data.errors import DataError
-from ddiloco.data.host_batches import HostBatches, joined
+from ddiloco.data.host_batches import HostBatches
 from ddiloco.data.text import make_text_batches
 from ddiloco.data.tokenizers import ByteTokenizer
 
@@ -42,7 +42,7 @@ def test_the_hosts_rows_are_those_of_one_and_so_is_their_position_when_their_num
                 rows = (first, first + ROWS // PARTS)
                 for name, array in batch.items():
                     np.testing.assert_array_equal(rows_of(part, name, rows), array[slice(*rows)])
-    position = joined([one.get_state() for one in hosts])
+    position = HostBatches.joined([one.get_state() for one in hosts])
     assert json.loads(json.dumps(position)) == json.loads(json.dumps(alone.get_state()))
     pair = [host(config, (4, 5)), host(config, (6, 7))]
     for one in pair:

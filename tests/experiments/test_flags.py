@@ -9,9 +9,9 @@ from tests.refusals import assert_refused
 
 # Folder of the run, and where a program leaves files of its own.
 WORKDIR = {"train", "syncer", "learner", "evaluator", "chaos", "launch", "dashboard", "report", "replay"}
-WORKDIR |= {"tape", "rollback", "export"}
+WORKDIR |= {"control", "export", "plan", "rollback", "tape"}
 OUTPUT = {"averages", "bench", "compare", "compile", "evaluate", "guards", "launch", "make_tokens", "report"}
-OUTPUT |= {"scaling", "simulate", "sweep", "tokenize", "tune"}
+OUTPUT |= {"plan", "scaling", "simulate", "sweep", "tokenize", "tune"}
 PROGRAMS = [*sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.py")), "bench"]
 DEFINES = ("DEFINE_", "define")
 

@@ -126,7 +126,8 @@ def thin_link(view: RunView) -> Iterator[Advice]:
     fair = _median(one.sent / one.clock for one in view.learners if one.clock)
     for one in view.learners:
         others = [other for other in view.learners if other is not one]
-        why = _not_through(one, others) or _overwritten(view, one) or _late(one, others)
+        why = _not_through(one, others) or _overwritten(view, one)
+        why = why or (None if _unmerged(view, one) else _late(one, others))
         if not why and fair and one.sent < fair * one.clock / 2 and _unmerged(view, one):
             why = (
                 f"It steps, but has sent {size(one.sent)}, not {size(fair * one.clock)}; "

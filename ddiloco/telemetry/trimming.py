@@ -19,12 +19,12 @@ from ddiloco.telemetry.files import read_json, read_lines, read_values, replacin
 LOCK, EVALUATOR_LOCK = ".lock", ".evaluator.lock"
 """The process that has locked this file of a run's folder owns it; and the evaluator's."""
 
-OWNERS = {LOCK, EVALUATOR_LOCK, "previous"}
+OWNERS = {LOCK, EVALUATOR_LOCK, "keys", "previous"}
 """What stays in a workdir whatever run is in it."""
 
 SUMMARY, PLAN = "summary.json", "plan.json"
 KEPT = {"snapshots", "learners", "metrics", "rounds.jsonl", "states.jsonl", "recoveries.jsonl"}
-KEPT |= {"offers", "receipts", "keys"}
+KEPT |= {"offers", "receipts"}
 """The files of a workdir that the resumed run continues."""
 
 MADE_AGAIN = {"config.json", "environment.json", "events.jsonl", "availability.csv", "loss.png", "sample.txt"}

@@ -46,8 +46,9 @@ class OfferId(NamedTuple):
         return f"learner {self.learner}'s offer of fragment {self.fragment} after {self.steps} steps"
 
 
-class ProcessId(NamedTuple):
-    """A process of the syncer: all that it merged."""
+@dataclasses.dataclass(frozen=True)
+class ProcessId:
+    """A process of the syncer: all that it merged. As a tuple it would equal the `VersionId` of its numbers."""
 
     shard: int
     number: int

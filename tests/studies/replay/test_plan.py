@@ -250,3 +250,9 @@ def test_a_folder_without_tapes_is_told(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(TapeError, match="holds no tape of a syncer"):
         read_run(tmp_path)
+
+
+def test_the_end_of_a_process_is_no_version_of_the_same_numbers():
+    """A run of many restarts reached both: what needed the version went on when the process had ended."""
+    assert works.ProcessId(0, 7) != works.VersionId(0, 7)
+    assert len({works.ProcessId(0, 7), works.VersionId(0, 7), works.ProcessId(0, 7)}) == 2

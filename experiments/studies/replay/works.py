@@ -48,7 +48,7 @@ class OfferId(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessId:
-    """A process of the syncer: all that it merged. As a tuple it would equal the `VersionId` of its numbers."""
+    """A process of the syncer: all that it merged. A tuple would equal the `VersionId` of its numbers."""
 
     shard: int
     number: int

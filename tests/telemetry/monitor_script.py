@@ -100,6 +100,7 @@ SUMMARY = {
     "merged_share": 650 / 1350,
     "merged_shares": {"0": 600 / 1200, "1": 50 / 150},
     **dict.fromkeys(("merge_shock", "merge_shock_error", "merge_shock_steps", "merge_shock_kept")),
+    "timing": None,
     "mean_grace_seconds": 1.0,
     "goodput": 0.625,
     "uptime": 1.0,

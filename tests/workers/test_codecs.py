@@ -37,10 +37,12 @@ def test_what_learners_send_shrinks_as_the_codec_says_and_what_they_get_does_not
     plain, run = runs["f32"], runs["int4"]
     sizes = encoded_bytes(assembly_of(run.experiment).layout, run.experiment.outer.codec)
     offers = [record.sent for record in run.of(records.Transferred) if record.sent]
-    learners = run.experiment.sync.num_learners
-    assert sum(offers) == sum(learners * sizes[v["fragment"]] for v in run.noted("round"))
+    first, *others = run.noted("round")  # to the first one of the two is late
+    merged = [sizes[v["fragment"]] * len(v["learners"]) for v in others]
+    assert sum(offers) == 2 * sizes[first["fragment"]] + sum(merged)
     assert len(offers) == len([record for record in plain.of(records.Transferred) if record.sent])
-    assert moved(run)[1] == moved(plain)[1]
+    received, whole = ({record.received for record in one.of(records.Transferred)} for one in (run, plain))
+    assert received == whole, "updates are of the same sizes"
     assert moved(run)[0] < moved(plain)[0] / 6
 
 
@@ -56,10 +58,9 @@ def test_updates_come_as_differences_once_a_learner_has_a_version(runs):
 def test_an_upload_takes_the_time_of_its_encoded_bytes(runs):
     for name, run in runs.items():
         sizes = encoded_bytes(assembly_of(run.experiment).layout, run.experiment.outer.codec)
-        *timed, last = run.noted("round")
+        timed = [values for values in run.noted("round") if values["step"] < run.experiment.train.steps]
         for values in timed:
             assert values["quorum_seconds"] == pytest.approx(sizes[values["fragment"]] / 40_000.0), name
-        assert last["quorum_seconds"] == 0.0  # one that missed the first round is asked a step early
 
 
 @pytest.mark.parametrize("name", ["int4", "int4 down"])
@@ -70,4 +71,5 @@ def test_the_parameters_come_close_to_those_of_the_run_in_f32(name, runs):
     assert 0 < max(differences) < 5e-3
     assert ours.eval_loss == pytest.approx(plain.eval_loss, abs=0.02)
     assert runs[name].noted("drop") == runs["f32"].noted("drop")
-    assert [v["learners"] for v in runs[name].noted("round")[1:]] == [[0, 1]] * 5
+    rounds = [v["learners"] for v in runs[name].noted("round")]
+    assert rounds[1:6] == [[0, 1]] * 5

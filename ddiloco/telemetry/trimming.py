@@ -19,7 +19,7 @@ from ddiloco.telemetry.files import read_json, read_lines, read_values, replacin
 LOCK, EVALUATOR_LOCK = ".lock", ".evaluator.lock"
 """The process that has locked this file of a run's folder owns it; and the evaluator's."""
 
-OWNERS = {LOCK, EVALUATOR_LOCK, "keys", "previous"}
+OWNERS = {LOCK, EVALUATOR_LOCK, "keys", "previous", "starts"}
 """What stays in a workdir whatever run is in it."""
 
 SUMMARY, PLAN = "summary.json", "plan.json"

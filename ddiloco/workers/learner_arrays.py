@@ -189,6 +189,8 @@ class TrainingArrays:
         kept[steps] = offer
         if len(kept) > KEPT_OFFERS:
             del kept[next(iter(kept))]
+        if (fragment, steps) in self._on_devices:  # made again, as none came between
+            self._on_devices.remove((fragment, steps))
         self._on_devices.append((fragment, steps))
         if len(self._on_devices) > DEVICE_OFFERS:
             p, made = self._on_devices.popleft()

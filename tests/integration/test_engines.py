@@ -136,7 +136,8 @@ def test_learners_are_drained_and_join_beyond_the_first_ones_and_the_run_is_stop
     assert control("drain", "1") == (0, "learner 1 ends after its step", "")
     assert job.left(learners[1])[0] == 0
     assert control("drain", "2")[0] == 0
-    assert job.left(beyond)[0] == 0
+    left = job.left(beyond)
+    assert left[0] == 0, left
     code, told, _ = control("status")
     assert code == 0 and told.endswith("learners: 0 of 3; drained: 1, 2")
     assert control("add") == (0, "1", "")

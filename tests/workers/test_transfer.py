@@ -376,6 +376,17 @@ def test_an_update_has_an_offer_that_is_no_longer_on_the_devices():
     assert_near(pieces_of(learner.arrays.params), expected, 1e-6)
 
 
+def test_an_offer_that_is_made_again_leaves_the_devices_once():
+    learner = Learner("int4", True, rebase=True)
+    learner.adopt(numbers(0))
+    other = (SPLIT + 1) % LAYOUT.num_fragments
+    made = [(SPLIT, 1), (SPLIT, 1), (SPLIT, 2), *((other, steps) for steps in range(DEVICE_OFFERS - 1))]
+    for fragment_, steps in made:
+        learner.arrays.offer(fragment_, steps)
+    kept = [learner.arrays.offered(fragment_, steps).own[0] for fragment_, steps in made[1:]]
+    assert [isinstance(array, jax.Array) for array in kept] == [False] + [True] * DEVICE_OFFERS
+
+
 @pytest.mark.parametrize("died", [False, True], ids=["welcomed again", "restarted"])
 def test_a_learner_that_begins_anew_has_nothing_left_to_send(codec, died):
     learner = Learner(codec, error_feedback=True)

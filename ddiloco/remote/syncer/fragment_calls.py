@@ -48,7 +48,7 @@ class FragmentCalls:
         self._records_hosts = not shard
         self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
-        self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
+        self._largest = max(sum(part.nbytes for part in form) for each in terms.up for form in each)
         self.handlers = {
             # Their one request is empty and is not waited for: a call without it costs nothing.
             "Updates": grpc.stream_stream_rpc_method_handler(self._updates),
@@ -149,7 +149,7 @@ class FragmentCalls:
         requests: Iterator[bytes],
     ) -> Sequence[np.ndarray] | None:
         """The offer's arrays; None: other hosts of the learner have not sent all of their blocks."""
-        formats = self._terms.up[offer.round.fragment]
+        formats = self._terms.offers(offer.contribution.learner)[offer.round.fragment]
         if session.offers is None:
             return receive(formats, header.size, requests)
         blocks = receive_blocks(formats, cuts_of(header.arrays, formats), header.size, requests)

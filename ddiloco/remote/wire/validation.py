@@ -45,7 +45,7 @@ class WireError(Exception):
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """The protobuf message in `data`; records in it are only counted, not checked.
+    """The protobuf message in `data`, with plausible numbers; those in records are not checked.
 
     Raises:
       WireError: there is none, or it has an impossible number.
@@ -91,7 +91,7 @@ def server(
     more_options: Sequence[tuple[str, int]] = (),
     interceptors: Sequence[grpc.ServerInterceptor] = (),
 ) -> grpc.Server:
-    """A server that refuses further calls at the same time than `calls`; it does not listen yet."""
+    """A server of at most `calls` calls at a time, which refuses others; it does not listen yet."""
     return grpc.server(
         concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
         options=[*options(keepalive), *more_options],
@@ -101,7 +101,7 @@ def server(
 
 
 def serve(server: grpc.Server, path: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-    """Adds a service with the calls under `path` to the server."""
+    """Adds a service with the calls under `path` to the server, and starts it."""
     handler = grpc.method_handlers_generic_handler(path.split("/")[1], handlers)
     server.add_generic_rpc_handlers((handler,))
     server.start()
@@ -126,15 +126,15 @@ def options(keepalive: float) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),  # which clusters set for the web, and which leads to no node of theirs
+        ("grpc.enable_http_proxy", 0),  # clusters set one for the web, and it does not reach their nodes
     ]
 
 
-REPLACED = grpc.StatusCode.ALREADY_EXISTS  # how a process's call ends once another has taken its place
+REPLACED = grpc.StatusCode.ALREADY_EXISTS  # status of a process's call once a newer process replaced it
 
 
 def permanent(code: grpc.StatusCode) -> bool:
-    """Whether a call that ended with this code would always end so again."""
+    """Whether a retry of a call that ended with this code would end with it again."""
     return code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, REPLACED)
 
 

@@ -179,7 +179,15 @@ def run(
             _exit_with_error(message, refused() if code == REFUSED else code)
 
     streams.protect()
+    _list_in_help()
     app.run(guarded, flags_parser=parse)
+
+
+def _list_in_help() -> None:
+    """Has --help list the flags that programs share, not only those of the program's own module."""
+    for module, shared in flags.FLAGS.flags_by_module_dict().items():
+        for flag in shared if module.startswith(__package__) else ():
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
 def one_line(error: Exception) -> tuple[str, int] | None:

@@ -160,11 +160,11 @@ class BaselineRun:
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
     ) -> None:
-        """A run that has begun in the workdir goes on; None: nothing is kept.
+        """Resumes the run in the workdir, if one has begun there; None: nothing is saved.
 
         Raises:
-          ConfigError: the disk refuses, or what it has cannot be gone on with.
-          RunMarkError: the run in the workdir cannot be told.
+          ConfigError: the disk refuses, or its run cannot be resumed.
+          RunMarkError: the mark of the run in the workdir cannot be read.
         """
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop

@@ -227,7 +227,7 @@ class RayRun:
                     due_at[name] = time.monotonic() + PAUSE
             for name in [name for name, at in due_at.items() if at <= time.monotonic()]:
                 ray.kill(self.actors[name])
-                with contextlib.suppress(ValueError):  # the one that is gone may still have the name
+                with contextlib.suppress(ValueError):  # the dead actor may still have the name
                     self._start(*self._begun[name])
                     del due_at[name]
             if (failing := self._failing({*self._running.values(), *due_at})) is not None:

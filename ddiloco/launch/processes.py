@@ -1,8 +1,8 @@
 """Starts programs as processes of this machine, forked from one that has imported everything.
 
-Imports are more than half of the processor time of a start. `multiprocessing` has the fork server, gives exit
-codes and passes signals on, and a child can see that its parent is gone. But its children call a function;
-this module makes them like commands, with their own arguments, environment, standard streams and session.
+Imports are more than half of the processor time of a start. `multiprocessing` has the fork server, exit codes
+and signals, and a child can notice the end of its parent. But its children call a function; this module
+makes them like commands, with their own arguments, environment, standard streams and session.
 Outside Linux each process imports for itself.
 """
 
@@ -160,9 +160,9 @@ def make_way() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, for whatever reason.
+    """Ends this process when its parent has ended, for whatever reason.
 
-    Also when the fork server is gone: only it hears how its children end, so they would count as dead.
+    Also when the fork server has: it alone receives the exit codes of its children.
     """
     sentinels = [multiprocessing.parent_process().sentinel]
     if _FORKS:

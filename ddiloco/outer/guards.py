@@ -192,7 +192,7 @@ class Notice(NamedTuple):
 
     @property
     def alarm(self) -> str:
-        """The same as a sentence for whoever watches the run."""
+        """The same as a sentence for the run's operator."""
         done = {
             "unsound": "sent what cannot be merged",
             "left_out": "has an offer left out of a merge",

@@ -104,7 +104,7 @@ def run_job(
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
-      RunMarkError: the run in the workdir cannot be told, or none has begun there that `resume` is of.
+      RunMarkError: the run in the workdir cannot be read, or there is none to resume.
     """
     virtual = experiment.driver == "virtual"
     if resume is not False and virtual:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def dropped_with(copy: Copy, order: Callable[[pb.Order], None]) -> Copy:
-    """Host 0's part of a copy; once nothing here has that any more, the other hosts let go of theirs."""
+    """Host 0's part of a copy; once it is no longer referenced, the other hosts drop theirs."""
     weakref.finalize(copy, order, pb.Order(drop=copy.number)).atexit = False
     return copy
 

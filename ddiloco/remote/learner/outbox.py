@@ -15,7 +15,7 @@ from ddiloco.remote.wire.record_messages import LearnerRecord, record_message
 from ddiloco.remote.wire.record_queue import BATCH, MAX_RECORDS, RecordQueue
 
 MAX_EVENTS = 64
-REPORT_EVERY = 0.002  # seconds from one report to the next: of shorter steps the syncer need not hear each
+REPORT_EVERY = 0.002  # seconds between reports, at least: shorter steps are reported together
 BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
 
 

@@ -61,8 +61,8 @@ class InterruptionSource(Protocol):
     def take(self, jobs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes the next interruption of each job; `resized` must follow.
 
-        Returns when the slice is back, and when it was back from its previous interruption (-inf: it had
-        none); None in place of the latter if the slice is always one that is in the job.
+        Returns the time of the slice's return, and that of its return from the previous interruption (-inf:
+        it had none); None instead of the latter if only slices in the job are interrupted.
         """
 
     def resized(self, jobs: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:

@@ -96,8 +96,8 @@ def start(
 def share_of_threads(environment: Mapping[str, str], sharers: int) -> dict[str, str]:
     """The environment of one of so many processes, in which XLA computes in its share of this one's cores.
 
-    With more threads, a step on CPU waits for whichever has lost its core to another process. Larger sums
-    are split by their number, so a replay takes as many. What PJRT_NPROC or NPROC says already holds.
+    With more threads, a step on CPU waits for those that lost their core to another process. Large sums are
+    split by the number of threads, so a replay uses the same. PJRT_NPROC and NPROC have precedence.
     """
     threads = max(1, _own_cores() // sharers)
     return {"PJRT_NPROC": environment.get("NPROC", str(threads)), **environment}

@@ -204,7 +204,7 @@ class Supervisor:
             if now >= role.due_at:
                 try:
                     self._start(role)
-                except (OSError, EOFError) as error:  # such as too many processes: others go on meanwhile
+                except (OSError, EOFError) as error:  # such as too many processes: others continue
                     role.due_at = now + self._config.longest_backoff
                     self._note(f"{role.name} cannot be started now: {reason(error)}")
             return
@@ -456,9 +456,9 @@ def run_all(
     Args:
       config: the same settings as program arguments, `--config=FILE` first.
       note: takes a line on what happens to the processes.
-      profile: FIRST:LAST steps of which learner 0 takes a trace.
+      profile: FIRST:LAST steps that learner 0 profiles.
       study: what a study of failures sees and does.
-      resume: whether the run in the workdir goes on.
+      resume: whether to resume the run in the workdir.
     """
     count, played = experiment.max_learners, study.played
     processes.warm_up()

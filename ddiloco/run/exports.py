@@ -1,4 +1,4 @@
-"""Exports of the global model for transformers while a run goes on."""
+"""Exports of the global model for transformers during a run."""
 
 from __future__ import annotations
 

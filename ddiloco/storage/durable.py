@@ -119,7 +119,7 @@ class DurableState:
         self._save_incarnations(())
 
     def complete(self) -> None:
-        """Marks that the folder has all that the run needs to go on; raises OSError."""
+        """Marks that the folder has all that a restart needs; raises OSError."""
         RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
     def sweep(self, fragments: Sequence[int] | None = None) -> None:
@@ -305,7 +305,7 @@ class DurableState:
         if self._keep > 1:
             try:
                 fragment_history.keep(self._path(p), version, merged_step, self._keep)
-            except OSError as error:  # the run goes on, but cannot be rolled back that far
+            except OSError as error:  # the run continues, but cannot be rolled back that far
                 self._alarm(error, "earlier versions are not kept")
 
     def _alarm(self, error: OSError, what: str) -> None:

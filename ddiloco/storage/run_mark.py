@@ -1,4 +1,4 @@
-"""The identity of a run's folder: a random id, drawn at the run's first start.
+"""The identity of a run's folder: a random id of the run's first start.
 
 Its file is the last that a start writes: once it exists, all that the run needs does too.
 """

@@ -132,7 +132,7 @@ class RunFiles:
       state: what the lines add up to.
       summary: `summary.json`, of what has no lines.
       config, environment, plan: likewise.
-      going_on: whether the run goes on.
+      going_on: whether the run has not ended.
       whole: whether all that there was has been read.
     """
 
@@ -153,7 +153,7 @@ class RunFiles:
 
     @property
     def _in_real_time(self) -> bool:
-        """Whether the run is going on, by this machine's clock."""
+        """Whether the run is in progress, by this machine's clock."""
         return self.going_on and self.config.get("driver") != "virtual"
 
     @property

@@ -3,7 +3,7 @@
     threads --records--> monitor --> RunState --> summary.json, progress line, loss.png, metrics
                             |--> RunLines --> *.jsonl --> RunFiles --> RunState --> view --> page, report
 
-A process that goes on with a run folds its files first.
+A process that resumes a run folds its files first.
 """
 
 from __future__ import annotations

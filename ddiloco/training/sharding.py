@@ -1,4 +1,4 @@
-"""Shardings: how the logical axes of parameters, batches and activations lie on a learner's mesh."""
+"""Shardings of parameters, batches and activations on a learner's mesh, by their logical axes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ResumedLearner:
     """A learner's earlier state."""
 
     begins_with: ResumedWith  # what its core begins with
-    tokens: int  # how many it had trained on
+    tokens: int  # that it had trained on
     trained: int  # inner steps in its inner state
     arrays: dict[str, np.ndarray | Blocks]  # until they are loaded
     values: Mapping[str, Any]

@@ -219,7 +219,7 @@ class Follower:
             case "copy_all":
                 try:
                     self._states[order.copy_all] = self._arrays.state()[0]
-                except Exception as error:  # such as no memory for it: only what it is for is given up
+                except Exception as error:  # such as no memory: only this copy is given up
                     self._states[order.copy_all] = error
             case "go_on":
                 try:

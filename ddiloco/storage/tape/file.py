@@ -41,7 +41,7 @@ class TapeFile:
 
     Attributes:
       head: of its chain.
-      records: how many there are.
+      records: their number.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ddiloco.storage import array_file
@@ -28,6 +28,7 @@ class StandingOrders(NamedTuple):
     evicted: tuple[int, ...] = ()  # learners in the order in which they were evicted; one may be there twice
     timing: Mapping[str, Any] = {}  # settings of config.sync that changed, by name
     reason: str = ""  # of their last change
+    limits: Mapping[int, float] = {}  # by learner, bytes a second of its link, each way
 
     @property
     def over(self) -> str | None:
@@ -48,6 +49,12 @@ class StandingOrders(NamedTuple):
         """With these settings of config.sync changed."""
         return self._replace(timing={**self.timing, **changes}, reason=reason)
 
+    def limit(self, learners: Iterable[int], rate: float | None) -> StandingOrders:
+        """With the links of these learners limited to so many bytes a second; None: no longer."""
+        named = {*learners}
+        others = {m: kept for m, kept in self.limits.items() if m not in named}
+        return self._replace(limits=others | ({} if rate is None else dict.fromkeys(sorted(named), rate)))
+
     def save(self, folder: pathlib.Path) -> None:
         """Makes it durable in the syncer's folder; raises OSError."""
         array_file.replace(folder / NAME, [json.dumps(self._asdict()).encode()])
@@ -66,10 +73,11 @@ def load(folder: pathlib.Path) -> StandingOrders:
         stopped, failure = bool(values["stopped"]), values.get("failure")
         numbers = tuple(map(int, values["drained"])), tuple(map(int, values.get("evicted", ())))
         timing, why = dict(values.get("timing", {})), str(values.get("reason", ""))
-        return StandingOrders(stopped, numbers[0], failure and str(failure), numbers[1], timing, why)
+        limits = {int(m): float(rate) for m, rate in values.get("limits", {}).items()}
+        return StandingOrders(stopped, numbers[0], failure and str(failure), numbers[1], timing, why, limits)
     except FileNotFoundError:
         return StandingOrders()
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None
 
 

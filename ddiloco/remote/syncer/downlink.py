@@ -16,6 +16,7 @@ from ddiloco.protocol.messages import NOTHING_MERGED
 from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces, fragments_with
@@ -122,6 +123,7 @@ class Downlink:
         """`moved` is called with the bytes of each fragment that is sent. `hosts`: their number."""
         self._learner = learner
         self.throughput = Throughput()  # of welcomes
+        self.limit = TokenBucket()
         self._newest, self._moved, self.hosts = newest, moved, hosts
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
@@ -172,6 +174,7 @@ class Downlink:
 
     def close(self) -> None:
         """Ends the streams."""
+        self.limit.close()
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -186,7 +189,7 @@ class Downlink:
             self._moved(header.size)
             begun = time.monotonic()
             yield header.SerializeToString()
-            yield from chunks(payload)
+            yield from self.limit.limited(chunks(payload))
             if header.welcome:
                 self.throughput.add(header.size, time.monotonic() - begun)
             del item, payload  # while nothing is due, no old version is held

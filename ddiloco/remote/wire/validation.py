@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 18  # of wire.proto with the events in it; both ends must have the same
+VERSION = 19  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_DIFFERENCES = 32  # of a fragment that are sent together
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
@@ -22,6 +22,7 @@ CONTROL = "/ddiloco.wire.Syncer/Control"
 UPDATES = "/ddiloco.wire.Syncer/Updates"
 OFFERS = "/ddiloco.wire.Syncer/Offers"
 PEERS = "/ddiloco.wire.Syncer/Peers"
+MEASURE = "/ddiloco.wire.Syncer/Measure"
 FOLLOW = "/ddiloco.wire.Hosts/Follow"
 SHARD = "/ddiloco.wire.Syncer/Shard"
 DONATE = "/ddiloco.wire.Learner/Donate"

@@ -157,7 +157,7 @@ class MeasuredFleet:
         which rounds and steps count; before it bytes do not, either.
         """
         learners = {m: _Learner(steps) for m, steps in self.taken.items() if m not in without}
-        rng = random.Random(0)  # of which these links ask nothing
+        rng = random.Random(0)  # which these links do not use
 
         def link(seconds: float) -> Link:
             return Link(LinkQuality(bandwidth=1 / seconds if seconds else None), rng)

@@ -112,7 +112,7 @@ class Controller:
         quorum = None if self._policy.quorum is None else min(self._policy.quorum, there)
         policy = dataclasses.replace(self._policy, interval=interval, num_learners=there, quorum=quorum)
         second = statistics.median(step.seconds for steps in fleet.taken.values() for step in steps)
-        links = (fleet.took.offers, fleet.took.updates)
+        links = (fleet.took.offers, fleet.took.down)
         slowest = max(statistics.median(of.values() or [0.0]) for of in links)
         turn = max(interval, 24, round(slowest * sum(self._sizes.version) / second))  # as links make it
         return loss_of(fleet.play(policy, TURNS * turn, since=turn * second))

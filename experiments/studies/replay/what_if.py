@@ -43,14 +43,16 @@ _LONGEST = 20.0  # times as long as the run took, after which another policy's e
 class Delays:
     """Seconds that things took in the run: offers and merges by the median, updates at their quickest tenth.
 
-    An offer takes from the report of its step, or the arrival of the learner's offer before, to its arrival;
-    an update from its sending, or the learner's update before, to the step boundary at which it is applied.
-    Where a link keeps up that is for the most part the wait for the boundary.
+    An offer takes from the report of its step, or the arrival of the learner's offer before, to its arrival.
+    An update takes from its sending to the step boundary at which it is applied; over a link that keeps up
+    that is for the most part the wait for the boundary. Of one that does not, what counts is the time from
+    the learner's update before, but for a step.
     """
 
     offers: Mapping[int, float]  # by learner, for each byte
     merge: float
-    updates: Mapping[int, float]  # as of offers
+    updates: Mapping[int, float]  # by learner whose link keeps up
+    down: Mapping[int, float]  # of updates, by learner, for each byte; 0: the link keeps up
 
 
 class TakenStep(NamedTuple):
@@ -159,12 +161,12 @@ class MeasuredFleet:
         learners = {m: _Learner(steps) for m, steps in self.taken.items() if m not in without}
         rng = random.Random(0)  # which these links do not use
 
-        def link(seconds: float) -> Link:
-            return Link(LinkQuality(bandwidth=1 / seconds if seconds else None), rng)
+        def link(seconds: float, latency: float = 0.0) -> Link:
+            return Link(LinkQuality(latency, bandwidth=1 / seconds if seconds else None), rng)
 
         def place(m: int, learner: _Learner) -> VirtualPlace:
-            ways = (link(of.get(m, 0.0)) for of in (self.took.offers, self.took.updates))
-            return VirtualPlace(learner.seconds, *ways)
+            down = self.took.down.get(m, 0.0), self.took.updates.get(m, 0.0)
+            return VirtualPlace(learner.seconds, link(self.took.offers.get(m, 0.0)), link(*down))
 
         recorded: list[Any] = []
         fleet = Fleet(
@@ -299,6 +301,7 @@ def delays(entries: Iterable[Handled], fragments: Sequence[int], sizes: Traffic)
     arrived, applied = dict[int, float](), dict[int, float]()
     merges: list[float] = []
     updates: dict[int, list[float]] = collections.defaultdict(list)
+    carried: dict[int, list[float]] = collections.defaultdict(list)
     for now, content, decided in entries:
         match content:
             case events.FragmentArrived(contribution=c):
@@ -316,8 +319,9 @@ def delays(entries: Iterable[Handled], fragments: Sequence[int], sizes: Traffic)
                     if at is not None and m in boundary:
                         came.append((min(sizes.version[p], sizes.difference[p]), at))
                 for size, at in came:  # one after the other
-                    took = max(0.0, boundary[m] - max(at, applied.get(m, 0.0)))
-                    updates[m].append(took / len(came) / size)
+                    updates[m].append(max(0.0, boundary[m] - at))
+                    took = boundary[m] - max(at, applied.get(m, 0.0)) - (now - boundary[m])
+                    carried[m].append(max(0.0, took) / len(came) / size)
                 if came:
                     applied[m] = boundary[m]
                 boundary[m] = now
@@ -328,10 +332,12 @@ def delays(entries: Iterable[Handled], fragments: Sequence[int], sizes: Traffic)
                 case actions.Send(receivers, events.UpdateArrived(p, version)):
                     for m, _ in receivers:
                         sent.setdefault((m, p, version), now)
+    down = {m: statistics.median(took) for m, took in carried.items()}
     return Delays(
         {m: statistics.median(took) for m, took in offers.items()},
         statistics.median(merges) if merges else 0.0,
-        {m: sorted(took)[len(took) // 10] for m, took in updates.items()},
+        {m: sorted(took)[len(took) // 10] for m, took in updates.items() if not down[m]},
+        down,
     )
 
 

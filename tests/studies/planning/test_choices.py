@@ -102,7 +102,7 @@ def test_a_thin_learner_is_told_what_a_codec_for_it_alone_is_worth():
     assert set(one.without.shares) == {0}, "the other, numbered anew"
     plan = Plan(experiment, [Played(own, there), one.narrow], None, [one])
     assert "with another codec for it alone, int4" in plan.text and "H=24 int4,f32 K=1" in plan.text
-    assert plan.flags == ["--config.outer.codec=int4,f32"]
+    assert plan.flags == [], "its work is old, and the estimate no better"
     assert plan.values["learners"][0][-1] == one.verdict
 
 
@@ -147,7 +147,7 @@ def test_a_link_that_is_full_with_updates_is_played_as_full(tmp_path):
     taped.end(fleet.syncer.durable.versions)
     plan = plans.make_plan(read_run(tmp_path), policy, STEPS)
     was, measured = recorded(plan, SIZES), recorded_fleet(plan, SIZES)
-    assert measured.took.updates[2] == pytest.approx(1 / 20, rel=0.3) and measured.took.updates[0] < 0.01
+    assert measured.took.down == {0: 0.0, 1: 0.0, 2: pytest.approx(1 / 20, rel=0.3)}
     again = measured.play(policy, STEPS)
     assert again.shares[2] == pytest.approx(was.shares[2], abs=0.15)
     assert again.work == pytest.approx(was.work, rel=0.25)

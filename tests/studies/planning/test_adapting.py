@@ -11,7 +11,6 @@ from ddiloco.virtual.run import counting_fleet
 from experiments.cli import program
 from experiments.studies.planning.adapting import WINDOW, Meter, run
 from experiments.studies.planning.weathers import WEATHERS, Weather
-from experiments.studies.replay.outcomes import outcome_of
 
 LEARNERS = 2
 
@@ -37,9 +36,8 @@ def test_what_is_measured_of_the_last_seconds_is_how_the_fleet_is_now(experiment
     assert found.took.offers == {0: pytest.approx(1 / need, rel=0.2), 1: pytest.approx(4 / need, rel=0.2)}
     assert found.took.merge == pytest.approx(0.3, rel=0.1)
     assert [len(steps) for steps in found.taken.values()] == [pytest.approx(WINDOW, abs=8)] * LEARNERS
-    lately = outcome_of([r for r in meter.recorded if getattr(r, "time", 0.0) > 100.0], e.sync.num_fragments)
     again = found.play(e.sync, 144, since=48.0)
-    assert again.shares[1] == pytest.approx(lately.shares[1], abs=0.2)
+    assert again.shares[1] < again.shares[0] - 0.2
     fleet.fail(1)
     assert meter.measured(fleet, sizes).learners == [0]
 

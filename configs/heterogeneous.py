@@ -13,7 +13,7 @@ Four learners take a second for a step, four 18% longer; learners of a kind diff
 drawn from the seed. The global batch is that of the family's other presets. All have the same
 600 virtual seconds, about 3 minutes on 2 CPU cores; for the same number of tokens instead, add
 --config.virtual.seconds=None --config.train.tokens=1966080. Paper: goodput 100% / 84% / 100%, text quality
-55.3 / 54.4 / 51.4. Outcome: docs/results/heterogeneous.md.
+55.3 / 54.4 / 51.4. Outcome: docs/results/goodput.md.
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -22,7 +22,7 @@ import numpy as np
 
 from ddiloco.config import setting
 
-_FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/guards.md
+_FACTOR = 5.0  # honest learners of a round were found within 2.3: docs/results/security.md
 _DISPUTED = 100.0  # the same if half of a round have about the same norm: either half may be right
 _SPREADS = 6.0  # median absolute deviations, where the others differ more than that
 _GROWTH = 0.75  # norms grow with the steps to a power between 1/2 (a random walk) and 1 (a straight line)

@@ -201,7 +201,7 @@ class _Process:
         import jax
 
         from ddiloco.launch import processes
-        from ddiloco.remote.learner.process import LearnerProcess
+        from ddiloco.remote.learner.process import LearnerOptions, LearnerProcess
         from ddiloco.run import resources
 
         place = _place(self.assignment, self.experiment.remote.host_timeout)
@@ -236,9 +236,8 @@ class _Process:
         if (often := self._often_started()) is not None:
             watches.append(Announcement(often))
         stepping = processes.make_way if jax.default_backend() == "cpu" else lambda: None
-        failure = process.run(
-            assignment.learner, address, self.stop, self._note, folder, workdir, stepping, watches
-        )
+        options = LearnerOptions(folder, workdir, stepping, watches)
+        failure = process.run(assignment.learner, address, self.stop, self._note, options)
         if failure is not None:
             print(f"error: {assignment.name}: {failure}", file=sys.stderr)
             return process.failure_code

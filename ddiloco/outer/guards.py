@@ -145,8 +145,8 @@ def _is_long_alone(offer: Offered, here: Mapping[int, Offered], past: Past) -> b
     if len(others) < 2:
         return 0 < past.length() * _LONGEST < offer.norm
     columns = np.array([offer.normalized, *(other.normalized for other in others)]).T
-    columns = zip(columns, past.passed, strict=True)
-    return any(values[0] > max(passed, _bounds(values, together=False)[0]) for values, passed in columns)
+    bounds = (max(passed, _bounds(v, False)[0]) for v, passed in zip(columns, past.passed, strict=True))
+    return any(values[0] > bound for values, bound in zip(columns, bounds, strict=True))
 
 
 def direction(offers: Sequence[Offered], past: Past) -> dict[int, str]:
@@ -377,9 +377,11 @@ def medians_of_others(values: np.ndarray, high: bool = False) -> np.ndarray:
     count = len(values) - 1
 
     def at(place: int) -> np.ndarray:  # of the others, in order
-        return ordered[place + (rank <= place)]
+        found: np.ndarray = ordered[place + (rank <= place)]
+        return found
 
-    return at(count // 2) if high else (at((count - 1) // 2) + at(count // 2)) / 2
+    upper = at(count // 2)
+    return upper if high else (at((count - 1) // 2) + upper) / 2
 
 
 def _log(value: float) -> float:

@@ -202,6 +202,8 @@ class Authority:
         if self._not_yet and self.members.count and now >= self._wait_until:
             self._not_yet.clear()
             self._rounds.all_present()
+        if not self._quiet or now < self._quiet[0][0] + self.policy.silence_timeout:
+            return out
         while (m := self._quietest()) is not None and now >= m.heard_at + self.policy.silence_timeout:
             if now > m.heard_at + self.policy.silence_timeout + self.policy.heartbeat:
                 # This process hung itself: their messages may be queued behind this event.

@@ -163,11 +163,12 @@ class Member:
         """Applies a newer report; `places`: by fragment, its place in reports."""
         self.reports += 1
         earlier = self.report
-        works = [report.counted(report.bases[i]) for i in self.changed(report)]
-        of_a_step = [c.tokens / c.steps for c in works if c.steps]
-        if earlier is not None and report.steps > earlier.steps:
-            of_a_step.append((report.tokens - earlier.tokens) / (report.steps - earlier.steps))
-        self.max_step_tokens = max(self.max_step_tokens, 2 * max(of_a_step, default=0.0))
+        works = [(base.steps, base.tokens) for base in map(report.bases.__getitem__, self.changed(report))]
+        if earlier is not None:
+            works.append((-earlier.steps, -earlier.tokens))
+        for steps, tokens in works:
+            if (steps := steps + report.steps) > 0:
+                self.max_step_tokens = max(self.max_step_tokens, 2 * (tokens + report.tokens) / steps)
         self.step = report.step
         self.report, self.places, self.compared = report, places, None
 
@@ -177,8 +178,10 @@ class Member:
 
     def steps_on(self, fragment: int, version: int) -> int:
         """Reported steps on this version of a fragment."""
-        known = self.counters(fragment)
-        return known.steps if known is not None and known.version == version else 0
+        if self.report is None:
+            return 0
+        base = self.report.bases[self.places[fragment]]
+        return base.steps + self.report.steps if base.version == version else 0
 
 
 class Membership:

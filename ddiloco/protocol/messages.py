@@ -67,11 +67,13 @@ class Report:
         new, old = self.bases, () if earlier is None else earlier.bases
         if len(new) != len(old):
             return [*range(len(new))]
-        # Slices are compared by identity first, without a walk in Python.
-        blocks = [slice(first, first + _BLOCK) for first in range(0, len(new), _BLOCK)]
-        differing = (block for block in blocks if new[block] != old[block])
-        places = (i for block in differing for i in range(*block.indices(len(new))))
-        return [i for i in places if new[i] is not old[i]]
+        places: list[int] = []
+        for first in range(0, len(new), _BLOCK):  # slices are compared by identity, without a walk in Python
+            ours, theirs = new[first : first + _BLOCK], old[first : first + _BLOCK]
+            if ours != theirs:
+                pairs = enumerate(zip(ours, theirs, strict=True), first)
+                places += [place for place, (own, other) in pairs if own is not other]
+        return places
 
     def continues(self, earlier: Report) -> bool:
         """Whether the work since an earlier report is possible, and no more than the clock's advance."""

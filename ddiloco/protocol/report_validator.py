@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ddiloco.protocol import events
 from ddiloco.protocol.membership import Member, Membership
-from ddiloco.protocol.messages import FragmentCounters, Report, RoundId
+from ddiloco.protocol.messages import Report, RoundId
 from ddiloco.protocol.policy import SyncPolicy
 from ddiloco.protocol.state import SyncerState
 
@@ -126,16 +126,17 @@ class ReportValidator:
         # An interval more, since the clock may lag behind the update at the start of the work.
         most, newest = report.step + self._interval, self.merged.versions
         for i in where:
-            p, c = self._fragments[i], report.counted(report.bases[i])
-            if c.steps < 0 or c.tokens < 0 or not 0 <= c.version <= newest[p]:
+            p, base = self._fragments[i], report.bases[i]
+            steps, version = base.steps + report.steps, base.version
+            if steps < 0 or base.tokens + report.tokens < 0 or not 0 <= version <= newest[p]:
                 return False
-            if c.steps > most - self._counted_from(m, p, c):
+            if steps > most - self._counted_from(m, p, version):
                 return False
         return True
 
-    def _counted_from(self, m: Member | None, p: int, c: FragmentCounters) -> int:
+    def _counted_from(self, m: Member | None, p: int, version: int) -> int:
         """The earliest clock from which a learner's work on a fragment may count."""
-        if c.version != self.merged.versions[p]:
+        if version != self.merged.versions[p]:
             return 0
         if not self._policy.rebase:
             return self._work_from[p]

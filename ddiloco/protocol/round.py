@@ -95,11 +95,11 @@ class Round:
         """
         if not self.has_given(m.learner) or self.phase is Phase.MERGING:
             return False
-        offer, now = self.arrived[m.learner], m.counters(self.id.fragment)
-        if now is None:
+        offer, version = self.arrived[m.learner], m.version(self.id.fragment)
+        if version is None or version < offer.version:
             return False
-        since = now.steps - self.known[m.learner]
-        return now.version >= offer.version and since > max(1, steps, offer.steps // 2)
+        since = m.steps_on(self.id.fragment, version) - self.known[m.learner]
+        return since > max(1, steps, offer.steps // 2)
 
     def lacks(self, c: Contribution) -> bool:
         """Whether its learner has no offer here, or an old one that this may replace."""

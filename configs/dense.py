@@ -62,7 +62,7 @@ def begin(preset: str) -> ConfigDict:
         config.sync.quorum = config_dict.placeholder(int)
         config.sync.max_run_ahead = config.sync.overlap
     if algorithm == "streaming":  # an update is applied when it comes, after tau steps at the latest
-        config.outer.optimizer = "direct"  # the best of it: docs/results/ablations.md
+        config.outer.optimizer = "direct"  # the best of it: docs/results/quality.md
     if algorithm == "diloco":
         config.sync.num_fragments, config.sync.overlap, config.sync.max_run_ahead = 1, 0, 0
     return config

@@ -6,14 +6,14 @@
 PRESET
   grace  K=1, and learners that come within the slack are let in (default)
   all    K=8: every round waits for all learners, and learners for the rounds
-  first  K=1 and no grace window: each is asked ahead, and whoever is late misses the round
+  first  K=1 and no grace window: each is asked ahead, and late offers miss the round
 FAMILY   of configs/micro.py, whose model it is then; without one the tiny dense model
 
 Four learners take a second for a step, four 18% longer; learners of a kind differ by a further 10%,
 drawn from the seed. The global batch is that of the family's other presets. All have the same
 600 virtual seconds, about 3 minutes on 2 CPU cores; for the same number of tokens instead, add
 --config.virtual.seconds=None --config.train.tokens=1966080. Paper: goodput 100% / 84% / 100%, text quality
-55.3 / 54.4 / 51.4. Outcome: docs/results/heterogeneous.md.
+55.3 / 54.4 / 51.4. Outcome: docs/results/goodput.md.
 """
 
 from ml_collections import ConfigDict, config_dict

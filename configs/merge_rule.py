@@ -3,7 +3,7 @@
   python -m experiments.tune --config=configs/merge_rule.py --output=runs/tune-merge_rule
 
 Of the micro dense model (configs/micro.py) at an equal global batch of 32 rows. Both at one rate:
-configs/sweeps/merge_rule.py. Its outcome: docs/results/ablations.md.
+configs/sweeps/merge_rule.py. Its outcome: docs/results/quality.md.
 """
 
 from typing import Any

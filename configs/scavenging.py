@@ -11,7 +11,7 @@ Extra learners meet the same spare capacity whatever their number (ddiloco/goodp
 decoupled learner that comes starts up and fetches the parameters while the others step; elastic
 data-parallel stands still to take chips in or give them back. The tiny model takes about 2 minutes each on
 2 CPU cores. Paper, time for +0/25/50/100/300%: decoupled 1.00/0.90/0.83/0.75/0.62, elastic
-1.00/1.07/1.09/1.02/0.80. Outcome: docs/results/scavenging.md.
+1.00/1.07/1.09/1.02/0.80. Outcome: docs/results/goodput.md.
 """
 
 from ml_collections import ConfigDict

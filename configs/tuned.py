@@ -1,4 +1,4 @@
-"""The tiny dense model at batches and rates that were tuned, long runs by few points: docs/results/tuning.md.
+"""The tiny dense model at tuned batches and rates, long runs by few points: docs/results/quality.md.
 
   python -m experiments.train --config=configs/tuned.py[:ALGORITHM][,INNER][,LENGTH] [--config.FIELD=VALUE]
   python -m experiments.compare --config=configs/tuned.py[:LENGTH] --output=runs/tuned

@@ -2,7 +2,7 @@
 
 Each way of lying is tried in virtual time with the guard and without it, and held against the run that the
 last learner takes no part in: seven honest ones. Prints a table. `--liars=2` has the last two lie alike;
-`--lies` names some of the ways, `--rules` the merge rules to try it with. Outcome: docs/results/guards.md.
+`--lies` names some of the ways, `--rules` the merge rules to try it with. Outcome: docs/results/security.md.
 """
 
 from __future__ import annotations

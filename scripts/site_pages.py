@@ -115,7 +115,8 @@ def settings():
 
 
 def metrics():
-    """What `/metrics` of a run's page has."""
+    """What `/metrics` of a run's page has, and the rules of its advice."""
+    from ddiloco.dashboard.advice import RULES
     from ddiloco.dashboard.exposition import LABELLED, METRICS, OF_FRAGMENT, OF_LEARNER
 
     labels = dict.fromkeys(OF_LEARNER, "learner") | dict.fromkeys(OF_FRAGMENT, "fragment")
@@ -123,7 +124,9 @@ def metrics():
     rows = [f"| `{one.name}` | {labels.get(one, '')} | {escaped(one.meaning)} |" for one in METRICS]
     head = "| metric | labels beside `run` | meaning |\n|---|---|---|\n"
     where = "[Seeing a run](dashboard.md#prometheus-and-grafana) says where they are."
-    return f"# Metrics\n\n{where}\n\n{head}" + "\n".join(rows) + "\n"
+    rules = [f"| `{rule.__name__}` | {escaped(rule.__doc__.splitlines()[0])} |" for rule in RULES]
+    advice = "## Advice\n\n| rule | when |\n|---|---|\n" + "\n".join(rules)
+    return f"# Metrics and advice\n\n{where}\n\n{head}" + "\n".join(rows) + f"\n\n{advice}\n"
 
 
 def escaped(text):

@@ -3,7 +3,7 @@
   python -m experiments.sweep --sweep=configs/sweeps/honest.py --output=runs/honest
 
 15 runs in virtual time; `left_out` of each should be 0. So small a batch is harder on the guard than the
-preset itself: learners differ more. Its outcome: docs/results/guards.md.
+preset itself: learners differ more. Its outcome: docs/results/security.md.
 """
 
 import importlib

@@ -3,7 +3,7 @@
   python -m experiments.sweep --sweep=configs/sweeps/outer_optimizer.py --output=runs/outer_optimizer
 
 12 runs of half the tiny preset's length in virtual time, about a minute each on a core. Its outcome:
-docs/results/ablations.md.
+docs/results/quality.md.
 """
 
 OPTIMIZERS = (

@@ -11,7 +11,7 @@ WHAT
   adamw       long runs of data-parallel with AdamW: what its point was chosen from
   muon        long runs of both with Muon, likewise, with three seeds
 
-The short runs have the points that were found with 8 documents side by side, which docs/results/tuning.md
+The short runs have the points that were found with 8 documents side by side, which docs/results/quality.md
 has under that heading; configs/tuned.py has those of 128 a shard. All in virtual time at equal tokens, with
 three seeds, two to five minutes each on a core where nothing else is said; but `adamw` and `muon` have the
 split and the seed that choose.

@@ -116,7 +116,7 @@ class OuterStep:
         results, opt_state, measured = zip(*jax.block_until_ready(stepped), strict=True)
         new, metrics = tuple(results), _metrics(measured, shares)
         if not all(map(operator.attrgetter("finite"), measured)):
-            # Nothing is taken, and moments begin again; what counts rounds goes on.
+            # No step is taken, and moments are reset; counters of rounds are kept.
             opt_state = jax.tree.map(_unless_counted, opt_state, self._begun(anchor))
             return OuterResult(
                 new, opt_state if self._encode is None else (opt_state, left_out), metrics, False
@@ -181,18 +181,6 @@ def _measuring(tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool) ->
     return jax.jit(measure, keep_unused=True).lower(tensor, (tensor,) * count).compile()
 
 
-@functools.cache
-def _stepping(
-    config: OuterConfig, rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool
-) -> jax.stages.Compiled:
-    state = jax.eval_shape(functools.partial(_begin, config), tensor)
-    numbers = _float32((count,), tensor.sharding)
-    # Without `keep_unused`, `spare` would be dropped.
-    step = functools.partial(_step, config, rule, of_parameters)
-    compiled = jax.jit(step, donate_argnums=(0, 1), keep_unused=True)
-    return compiled.lower(tensor, state, tensor, (tensor,) * count, numbers, numbers).compile()
-
-
 class _Measured(NamedTuple):
     """Of one tensor: as in `MergedTensor`, and whether its new values are finite."""
 
@@ -202,24 +190,31 @@ class _Measured(NamedTuple):
     finite: jax.Array
 
 
-def _step(
-    config: OuterConfig,
-    rule: str,
-    of_parameters: bool,
-    spare: jax.Array,
-    opt_state: Any,
-    anchor: jax.Array,
-    vectors: tuple[jax.Array, ...],
-    weights: jax.Array,
-    norms: jax.Array,
-) -> tuple[jax.Array, Any, _Measured]:
-    del spare
-    merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
-    updates, opt_state = make_outer_optimizer(config).update(merged.value, opt_state, anchor)
-    new = optax.apply_updates(anchor, updates)
-    # Of a sum of squares, which is not finite either where an element is not.
-    finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
-    return new, opt_state, _Measured(merged.length, merged.norms, merged.cosine, finite)
+@functools.cache
+def _stepping(
+    config: OuterConfig, rule: str, tensor: jax.ShapeDtypeStruct, count: int, of_parameters: bool
+) -> jax.stages.Compiled:
+    def step(
+        spare: jax.Array,
+        opt_state: Any,
+        anchor: jax.Array,
+        vectors: tuple[jax.Array, ...],
+        weights: jax.Array,
+        norms: jax.Array,
+    ) -> tuple[jax.Array, Any, _Measured]:
+        del spare
+        merged = MERGE_RULES[rule](Sent(vectors, weights, anchor if of_parameters else None, norms))
+        updates, opt_state = make_outer_optimizer(config).update(merged.value, opt_state, anchor)
+        new = optax.apply_updates(anchor, updates)
+        # Of a sum of squares, which is not finite either where an element is not.
+        finite = jnp.isfinite(jnp.sum(jnp.square(new * 1e-19)))
+        return new, opt_state, _Measured(merged.length, merged.norms, merged.cosine, finite)
+
+    state = jax.eval_shape(functools.partial(_begin, config), tensor)
+    numbers = _float32((count,), tensor.sharding)
+    # Without `keep_unused`, `spare` would be dropped.
+    compiled = jax.jit(step, donate_argnums=(0, 1), keep_unused=True)
+    return compiled.lower(tensor, state, tensor, (tensor,) * count, numbers, numbers).compile()
 
 
 def _metrics(measured: Sequence[_Measured], weights: np.ndarray) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """A rough estimate of how much held-out loss synchronisation costs, fitted to measured tables.
 
-docs/results/ablations.md has the loss by interval, merged_share.md by what links carry, and codecs.md by
+docs/results/quality.md has the loss by interval, merged_share.md by what links carry, and codecs.md by
 codec: a small model, early in training, three seeds. Only differences between two estimates mean anything.
 """
 

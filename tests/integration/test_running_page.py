@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 
-from ddiloco.launch.assignment import PREFIX
 from tests.integration.programs import ROOT
 from tests.launch.recorded import Commands
 
@@ -108,14 +107,6 @@ def test_what_a_run_needs_is_told(command, runs, programs):
     name, arguments = words_of(command, runs)
     done = programs.run(name, *arguments, "--config.model.num_layers=1")
     assert done.returncode == 0 and "Gbit/s" in done.stdout
-
-
-@pytest.mark.parametrize("role", ["syncer", "learner", "evaluator"])
-def test_variables_of_the_table_are_those_that_programs_read(role, programs):
-    listed = set(re.findall(rf"`{PREFIX}(\w+)`", PAGE.read_text()))
-    told = programs.run(role, "--helpfull").stdout
-    read = set(re.findall(rf"\${PREFIX}(\w+)", told))
-    assert read and read <= listed
 
 
 @pytest.mark.slow

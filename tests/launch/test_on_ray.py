@@ -298,7 +298,7 @@ FOUR = (  # waits as long as they are by default, since a machine with so many p
 def test_four_learners_reach_the_loss_of_an_undisturbed_run_though_nodes_die_drain_and_join(
     nodes, programs, tmp_path
 ):
-    """docs/results/engines.md has the figures."""
+    """docs/results/chaos.md has the figures."""
     nodes.have(4)
     steps, workdir, calm = 600, tmp_path / "run", tmp_path / "undisturbed"
     step_time = "--config.train.min_step_seconds=(0.1, 0.1, 0.1, 0.1)"

@@ -24,7 +24,7 @@ CONFIG = GuardConfig()
 
 
 def honest(rng, learner, scale=1.0, cosine=0.15, steps=24):
-    """An offer that differs from others as honest ones were found to: docs/results/guards.md."""
+    """An offer that differs from others as honest ones were found to: docs/results/security.md."""
     length = scale * steps**0.75
     return Offered(
         learner,

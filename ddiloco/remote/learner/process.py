@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 import threading
 import time
@@ -25,6 +26,7 @@ from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.telemetry import records
@@ -42,7 +44,20 @@ if TYPE_CHECKING:
     from ddiloco.remote.learner.receipts import LearnerReceipts
 
 _RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
-_ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may be gone
+_ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may have ended
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerOptions:
+    """What a learner's process does beside training."""
+
+    folder: epath.Path | None = None  # where it keeps checkpoints of its state; None: nowhere
+    workdir: pathlib.Path | None = None  # where its tape goes; None: it keeps none
+    stepping: Callable[[], None] = lambda: None  # called after the first step, and the first of each return
+    watches: Sequence[Watch] = ()  # they see the records, such as to take a trace of some steps
+
+
+_NOTHING_ELSE = LearnerOptions()
 
 
 class LearnerProcess:
@@ -75,10 +90,7 @@ class LearnerProcess:
         address: str,
         stop: threading.Event,
         note: Callable[[str], None],
-        folder: epath.Path | None = None,
-        workdir: pathlib.Path | None = None,
-        stepping: Callable[[], None] = lambda: None,
-        watches: Sequence[Watch] = (),
+        options: LearnerOptions = _NOTHING_ELSE,
     ) -> str | None:
         """Trains until the run is over or `stop` is set; steps on while the syncer cannot be reached.
 
@@ -87,10 +99,7 @@ class LearnerProcess:
           address: the syncer's, HOST:PORT.
           stop: ends it early.
           note: takes a line on what happens to the connection.
-          folder: where it keeps checkpoints of its state; None: nowhere.
-          workdir: where its tape goes; None: it keeps none.
-          stepping: called after the first step, and after the first of each return.
-          watches: see the records, such as to take a trace of some steps.
+          options: what else it does.
 
         Returns:
           Why the learner failed; None if it did not.
@@ -115,7 +124,8 @@ class LearnerProcess:
                 self._lead = Lead(self._place, learner, terms, security, config, stop)
             self._assembly.check_learner(learner)
             others = tuple if self._lead is None else self._lead.followers.donors
-            donor = Donor(security, config.keepalive, others=others)
+            limit = TokenBucket()
+            donor = Donor(security, config.keepalive, others=others, limit=limit)
             port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
 
             def accepted(message: pb.Accepted) -> None:
@@ -124,13 +134,10 @@ class LearnerProcess:
             decode = self._assembly.decoder()
             book = ShardBook(address, terms.shards)
             every = learner, process, terms, security, config, note, port, accepted, decode
-            receipts = self._receipts(learner, workdir, note)
+            more = {"receipts": self._receipts(learner, options.workdir, note), "limit": limit}
 
             def make_clients(*of_hosts: Any) -> SyncerClients:
-                found = [
-                    SyncerClient(book, shard, *every, *of_hosts, receipts=receipts)
-                    for shard in range(book.shards)
-                ]
+                found = [SyncerClient(book, shard, *every, *of_hosts, **more) for shard in range(book.shards)]
                 # A thread that is still in gRPC's code as the interpreter ends would abort the process.
                 for client in found:
                     ending.callback(client.finish, 0.0)
@@ -144,9 +151,7 @@ class LearnerProcess:
             if clients.refusal is None and not clients.over:
                 incarnation = max(process, clients.newest_incarnation + 1)
                 core = LearnerCore(learner, incarnation, e.sync, e.train.steps, book.shards)
-                failure = self._train(
-                    core, equipment, clients, donor, stop, folder, workdir, stepping, watches
-                )
+                failure = self._train(core, equipment, clients, donor, stop, options)
                 clients.finish(_ABANDONED_SECONDS if stop.is_set() else _RECORDS_SECONDS)
             if clients.refusal is not None and book.run:  # it fitted before, and so may another process
                 failure = f"the syncer refused learner {learner}: {clients.refusal}"
@@ -213,12 +218,9 @@ class LearnerProcess:
         clients: SyncerClients,
         donor: Donor,
         stop: threading.Event,
-        folder: epath.Path | None,
-        workdir: pathlib.Path | None,
-        stepping: Callable[[], None],
-        watches: Sequence[Watch],
+        options: LearnerOptions,
     ) -> str | None:
-        client = clients.first
+        client, folder, workdir, watches = clients.first, options.folder, options.workdir, options.watches
         config, record = self._experiment.remote, client.outbox.record
         lead, make_arrays = self._lead, TrainingArrays
         inner = InnerFormat(equipment.program.inner_leaves) if lead is None else inner_of(equipment)
@@ -228,7 +230,7 @@ class LearnerProcess:
             if does:
                 longest = client.throughput.limit(config.donation_timeout, inner.bytes)
                 donor.attach(worker.inbox, inner, longest, lambda: worker.boundary_seconds)
-                stepping()
+                options.stepping()
             else:
                 donor.detach()
 

@@ -25,6 +25,7 @@ from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, by_fragment, learner_event
+from ddiloco.remote.wire.measuring import Probes
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.telemetry import records
@@ -114,6 +115,7 @@ class SyncerServer:
             "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
             "Control": grpc.stream_stream_rpc_method_handler(self._control),
             "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
+            "Measure": grpc.stream_stream_rpc_method_handler(Probes().answer),
             **self._calls.handlers,
         }
         if terms.shards > 1 and not shard:
@@ -295,6 +297,7 @@ class SyncerServer:
             addresses = self._addresses
         if addresses:
             session.say(pb.ToLearner(shards_at=pb.ShardsAt(addresses=addresses)), replaces=True)
+        self._management.limit(session)
         if self._over or self._management.drained(hello.learner):  # it was disconnected at the end
             session.deliver(Leave())
         return session

@@ -45,7 +45,7 @@ _UNMARKED = Marks(may_change="never", because="it is not known to be sound to ch
 
 
 class Leaf(NamedTuple):
-    """One setting: its dotted path, its value, and what `setting` was told, with the marks of its groups."""
+    """One setting: its dotted path, value, the arguments of its `setting`, and the marks of its groups."""
 
     path: str
     value: Any

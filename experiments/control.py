@@ -1,4 +1,4 @@
-"""Manages a run that goes on: `python -m experiments.control --syncer=HOST:PORT status`.
+"""Manages a run in progress: `python -m experiments.control --syncer=HOST:PORT status`.
 
     status       the global step, and which learners are there; of each shard of the syncer, if it has several
     drain 3      learner 3 ends after its step, with exit code 0, and is sent away when it comes again
@@ -38,7 +38,8 @@ def main(argv) -> int:
         return _set_in(_WORKDIR.value, command) if _WORKDIR.value else _send(command)
     program.refuse_flags(["workdir", "reason"], "is for set alone")
     numbered = rest and rest[0].isdecimal() and len(rest) == 1
-    if verb not in VERBS or not (numbered if verb in ("drain", "evict") else numbered or not rest):
+    known = verb in VERBS and verb != "limit"  # which experiments.links orders
+    if not known or not (numbered if verb in ("drain", "evict") else numbered or not rest):
         raise program.UsageError(
             "give one of: status, drain NUMBER, evict NUMBER, add [NUMBER], set SETTING=VALUE, snapshot, stop"
         )
@@ -90,7 +91,7 @@ def _send(command) -> int:
     from experiments.cli.credentials import check_address
 
     verb, address = command.verb, check_address(_SYNCER.value, "syncer")
-    answer = _answer(address, command)
+    answer = roles.manage(address, command, _TIMEOUT.value)
     if isinstance(answer, str):
         print(f"error: syncer: {address}: {answer}", file=sys.stderr)
         return 1
@@ -100,25 +101,12 @@ def _send(command) -> int:
     print(answer.facts["learner"] if verb == "add" else answer.line)
     shards = answer.facts.get("shards", []) if verb == "status" else []
     for number, where in enumerate(shards if len(shards) > 1 else ()):
-        of_shard = _answer(where, Command("status")) if where else "it has not been there"
+        of_shard = (
+            roles.manage(where, Command("status"), _TIMEOUT.value) if where else "it has not been there"
+        )
         line = of_shard if isinstance(of_shard, str) else of_shard.line
         print(f"shard {number}  {where or 'nowhere'}: {line}")
     return 0
-
-
-def _answer(address: str, command):
-    """What a process of the syncer answers, or, as a text, why it does not."""
-    import grpc
-
-    from ddiloco.remote.wire.management import ask
-    from ddiloco.remote.wire.validation import WireError
-
-    try:
-        return ask(address, roles.security(), command, _TIMEOUT.value)
-    except grpc.RpcError as error:
-        return str(error.details() or error.code().name)
-    except WireError as error:
-        return str(error)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
 
 
 def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
-    """A learner's hosts, if there are many those that are gone or came last; and the others."""
+    """The hosts of a learner that are shown, lost and newest ones first if there are many; and the others."""
     known = sorted(one.hosts, key=lambda at: (at.state != "gone", at.state_seconds))
     return sorted(known[:MAX_HOSTS], key=lambda at: at.host), known[MAX_HOSTS:]
 

@@ -1,11 +1,11 @@
-"""Guards: whose outer gradients are merged, and who is kept out until its own can be trusted again.
+"""Guards: which outer gradients are merged, and which learners are in quarantine.
 
-A gate is a pure function of a few numbers about each offer in a round, and of those that came before; it
-names the offers that are out of line. `Guard` asks the gates, puts learners that were out of line too often
-in quarantine, and lets one back in once its offers would have passed for long enough.
+A gate is a pure function of a few figures of each offer in a round, and of the rounds before; it names the
+offers that are out of line. `Guard` applies the gates, puts learners that were out of line too often in
+quarantine, and releases them once enough of their offers in a row would have passed.
 
-Learners are compared with each other: a minority can lie. With fewer than three learners nobody knows who
-is right, and only what no learner could have done is found. docs/security.md says what is found when.
+Learners are compared with each other, so only a minority of liars is found. With fewer than three learners
+only impossible offers are. docs/security.md says what is found when.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Notice(NamedTuple):
 
     @property
     def alarm(self) -> str:
-        """The same as a sentence for whoever watches the run."""
+        """The same as a sentence for the run's operator."""
         done = {
             "unsound": "sent what cannot be merged",
             "left_out": "has an offer left out of a merge",
@@ -230,7 +230,7 @@ class _Standing:
 
 
 class Guard:
-    """Judges the offers of every round, in the order of the merges; what it decides follows from those alone.
+    """Judges the offers of every round, in the order of the merges; decisions depend on those alone.
 
     It begins again with each process of the syncer. Nothing of it is durable: offers are compared with each
     other from the first round on, so that a liar is found again as quickly as it was the first time.

@@ -85,6 +85,7 @@ class _Session:
     welcomed_as: int | None = None  # incarnation of the last complete welcome
     known_as: int | None = None  # incarnation under which it reported or was welcomed
     joined_step: int = 0
+    began: Watermark = NOTHING_MERGED  # the merged work behind whose data its fragments' work begins
     ends_at: int = 0  # step of the shard's ClockSet; 0: none
     welcome: dict[int, HeldFragment] = dataclasses.field(default_factory=dict)  # an incomplete one
     welcome_step: int = 0
@@ -233,7 +234,7 @@ class LearnerCore:
             raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be resumed")
         self.clock = self._reported_step = work.clock
         for session in self._sessions:
-            session.joined_step = work.clock
+            session.joined_step, session.began = work.clock, after.bare
         self._fragments = [fragment.held() for fragment in work.fragments]
         self._life, self._steps = max(self.incarnations), work.steps
         lives = [*work.lives.items(), (work.life, work.steps)]
@@ -314,7 +315,7 @@ class LearnerCore:
         position = self._go_on_after(known[-1])
         self._welcomed_after |= {data.life: data.steps for data in known}
         for session in self._sessions:
-            session.joined_step = self.clock
+            session.joined_step, session.began = self.clock, self._began
             session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         self._started = collections.deque(step.forgotten for step in self._started)
         self._asked.clear()
@@ -333,8 +334,8 @@ class LearnerCore:
         self._last = None if self._last is None else self._renewed(session, self._last)
         if session.welcome_step - self.clock > session.policy.band:
             self.clock = session.welcome_step
-        session.joined_step = self.clock
         position = self._go_on_after(session.welcome_data)
+        session.joined_step, session.began = self.clock, self._began
         session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         if position is not None:
             out.append(actions.DrawFrom(position))
@@ -428,7 +429,7 @@ class LearnerCore:
                 versions=tuple(fragment.version for fragment in held),
                 lineages=tuple(fragment.lineage for fragment in held),
                 life=self._life,
-                began=self._began,
+                began=session.began,
                 left=tuple(Watermark(life, steps) for life, steps in self._left.items()),
             )
         return actions.SendToSyncer(joined, session.shard)

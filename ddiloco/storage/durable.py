@@ -122,7 +122,7 @@ class DurableState:
         self._save_incarnations()
 
     def complete(self) -> None:
-        """Marks that the folder has all that the run needs to go on; raises OSError."""
+        """Marks that the folder has all that a restart needs; raises OSError."""
         RunMark(self.run, secrets.token_hex(8)).save(self.folder)
 
     def sweep(self, fragments: Sequence[int] | None = None) -> None:
@@ -178,10 +178,10 @@ class DurableState:
         return True
 
     def pin(self, fragments: Iterable[int], folder: pathlib.Path, versions: Sequence[int] = ()) -> int:
-        """Puts a version of each of these fragments, and who has joined, into another folder, by links.
+        """Links a version of each of these fragments, and the learners' incarnations, into another folder.
 
-        It is the one in `versions`, by fragment, where that is kept still, else the newest that is durable,
-        whatever is merged meanwhile. Gives the newest global step of which one is. Raises OSError.
+        It is the one in `versions`, by fragment, if that is still kept, else the newest durable one. Returns
+        the newest global step of the linked versions. Raises OSError.
         """
         self._owner.check()
         folder.mkdir(parents=True, exist_ok=True)
@@ -229,8 +229,7 @@ class DurableState:
     def state(self) -> SyncerState:
         """The state that an earlier syncer left, by the headers of the fragments alone.
 
-        Whether the rest of a file is sound, whoever uses the fragment finds. Raises DurableStateError as
-        `fragment` does.
+        The rest of a file is checked when the fragment is read. Raises DurableStateError as `fragment` does.
         """
         state = SyncerState.initial(self._layout.num_fragments)
         for p in range(self._layout.num_fragments):
@@ -319,7 +318,7 @@ class DurableState:
         if self._keep > 1:
             try:
                 fragment_history.keep(self._path(p), version, merged_step, self._keep)
-            except OSError as error:  # the run goes on, but cannot be rolled back that far
+            except OSError as error:  # the run continues, but cannot be rolled back that far
                 self._alarm(error, "earlier versions are not kept")
 
     def _alarm(self, error: OSError, what: str) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ddiloco.storage import array_file
@@ -22,12 +22,13 @@ _LOCK = "operator.lock"
 class StandingOrders(NamedTuple):
     """The orders after the last command."""
 
-    stopped: bool = False  # the run; whatever an engine starts then does not go on with it
-    drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
+    stopped: bool = False  # the run; processes that an engine starts later do not resume it
+    drained: tuple[int, ...] = ()  # learners that are refused until they are added again
     failure: str | None = None  # why the run was stopped, if not by its operator
-    evicted: tuple[int, ...] = ()  # learners, one for each time that one was dropped, the newest last
+    evicted: tuple[int, ...] = ()  # learners in the order in which they were evicted; one may be there twice
     timing: Mapping[str, Any] = {}  # settings of config.sync that changed, by name
     reason: str = ""  # of their last change
+    limits: Mapping[int, float] = {}  # by learner, bytes a second of its link, each way
 
     @property
     def over(self) -> str | None:
@@ -48,6 +49,12 @@ class StandingOrders(NamedTuple):
         """With these settings of config.sync changed."""
         return self._replace(timing={**self.timing, **changes}, reason=reason)
 
+    def limit(self, learners: Iterable[int], rate: float | None) -> StandingOrders:
+        """With the links of these learners limited to so many bytes a second; None: no longer."""
+        named = {*learners}
+        others = {m: kept for m, kept in self.limits.items() if m not in named}
+        return self._replace(limits=others | ({} if rate is None else dict.fromkeys(sorted(named), rate)))
+
     def save(self, folder: pathlib.Path) -> None:
         """Makes it durable in the syncer's folder; raises OSError."""
         array_file.replace(folder / NAME, [json.dumps(self._asdict()).encode()])
@@ -66,17 +73,18 @@ def load(folder: pathlib.Path) -> StandingOrders:
         stopped, failure = bool(values["stopped"]), values.get("failure")
         numbers = tuple(map(int, values["drained"])), tuple(map(int, values.get("evicted", ())))
         timing, why = dict(values.get("timing", {})), str(values.get("reason", ""))
-        return StandingOrders(stopped, numbers[0], failure and str(failure), numbers[1], timing, why)
+        limits = {int(m): float(rate) for m, rate in values.get("limits", {}).items()}
+        return StandingOrders(stopped, numbers[0], failure and str(failure), numbers[1], timing, why, limits)
     except FileNotFoundError:
         return StandingOrders()
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunMarkError(f"{path}: cannot be used: {type(error).__name__}") from None
 
 
 def change(folder: pathlib.Path, to: Callable[[StandingOrders], StandingOrders]) -> StandingOrders:
-    """Changes them, whichever shards do so at the same time; gives what holds then.
+    """Changes the orders, also while other shards do; returns the new ones.
 
-    Raises OSError, or RunMarkError: what was ordered before cannot be read.
+    Raises OSError, or RunMarkError: the present orders cannot be read.
     """
     with _alone(folder):
         before = load(folder)
@@ -96,13 +104,13 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 
 
 def fail(folder: pathlib.Path, why: str) -> None:
-    """Stops the run for good, for a reason: another process of it would fail likewise. Raises OSError."""
+    """Stops the run for good, since a restarted process would fail again. Raises OSError."""
     with contextlib.suppress(RunMarkError):
         change(folder, lambda orders: orders._replace(stopped=True, failure=why))
 
 
 def has_failed(folder: pathlib.Path) -> bool:
-    """Whether the run was stopped so."""
+    """Whether `fail` has stopped the run."""
     with contextlib.suppress(RunMarkError):
         orders = load(folder)
         return orders.stopped and orders.failure is not None

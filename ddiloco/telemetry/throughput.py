@@ -6,7 +6,7 @@ import threading
 
 from ddiloco.protocol.policy import TIMEOUT_SLACK
 
-UNMEASURED = 3600.0  # seconds of a transfer over a link of which nothing is known
+UNMEASURED = 3600.0  # seconds of a transfer over an unmeasured link
 
 
 class Throughput:

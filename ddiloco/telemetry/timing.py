@@ -29,7 +29,7 @@ class TimingLog:
         self._left = 0  # rounds until then
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """The timing was set, by one of the syncer's shards; others may have been told before."""
+        """Records the timing that a shard of the syncer has set; others may have set it before."""
         settings = {name: values[name] for name in TIMING if name in values}
         if settings == self.settings:
             return

@@ -290,9 +290,8 @@ class SkipWatch(Watch):
 
     def _step_done(self, step: StepDone, record: TakeRecord) -> None:
         last = self._of(step.learner)
-        skipped = (
-            step.skipped and "corrupt" not in step.metrics
-        )  # of those that were dropped another alarm tells
+        # Dropped steps have an alarm of their own.
+        skipped = step.skipped and "corrupt" not in step.metrics
         last.append((step.step, skipped))
         if not skipped:
             return

@@ -47,7 +47,7 @@ def traced_step(
 
 
 def _placed(value: np.ndarray | Blocks, sharding: jax.sharding.Sharding) -> jax.Array:
-    """A host array on the devices, in memory that is nobody else's."""
+    """A host array on the devices, in memory of its own."""
     device: jax.Device = next(iter(sharding.device_set))
     # CPU devices may use the host's own memory, into which a donating step would write.
     own = np.array if device.platform == "cpu" else np.asarray

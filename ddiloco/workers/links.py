@@ -16,7 +16,7 @@ class LearnerLink(Protocol):
         """Hands over a delivery, without waiting for the learner; records the bytes that this moves."""
 
     def begun(self, incarnation: int) -> None:
-        """Hears that the syncer counts this incarnation: what it holds is of this run's history."""
+        """Called when the syncer has admitted this incarnation: its work is of this run's history."""
 
 
 class Links:
@@ -55,7 +55,7 @@ class Links:
                 del own[earlier]
 
     def lost(self, learner: int, incarnation: int) -> None:
-        """Forgets one that is gone if its connection is over; it may have reconnected meanwhile."""
+        """Forgets the link of a lost incarnation if it is closed; the learner may have reconnected."""
         with self._setting:
             if getattr(self._get(learner, incarnation), "over", False):  # others live as long as the learner
                 del self._links[learner][incarnation]

@@ -216,5 +216,5 @@ def _beside(position: str) -> str:
     """Where a second reader of a learner's shards begins, JSON; empty: at their start."""
     try:
         return json.dumps(shards.beside(json.loads(position))) if position else ""
-    except (DataError, ValueError, RecursionError):  # a learner may say what it likes
+    except (DataError, ValueError, RecursionError):  # a learner's position is not trusted
         return ""

@@ -1,4 +1,4 @@
-"""How many events a second a syncer's core takes, by learners M and fragments P, on one core.
+"""Events a second that a syncer's core handles, by learners M and fragments P, on one core.
 
 Learners are a virtual fleet that steps at nearly one speed; only the time inside the syncer's core counts.
 Seconds are of processor time, of the one thread that there is.

@@ -56,7 +56,7 @@ class PlayedTraffic:
       rows: of the matrix of 1,024 columns that a fragment is.
       up, down: the codecs.
       core: to which the syncer's processes are pinned; the others of all have the other cores.
-      turns: of which each of them has one: its share of the core. 1: all of it.
+      turns: of the core's time, of which each process has one. 1: all of it.
       steps: a round each; those of the first cycle of fragments do not count.
     """
 
@@ -153,7 +153,7 @@ def _sum(found: Iterable[Seconds]) -> Seconds:
 
 
 def asked(pipe: Connection) -> tuple[int, Seconds]:
-    """A process's id, and what it has spent."""
+    """A process's id, and its processor time."""
     pipe.send("spent?")
     return receive_from(pipe)
 
@@ -203,7 +203,7 @@ def answer(pipe: Connection) -> threading.Semaphore:
 
 
 class _Matrices:
-    """A `Recipe` of which a syncer needs no more than this: one matrix a fragment."""
+    """The part of a `Recipe` that a syncer needs: one matrix a fragment."""
 
     samples, batches = False, None
 

@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import command_name, flags
 
@@ -14,6 +14,9 @@ from ddiloco.config import REFUSED
 from ddiloco.launch.assignment import FAILED, LEARNER, PREFIX, SYNCER, Assignment
 from ddiloco.telemetry.waits import PROCESS
 from experiments.cli import program
+
+if TYPE_CHECKING:
+    from ddiloco.remote.wire.management import Answer, Command
 
 
 def define(define: Callable[..., flags.FlagHolder], name: str, default: Any, meaning: str, **more: Any):
@@ -152,6 +155,21 @@ def security():
     from experiments.cli.credentials import load_security
 
     return load_security(flags.FLAGS.token_file, flags.FLAGS.tls, os.environ.get(f"{PREFIX}TOKEN"))
+
+
+def manage(address: str, command: Command, timeout: float) -> Answer | str:
+    """The answer of a process of the syncer to an operator's command, or, as a text, why there is none."""
+    import grpc
+
+    from ddiloco.remote.wire.management import ask
+    from ddiloco.remote.wire.validation import WireError
+
+    try:
+        return ask(address, security(), command, timeout)
+    except grpc.RpcError as error:
+        return str(error.details() or error.code().name)
+    except WireError as error:
+        return str(error)
 
 
 def name_process(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, syncer_event
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig, backoff
@@ -105,6 +107,7 @@ class SyncerClient:
         followers: Followers | None = None,
         host: Host | None = None,
         receipts: LearnerReceipts | None = None,
+        limit: TokenBucket | None = None,
     ) -> None:
         """`book`: addresses of all shards; `shard`: which of them.
 
@@ -112,6 +115,7 @@ class SyncerClient:
         connection. `donor_port`: where peers may request the inner state; 0: nowhere. `accepted` is called
         for each connection. `decode`: of updates sent as differences; None: none are. `followers`: the other
         hosts of the learner, of which this is `host`; both None: a single one. `receipts`: signs offers.
+        `limit`: of what this host sends, which an operator sets; None: one of its own.
         """
         self.outbox = Outbox(learner)
         self.shard, self.book = shard, book
@@ -126,7 +130,7 @@ class SyncerClient:
         self._learner, self._process = learner, process
         self._terms, self._security, self._config, self._note = terms, security, config, note
         self._decode, self._followers, self._host = decode, followers, host
-        self._receipts = receipts
+        self._receipts, self._limit = receipts, limit or TokenBucket()
         self._options = wire.options(config.keepalive)
         self._donor_port, self._accepted = donor_port, accepted
         self._session = ""  # name of the last connection
@@ -156,7 +160,7 @@ class SyncerClient:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         connection = self._connection
         return 0 if connection is None else connection.waiting
 
@@ -244,6 +248,15 @@ class SyncerClient:
         replaced = None if self._inbox is None else self._inbox.put(delivery)
         if replaced is not None and self._followers is not None:
             self._followers.forget(replaced)
+
+    def _limited(self, rate: float) -> None:
+        """Limits what the learner sends to so many bytes a second, divided among its hosts; 0: no longer."""
+        if not 0.0 <= rate < math.inf:
+            raise WireError("no rate", f"{rate}")
+        own = rate if self._followers is None else rate / (self._followers.count + 1)
+        self._limit.set_rate(own or None)
+        if self._followers is not None:
+            self._followers.order(pb.Order(limit=own))
 
     def _refused(self, why: str) -> None:
         self.refusal = why
@@ -345,6 +358,7 @@ class _Connection:
             client.throughput,
             client._host,
             Collector(client._terms.fragments(client.shard), client._deliver, client.shard),
+            client._limit,
             client._receipts,
         )
         client.outbox.accepted()
@@ -352,7 +366,7 @@ class _Connection:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         return self._streams.waiting
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
@@ -393,6 +407,8 @@ class _Connection:
                 client._leave()
             case "shards_at":
                 client.book.at(message.shards_at.addresses)
+            case "limit":
+                client._limited(message.limit)
             case "checkpoint_asked":
                 client.put(CheckpointAsked(message.checkpoint_asked))
             case _:
@@ -457,7 +473,7 @@ class SyncerClients:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         return sum(client.waiting for client in self.all)
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:

@@ -26,6 +26,7 @@ from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message, cuts_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Gate, Security, check_reach
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.storage.learner_state import OfAllHosts, new_number
 from ddiloco.telemetry.records import reason
@@ -47,9 +48,11 @@ class Donor:
         keepalive: float,
         copies: dict[int, Sequence[jax.Array]] | None = None,
         others: Callable[[], Sequence[str]] = tuple,
+        limit: TokenBucket | None = None,
     ) -> None:
         """`keepalive`: seconds. `copies`: what this host has under their numbers; `others`: HOST:PORT of the
-        learner's other hosts."""
+        learner's other hosts. `limit`: of the rate of donations; None: no limit."""
+        self._limit = limit or TokenBucket()
         self._security = security
         self._copies = {} if copies is None else copies
         self._others = others
@@ -140,7 +143,7 @@ class Donor:
                 header.learner, header.process, header.number = origin.learner, origin.process, origin.number
             messages = _messages(header, state.arrays, cuts, inner)
             stack.enter_context(wire.ended_after(self._longest, context.cancel))
-            yield from messages
+            yield from self._limit.limited(messages)
             with contextlib.suppress(Exception):  # gRPC raises bare Exceptions where a stream breaks
                 next(requests, None)  # until the peer's hosts have theirs, too
 
@@ -152,7 +155,7 @@ class Donor:
         if arrays is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no such copy of the inner state")
         with wire.ended_after(self._longest, context.cancel):
-            yield from _messages(pb.DonationHeader(), arrays, cuts, inner)
+            yield from self._limit.limited(_messages(pb.DonationHeader(), arrays, cuts, inner))
 
     def _at_boundary(
         self, inbox: Inbox, versions: tuple[int, ...], context: grpc.ServicerContext

@@ -31,6 +31,7 @@ from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.schema import codec
 from ddiloco.storage.bounded_reads import bounded
@@ -118,7 +119,8 @@ class Follower:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._held: dict[int, Sequence[jax.Array]] = {}  # copies of the inner state, by their numbers
         self._states: dict[int, Mapping[str, jax.Array] | Exception] = {}  # of all arrays, likewise
-        self._donor = Donor(self._security, e.remote.keepalive, self._held)
+        self._limit = TokenBucket()  # of what this host sends
+        self._donor = Donor(self._security, e.remote.keepalive, self._held, limit=self._limit)
         self._fetched: dict[int, Sequence[Blocks]] = {}  # of peers, likewise, until one is adopted
         self._throughput, self._token = Throughput(), ""
         self._streams: dict[int, Streams] = {}  # by shard of the syncer
@@ -127,9 +129,9 @@ class Follower:
         self._here: dict[Key, Pieces] = {}  # of each fragment, what is not used yet
 
     def run(self, stop: threading.Event) -> bool:
-        """Follows until host 0 tells it to leave; returns whether one of the hosts was asked to end.
+        """Follows until host 0 orders it to leave; returns whether one of the hosts was asked to end.
 
-        The process ends at once where host 0 is gone.
+        The process ends at once if host 0 is lost.
         """
         threading.Thread(target=self._pass_on, args=(stop,), name="leaving", daemon=True).start()
         keepalive, c = self._config.host_timeout / 2, self._config
@@ -219,7 +221,7 @@ class Follower:
             case "copy_all":
                 try:
                     self._states[order.copy_all] = self._arrays.state()[0]
-                except Exception as error:  # such as no memory for it: only what it is for is given up
+                except Exception as error:  # such as no memory: only this copy is given up
                     self._states[order.copy_all] = error
             case "go_on":
                 try:
@@ -233,6 +235,8 @@ class Follower:
                 threading.Thread(
                     target=self._fetch, args=(order.fetch,), name="donation", daemon=True
                 ).start()
+            case "limit":
+                self._limit.set_rate(order.limit or None)
             case "forget":
                 with self._change:
                     self._here.pop(key_in(order.forget), None)
@@ -359,6 +363,7 @@ class Follower:
             self._throughput,
             self._host,
             Collector(self._terms.fragments(order.shard), self._deliver, order.shard),
+            self._limit,
         )
         self._streams[order.shard].start()
 

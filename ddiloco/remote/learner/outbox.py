@@ -19,7 +19,7 @@ _Waiting = pb.FromLearner | events.StepReported
 """A message; reports become one as they are sent."""
 
 MAX_EVENTS = 64
-REPORT_EVERY = 0.002  # seconds from one report to the next: of shorter steps the syncer need not hear each
+REPORT_EVERY = 0.002  # seconds between reports, at least: shorter steps are reported together
 BATCH_EVERY = 0.2  # seconds that records may wait, so that they travel together
 
 
@@ -42,7 +42,7 @@ class Outbox:
         self._next_report = 0.0  # when the next report may be sent
         self._due = 0  # number of the first record that may wait longer than the messages
         self._connection = 0
-        self._accepted = False  # until then a connection may come to nothing, with what it was given
+        self._accepted = False  # until then the connection may fail, and lose its messages
         self._finished = False
         self._unpacked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(target=self._pack, name=f"records-{learner}", daemon=True).start()

@@ -26,6 +26,7 @@ from ddiloco.remote.learner.recovery import ProcessRecovery
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import terms_of
 from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.telemetry import records
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from ddiloco.remote.learner.receipts import LearnerReceipts
 
 _RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
-_ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may be gone
+_ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may have ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,8 @@ class LearnerProcess:
                 self._lead = Lead(self._place, learner, terms, security, config, stop)
             self._assembly.check_learner(learner)
             others = tuple if self._lead is None else self._lead.followers.donors
-            donor = Donor(security, config.keepalive, others=others)
+            limit = TokenBucket()
+            donor = Donor(security, config.keepalive, others=others, limit=limit)
             port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
 
             def accepted(message: pb.Accepted) -> None:
@@ -132,13 +134,10 @@ class LearnerProcess:
             decode = self._assembly.decoder()
             book = ShardBook(address, terms.shards)
             every = learner, process, terms, security, config, note, port, accepted, decode
-            receipts = self._receipts(learner, options.workdir, note)
+            more = {"receipts": self._receipts(learner, options.workdir, note), "limit": limit}
 
             def make_clients(*of_hosts: Any) -> SyncerClients:
-                found = [
-                    SyncerClient(book, shard, *every, *of_hosts, receipts=receipts)
-                    for shard in range(book.shards)
-                ]
+                found = [SyncerClient(book, shard, *every, *of_hosts, **more) for shard in range(book.shards)]
                 # A thread that is still in gRPC's code as the interpreter ends would abort the process.
                 for client in found:
                     ending.callback(client.finish, 0.0)

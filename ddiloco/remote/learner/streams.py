@@ -20,6 +20,7 @@ from ddiloco.remote.wire.blocks import cut_message, receive_blocks
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import up_header, update_of
 from ddiloco.remote.wire.payload import chunks, payload_bytes, receive
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES, WireError, parse
 from ddiloco.schema import codec
 from ddiloco.telemetry.throughput import Throughput
@@ -69,7 +70,7 @@ class _Offers:
         self._closed = False
 
     def put(self, offer: _Offer) -> None:
-        """Puts one in, in place of the fragment's last one."""
+        """Queues an offer, in place of the fragment's last one."""
         with self._change:
             self._waiting[offer.round.fragment] = offer
             self._change.notify()
@@ -227,15 +228,16 @@ class Streams:
         throughput: Throughput,
         host: Host | None,
         collector: Collector,
+        limit: TokenBucket,
         receipts: LearnerReceipts | None = None,
     ) -> None:
         """`collector` takes welcomes and updates, `failed` offers that the devices could not give.
 
         `broke`: called with the reason for the end of updates; `throughput`: that of welcomes. `decode`:
         of updates sent as differences; None: none are. `host`: None where the learner is a single one.
-        `receipts`: signs offers; None: nobody does.
+        `limit`: of the rate of offers. `receipts`: signs offers; None: nobody does.
         """
-        self._receipts = receipts
+        self._receipts, self._limit = receipts, limit
         named = () if host is None else ((wire.HOST_KEY, str(host.number)),)
         self._metadata, self._terms, self._host = (*metadata, *named), terms, host
         self._failed, self._broke = failed, broke
@@ -257,7 +259,7 @@ class Streams:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         return len(self._offers)
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
@@ -352,7 +354,7 @@ class Streams:
 
         def messages() -> Iterator[bytes]:
             yield header.SerializeToString()
-            yield from chunks(arrays)
+            yield from self._limit.limited(chunks(arrays))
 
         limit = self._throughput.limit(self._terms.offer_timeout, header.size)
         send(messages(), metadata=self._metadata, timeout=limit)

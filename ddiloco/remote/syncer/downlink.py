@@ -17,23 +17,24 @@ from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
 from ddiloco.remote.syncer.calls import Wakeups
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.payload import chunks, payload_bytes
+from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces, fragments_with
 
-MAX_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
+MAX_AHEAD = 4  # fragments by which one of a learner's hosts may be ahead of another
 
 
 class Version(NamedTuple):
     """One version of a fragment."""
 
-    update: events.UpdateArrived  # without a watermark, which each learner has its own of
+    update: events.UpdateArrived  # without a watermark: each learner gets its own
     pieces: Pieces
     watermarks: Watermarks
     statement: bytes = b""  # of the shard on it, signed
 
     def to(self, learner: int) -> events.UpdateArrived:
-        """The update as this learner is sent it."""
+        """The update with this learner's watermark."""
         own = self.watermarks.get(learner, NOTHING_MERGED).bare
         return dataclasses.replace(self.update, watermark=own)
 
@@ -41,7 +42,7 @@ class Version(NamedTuple):
 class NewestFragments:
     """The newest version of each fragment that the syncer has sent; shared by all downlinks.
 
-    Beside it stay the last differences that lead to it, as long as they take at most half of its bytes.
+    Also the last differences that lead to it, of at most half of its bytes.
     """
 
     def __init__(self) -> None:
@@ -89,10 +90,10 @@ class _Item(NamedTuple):
 
     header: pb.DownHeader  # without the fields of the payload
     whole: Pieces
-    differences: Sequence[Pieces]  # that lead to the whole, which can be sent in their place
+    differences: Sequence[Pieces]  # that lead to the whole, and may be sent in its place
 
     def to(self, cuts: Sequence[Cut] | None) -> tuple[pb.DownHeader, Pieces]:
-        """Header and payload for a host that needs these blocks; None: all. Differences go as a whole."""
+        """Header and payload for a host that needs these blocks; None: all. Differences are not divided."""
         payload = list(itertools.chain(*self.differences))
         count = len(self.differences)
         if cuts is not None:
@@ -120,9 +121,10 @@ class Downlink:
         hosts: int = 1,
         learner: int = 0,
     ) -> None:
-        """`moved` is called with the bytes of each fragment that is sent. `hosts`: that the learner is."""
+        """`moved` is called with the bytes of each fragment that is sent. `hosts`: their number."""
         self._learner = learner
         self.throughput = Throughput()  # of welcomes
+        self.limit = TokenBucket()
         self._newest, self._moved, self.hosts = newest, moved, hosts
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
@@ -137,7 +139,7 @@ class Downlink:
         self.closed = False
 
     def put(self, message: EventDelivery) -> None:
-        """Sends what goes with a welcome or an update when its turn comes."""
+        """Queues the fragments of a welcome or an update."""
         match message.event:
             case events.UpdateArrived(fragment=p) as update:
                 bare, known = dataclasses.replace(update, watermark=NOTHING_MERGED), message.watermarks
@@ -159,9 +161,9 @@ class Downlink:
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
-        """Sends all fragments, in place of the queue.
+        """Queues all fragments of a welcome, in place of what was queued.
 
-        A learner that joins again during its welcome gets that one: it is never lost.
+        A learner that joins again during its welcome continues to receive that one.
         """
         with self._change:
             if event.incarnation == self._welcome:
@@ -174,6 +176,7 @@ class Downlink:
 
     def close(self) -> None:
         """Ends the streams."""
+        self.limit.close()
         with self._change:
             self.closed = True
         self.wakeups.set()
@@ -190,7 +193,7 @@ class Downlink:
             self._moved(header.size)
             begun = time.monotonic()
             yield header.SerializeToString()
-            yield from chunks(payload)
+            yield from self.limit.limited(chunks(payload))
             if header.welcome:
                 self.throughput.add(header.size, time.monotonic() - begun)
             del item, payload  # while nothing is due, no old version is held

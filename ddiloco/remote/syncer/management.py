@@ -1,9 +1,10 @@
-"""Makes the syncer do what an operator asks: drain, evict or add learners, set timing, snapshot, stop."""
+"""Carries out an operator's commands: drain, evict, add or limit learners, set timing, snapshot, stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
@@ -121,6 +122,8 @@ class Management:
                 return self._set(self._retiming, command)
             case Command("set"):
                 return Answer(False, "no settings are given, or none can change")
+            case Command("limit", learner, settings) if learner is None or learner < self._max_learners:
+                return self._limit(learner, settings.get("bytes_per_second"))
             case Command("add", learner) if learner is None or learner < self._max_learners:
                 return self._add(learner)
         return Answer(
@@ -162,10 +165,28 @@ class Management:
         leaving = set(orders.drained) - set(before.drained)
         dropped = {m for m in orders.evicted if orders.evicted.count(m) > before.evicted.count(m)}
         for session in self._sessions():
+            if orders.limits.get(session.learner) != before.limits.get(session.learner):
+                self.limit(session)
             if session.learner in leaving:
                 session.deliver(Leave())
             if session.learner in dropped:
                 self._end(session, "evicted")
+
+    def limit(self, session: Session) -> None:
+        """Limits the link of a learner that has connected as was ordered."""
+        with self._lock:
+            rate = self._orders.limits.get(session.learner)
+        session.limit(rate, max(1, len(self._shards())))
+
+    def _limit(self, learner: int | None, rate: float | None) -> Answer:
+        """Limits the link of a learner, or of all, to so many bytes a second; None: no longer."""
+        if rate is not None and not 0.0 < rate < math.inf:
+            return Answer(False, f"a limit is a number of bytes a second above 0, not {rate}")
+        named = range(self._max_learners) if learner is None else (learner,)
+        kept = self._keep(lambda orders: orders.limit(named, rate))
+        whose = "all links are" if learner is None else f"the link of learner {learner} is"
+        to = "not limited" if rate is None else f"limited to {8e-6 * rate:g} Mbit/s each way"
+        return Answer(True, f"{whose} {to}{kept}")
 
     def _set(self, retiming: Retiming, command: Command) -> Answer:
         """Changes settings of config.sync for all shards."""

@@ -28,6 +28,7 @@ from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, by_fragment, learner_event
+from ddiloco.remote.wire.measuring import Probes
 from ddiloco.remote.wire.security import Security, donor_address
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.telemetry import records
@@ -115,10 +116,18 @@ class SyncerServer:
         self._calls = FragmentCalls(terms, self._find, syncer.send, syncer.take_offer, record, shard)
         self._management = management or Management(security, terms.max_learners)
         self._management.attach(self._all_sessions, self._end)
+<<<<<<< HEAD
         self._handlers: dict[str, Handler] = {
             "Manage": self._manage,
             "Control": self._control,
             "Peers": self._peers,
+=======
+        self._handlers = {
+            "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
+            "Control": grpc.stream_stream_rpc_method_handler(self._control),
+            "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
+            "Measure": grpc.stream_stream_rpc_method_handler(Probes().answer),
+>>>>>>> main
             **self._calls.handlers,
         }
         if terms.shards > 1 and not shard:
@@ -310,6 +319,7 @@ class SyncerServer:
             addresses = self._addresses
         if addresses:
             session.say(pb.ToLearner(shards_at=pb.ShardsAt(addresses=addresses)), replaces=True)
+        self._management.limit(session)
         if self._over or self._management.drained(hello.learner):  # it was disconnected at the end
             session.deliver(Leave())
         return session

@@ -85,6 +85,11 @@ class Session:
             case Leave():
                 self.say(pb.ToLearner(leave=True))
 
+    def limit(self, rate: float | None, shards: int) -> None:
+        """Limits both directions of the link to so many bytes a second; this is one of so many shards."""
+        self.down.limit.set_rate(rate and rate / shards)
+        self.say(pb.ToLearner(limit=rate or 0.0), replaces=True)
+
     def begun(self, incarnation: int) -> None:
         """The incarnation is live at the syncer."""
         self.counted = incarnation

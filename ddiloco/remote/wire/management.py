@@ -12,7 +12,7 @@ from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
 
 MANAGE = "/ddiloco.wire.Syncer/Manage"
-VERBS = ("status", "drain", "evict", "add", "set", "snapshot", "stop")
+VERBS = ("status", "drain", "evict", "add", "set", "limit", "snapshot", "stop")
 
 _SETTING = int | float | None
 
@@ -21,7 +21,7 @@ _SETTING = int | float | None
 class Command:
     """One of VERBS; `learner`: which one is meant, None where the verb is of no one learner.
 
-    `settings`: of config.sync, by name, to be set, for this `reason`.
+    `settings`: of config.sync, by name, to be set, for this `reason`; or the `bytes_per_second` of a limit.
     """
 
     verb: str

@@ -11,8 +11,11 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+<<<<<<< HEAD
 from ddiloco.schema.events_pb2 import Event, Report
 
+=======
+>>>>>>> main
 VERSION = 19  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_DIFFERENCES = 32  # of a fragment that are sent together
@@ -24,6 +27,7 @@ CONTROL = "/ddiloco.wire.Syncer/Control"
 UPDATES = "/ddiloco.wire.Syncer/Updates"
 OFFERS = "/ddiloco.wire.Syncer/Offers"
 PEERS = "/ddiloco.wire.Syncer/Peers"
+MEASURE = "/ddiloco.wire.Syncer/Measure"
 FOLLOW = "/ddiloco.wire.Hosts/Follow"
 SHARD = "/ddiloco.wire.Syncer/Shard"
 DONATE = "/ddiloco.wire.Learner/Donate"
@@ -47,7 +51,7 @@ class WireError(Exception):
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """The protobuf message in `data`; records in it are only counted, not checked.
+    """The protobuf message in `data`, with plausible numbers; those in records are not checked.
 
     Raises:
       WireError: there is none, or it has an impossible number.
@@ -107,7 +111,7 @@ def server(
     more_options: Sequence[tuple[str, int]] = (),
     interceptors: Sequence[grpc.ServerInterceptor] = (),
 ) -> grpc.Server:
-    """A server that refuses further calls at the same time than `calls`; it does not listen yet."""
+    """A server of at most `calls` calls at a time, which refuses others; it does not listen yet."""
     return grpc.server(
         concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
         options=[*options(keepalive), *more_options],
@@ -117,7 +121,7 @@ def server(
 
 
 def serve(server: grpc.Server, path: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-    """Adds a service with the calls under `path` to the server."""
+    """Adds a service with the calls under `path` to the server, and starts it."""
     handler = grpc.method_handlers_generic_handler(path.split("/")[1], handlers)
     server.add_generic_rpc_handlers((handler,))
     server.start()
@@ -142,15 +146,15 @@ def options(keepalive: float) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),  # which clusters set for the web, and which leads to no node of theirs
+        ("grpc.enable_http_proxy", 0),  # clusters set one for the web, and it does not reach their nodes
     ]
 
 
-REPLACED = grpc.StatusCode.ALREADY_EXISTS  # how a process's call ends once another has taken its place
+REPLACED = grpc.StatusCode.ALREADY_EXISTS  # status of a process's call once a newer process replaced it
 
 
 def permanent(code: grpc.StatusCode) -> bool:
-    """Whether a call that ended with this code would always end so again."""
+    """Whether a retry of a call that ended with this code would end with it again."""
     return code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, REPLACED)
 
 

@@ -1,0 +1,154 @@
+"""Links between processes: what is measured of them, their limits, and alarms of transfers far below."""
+
+import threading
+
+import grpc
+import pytest
+
+from ddiloco.protocol import events
+from ddiloco.remote.syncer.management import Management
+from ddiloco.remote.wire import validation as wire
+from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.management import Answer, Command
+from ddiloco.remote.wire.measuring import MAX_PROBE_BYTES, Probes, measure
+from ddiloco.remote.wire.security import Security
+from ddiloco.remote.wire.token_bucket import TokenBucket
+from ddiloco.storage import operator_orders
+from tests.bad_network import BadNetwork, LinkShape
+from tests.remote.ends import (
+    TERMS,
+    TIMEOUT,
+    LearnerEnd,
+    SyncerEnd,
+    ask,
+    ended,
+    joined,
+    until,
+    update,
+    welcome,
+)
+
+MIB = 1 << 20
+
+
+def sent_at(bucket, sizes, now=0.0):
+    """When each chunk of these sizes leaves a bucket whose sender always has more, in seconds."""
+    times = []
+    for size in sizes:
+        while delay := bucket.take(size, now):
+            now += delay
+        times.append(now)
+    return times
+
+
+def test_a_sender_keeps_to_its_rate_and_saves_up_no_more_than_one_chunk():
+    bucket = TokenBucket(100.0)
+    assert sent_at(bucket, [50, 100, 20, 0, 30]) == pytest.approx([0.0, 0.5, 1.5, 1.7, 1.7])
+    assert sent_at(bucket, [50, 50], now=60.0) == pytest.approx([60.0, 60.5])
+
+
+def test_a_rate_holds_for_all_senders_together_and_without_one_nothing_waits():
+    bucket = TokenBucket(10.0)
+    assert bucket.take(5, 1.0) == 0.0
+    assert bucket.take(5, 1.0) == bucket.take(1, 1.0) == pytest.approx(0.5)
+    bucket.set_rate(None)
+    assert bucket.take(1 << 40, 1.0) == bucket.take(1, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("end", [lambda bucket: bucket.set_rate(None), TokenBucket.close])
+def test_who_waits_goes_on_at_once_where_the_limit_ends(end):
+    bucket, taken = TokenBucket(1e-3), []
+
+    def send():
+        for chunk in bucket.limited([b"12", b"3", b"4"]):
+            taken.append(chunk)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    until(lambda: taken == [b"12"], "the first chunk")
+    end(bucket)
+    sender.join(TIMEOUT)
+    assert taken == [b"12", b"3", b"4"]
+
+
+def test_links_are_limited_at_both_ends_as_ordered_also_of_who_connects_later(tmp_path):
+    management = Management(Security(), TERMS.num_learners, folder=tmp_path)
+    syncer, rate = SyncerEnd(management=management), 8 * MIB / 8
+    with ended(syncer, LearnerEnd(syncer.address)) as (_, learner):
+        link = joined(syncer, learner)
+        answer = management.do(Command("limit", 0, {"bytes_per_second": rate}), "here")
+        assert answer == Answer(True, "the link of learner 0 is limited to 8.38861 Mbit/s each way")
+        assert link.down.limit.rate == rate
+        until(lambda: learner.client._limit.rate == rate, "the limit")
+        with ended(LearnerEnd(syncer.address, 1)) as (other,):
+            joined(syncer, other, number=1)
+            assert management.do(Command("limit", None, {"bytes_per_second": 2 * rate}), "here").done
+            until(lambda: other.client._limit.rate == 2 * rate, "the limit of all")
+        with ended(LearnerEnd(syncer.address, 1, process=200)) as (again,):
+            until(lambda: again.client._limit.rate == 2 * rate, "the limit of who comes back")
+        assert operator_orders.load(tmp_path).limits == {0: 2 * rate, 1: 2 * rate}
+        assert management.do(Command("limit", 0, {"bytes_per_second": None}), "here").done
+        until(lambda: learner.client._limit.rate is None, "the end of the limit")
+        assert Management(Security(), TERMS.num_learners, folder=tmp_path)._orders.limits == {1: 2 * rate}
+        for wrong in (0, -1.0, float("nan"), float("inf")):
+            assert not management.do(Command("limit", 0, {"bytes_per_second": wrong}), "here").done
+
+
+def test_updates_and_offers_keep_to_the_limit_in_what_they_wait_for():
+    syncer = SyncerEnd()
+    with ended(syncer, LearnerEnd(syncer.address)) as (_, learner):
+        link = joined(syncer, learner)
+        link.deliver(welcome(100))
+        learner.next(events.Welcomed)
+        waits, take = [], TokenBucket.take
+
+        def recorded(bucket):
+            bucket.take = lambda size, now: waits.append((bucket, size)) or take(bucket, size, now)
+
+        for bucket in (link.down.limit, learner.client._limit):
+            bucket.set_rate(1e12)
+            recorded(bucket)
+        link.deliver(update(1, 1))
+        learner.next(events.UpdateArrived)
+        ask(learner, link, 1).offer(1, 5.0)
+        syncer.taken()
+        sent = {bucket: sum(size for b, size in waits if b is bucket) for bucket, _ in waits}
+        assert sent == {link.down.limit: 2_800_000, learner.client._limit: 2_800_000}
+        assert max(size for _, size in waits) == MIB
+
+
+@pytest.fixture
+def answering():
+    """The address of a process that answers probes."""
+    server = wire.server(TIMEOUT, 8)
+    port = Security().listen(server, "127.0.0.1:0")
+    wire.serve(server, wire.MEASURE, {"Measure": grpc.stream_stream_rpc_method_handler(Probes().answer)})
+    yield "127.0.0.1", port
+    server.stop(None).wait(TIMEOUT)
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_a_thin_link_far_away_is_measured_as_what_it_is(answering, connections):
+    shape = LinkShape(latency=0.02, bytes_per_second=8 * MIB)
+    with BadNetwork(answering, shape) as network:
+        address = "{}:{}".format(*network.address)
+        link = measure(address, Security(), 8 * MIB, connections, TIMEOUT)
+    assert link.round_trip >= 0.04  # a busy machine makes any of these worse, and none better
+    assert MIB < link.up < 1.4 * 8 * MIB * connections
+    assert MIB < link.down < 1.4 * 8 * MIB * connections
+
+
+def test_a_syncer_answers_probes_and_none_that_are_wrong():
+    syncer = SyncerEnd()
+    with ended(syncer):
+        assert measure(syncer.address, Security(), 4 * MIB, 1, TIMEOUT).up > 0
+        probes = [
+            [b"\xff"],
+            [pb.Probe(up=MAX_PROBE_BYTES + 1).SerializeToString()],
+            [pb.Probe(up=10).SerializeToString(), b"1234"],
+            [pb.Probe(up=10).SerializeToString(), b"12345678901"],
+        ]
+        for probe in probes:
+            with grpc.insecure_channel(syncer.address) as channel, pytest.raises(grpc.RpcError) as error:
+                list(channel.stream_stream(wire.MEASURE)(iter(probe), timeout=TIMEOUT))
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -87,7 +87,11 @@ def streamed(down, host=0, needs=None):
     changed = threading.Event()
     with down.wakeups.added(changed.set):
         while not down.closed:
-            yield from down.messages(host, needs)
+            for message in down.messages(host, needs):
+                if isinstance(message, float):
+                    changed.wait(message)
+                else:
+                    yield message
             changed.wait()
             changed.clear()
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol import events
-from ddiloco.remote.syncer.calls import Call, Handler, Refused, Wakeup, first_message
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import block_formats, blocks_of, cuts_of, wanted_cuts
+from ddiloco.remote.wire.calls import Call, Handler, Refused, Wakeup, first_message
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import offer_of
 from ddiloco.remote.wire.payload import PayloadReader, payload_bytes
@@ -26,6 +26,7 @@ from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.telemetry import records
 
+MAX_SLEEP = 0.2  # seconds until a stream looks again whether its link is still limited
 DECODERS = 4  # threads that decode offers
 DECODED_AT_ONCE = 64 << 10  # bytes of an offer that is decoded on the event loop
 
@@ -84,7 +85,10 @@ class FragmentCalls:
             needs = None if session.hosts == 1 else await self._needs(call)
             while not session.down.closed:
                 for message in session.down.messages(host, needs):
-                    await call.write(message)
+                    if isinstance(message, float):
+                        await asyncio.sleep(min(message, MAX_SLEEP))
+                    else:
+                        await call.write(message)
                 await changed.wait()
 
     @contextlib.contextmanager

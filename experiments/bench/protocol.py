@@ -20,10 +20,12 @@ from ddiloco.virtual.availability import Change
 from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
-from experiments.bench.measuring import row
+from experiments.bench.measuring import resident_bytes, row
 
-SIZES = ((16, 24), (128, 24), (2048, 24), (16, 200), (2048, 200))
-EVENTS = 60_000
+SIZES = ((16, 24), (128, 24), (1024, 24), (4096, 24), (16384, 24), (16, 200), (2048, 200))
+ROUNDS = 6
+"""That are measured, of all learners each."""
+MIN_EVENTS = 60_000
 TOKENS = 8192
 
 
@@ -32,13 +34,15 @@ def run(quick: bool = False) -> list[dict]:
 
     Returns:
       Rows in events a second. `reference` is 16 learners with as many fragments, `limit` a loop that only
-      reads each counter of the reports.
+      reads each counter of the reports. With `rounds`, of which each is an interval's H-th part of all
+      learners' steps, `seconds_a_round` of the core, `joins_seconds` for all joins, and `resident_mb` of this
+      process, learners included.
     """
     sizes = [size for size in SIZES if not quick or size[0] <= 128]
-    speeds = {size: _measure(*size, 3000 if quick else EVENTS) for size in sizes}
+    found = {size: _measure(*size, 3000 if quick else MIN_EVENTS) for size in sizes}
     return [
-        row(f"protocol M={m} P={p}", speed, speeds[16, p][0], limit, "events/s", rounds=rounds)
-        for (m, p), (speed, limit, rounds) in speeds.items()
+        row(f"protocol M={m} P={p}", speed, found[16, p][0], limit, "events/s", **more)
+        for (m, p), (speed, limit, more) in found.items()
     ]
 
 
@@ -47,6 +51,7 @@ class _Timed(SyncerCore):
 
     def __init__(self, policy: SyncPolicy) -> None:
         super().__init__(policy)
+        self.joining = 0.0
         self.forget()
 
     def forget(self) -> None:
@@ -58,15 +63,17 @@ class _Timed(SyncerCore):
         begun = time.process_time()
         out = super().handle(event, now)
         self.next_deadline()  # which a driver asks for each time
-        self.seconds += time.process_time() - begun
+        seconds = time.process_time() - begun
+        self.seconds += seconds
+        self.joining += seconds if isinstance(event, events.LearnerJoined | events.LearnerReady) else 0.0
         self.events += 1
         if isinstance(event, events.StepReported):
             self.reports.append(event.report)
         return out
 
 
-def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, int]:
-    """Events a second, those of the bare loop, and rounds that were merged."""
+def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, dict[str, float]]:
+    """Events a second, those of the bare loop, and further figures."""
     policy = SyncPolicy(num_learners=learners, num_fragments=fragments, overlap=8, quorum=learners // 2)
     rng, sizes = random.Random(0), (0,) * fragments
 
@@ -85,11 +92,14 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, i
     gc.freeze()  # thousands of learners are elsewhere: their objects are not the syncer's to collect
     core.forget()
     merged = sum(core.versions)
-    fleet.run(stop=lambda: core.events >= count)
+    fleet.run(stop=lambda: core.events >= count and sum(core.versions) >= merged + ROUNDS)
     gc.unfreeze()
     begun = time.process_time()
     for report in core.reports:
-        for counters in report.counters:
-            _ = counters.version
+        for base in report.bases:
+            _ = base.version
     bare = (time.process_time() - begun) * core.events / max(1, len(core.reports))
-    return core.events / core.seconds, core.events / max(bare, 1e-9), sum(core.versions) - merged
+    rounds = sum(core.versions) - merged
+    more = {"rounds": rounds, "seconds_a_round": core.seconds / rounds, "joins_seconds": core.joining}
+    more["resident_mb"] = resident_bytes("VmRSS") / 1e6
+    return core.events / core.seconds, core.events / max(bare, 1e-9), more

@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: where all must give, who came back and has yet to report is not waited for",
-        "return not m.counters or (behind and r.tries[m.learner] < MAX_TRIES)",
+        "return version is None or (behind and r.tries[m.learner] < MAX_TRIES)",
         "return behind and r.tries[m.learner] < MAX_TRIES",
         PROTOCOL,
     ),
@@ -130,8 +130,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: offers alone make a quorum, before their learners have come to the step",
-        "return learner not in r.old and m is not None and m.step >= r.id.step",
-        "return learner not in r.old",
+        "if self.has_given(m.learner) and m.step >= self.id.step:",
+        "if self.has_given(m.learner):",
         PROTOCOL,
     ),
     Mutant(

@@ -9,6 +9,7 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.remote.learner.outbox import Outbox
+from ddiloco.remote.syncer.calls import Refused
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.session import MAX_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
@@ -174,14 +175,14 @@ class Context:
 
     cancelled = False
 
+    def __init__(self):
+        self.context = self
+
     def invocation_metadata(self):
         return ()
 
     def cancel(self):
         self.cancelled = True
-
-    def abort(self, code, details):
-        raise ConnectionAbortedError(details)
 
 
 def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
@@ -192,7 +193,7 @@ def test_the_calls_of_a_session_end_with_it_and_none_begins_after():
         session.close("gone")
     assert under_way.cancelled and not over.cancelled
     with (
-        pytest.raises(ConnectionAbortedError, match="the session is over"),
+        pytest.raises(Refused, match="the session is over"),
         session.call("offers", Context()),
     ):
         pytest.fail("it began")

@@ -135,7 +135,7 @@ class RecordsLink:
         failures = 0
         while not self._closing:
             begun = time.monotonic()
-            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError):
+            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
                 self._connect()
             lasted = time.monotonic() - begun > self._config.longest_backoff
             failures = 1 if lasted else failures + 1

@@ -24,7 +24,7 @@ _MAX_SECONDS = 120.0  # of one probe
 _ROUND_TRIPS = 9
 
 
-class Link(NamedTuple):
+class MeasuredLink(NamedTuple):
     """What was measured of a link."""
 
     round_trip: float  # seconds, the median
@@ -66,7 +66,7 @@ class Probes:
             await call.write(chunk)
 
 
-def measure(address: str, security: Security, size: int, connections: int, timeout: float) -> Link:
+def measure(address: str, security: Security, size: int, connections: int, timeout: float) -> MeasuredLink:
     """Measures the link to a process that answers probes at HOST:PORT, with so many bytes each way.
 
     `connections`: at the same time, which share the bytes. `timeout`: seconds until the first answer.
@@ -92,7 +92,7 @@ def measure(address: str, security: Security, size: int, connections: int, timeo
                 return sum(pool.map(lambda c: _probe(c, security, up, down, _MAX_SECONDS), channels))
 
             up, down = throughput(each, 0), throughput(0, each)
-        return Link(statistics.median(trips), up, down)
+        return MeasuredLink(statistics.median(trips), up, down)
     finally:
         for channel in channels:
             channel.close()

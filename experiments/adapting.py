@@ -25,7 +25,7 @@ def main(_) -> int:
     from ddiloco.settings.experiment import parse
     from experiments.cli.tables import markdown
     from experiments.studies.planning.adapting import courses
-    from experiments.studies.planning.fleets import LEARNERS, FLEETS
+    from experiments.studies.planning.fleets import FLEETS, LEARNERS
 
     output = program.writable_file(_OUTPUT)
     config = program.load_config("configs/links.py:counted")

@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses, built and checked once from whatever mapping a config file made.
+"""Settings: frozen dataclasses, built and checked once from the mapping of a config file.
 
 Any dataclass works: meaning, bounds and marks stand in each field's metadata (written by `setting`, or by
 hand where a package imports the standard library only), rules that join several fields in `__post_init__`.

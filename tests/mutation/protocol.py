@@ -143,8 +143,8 @@ MUTANTS = (
     ),
     Mutant(
         "rounds: an offer that a long wait has made old counts in a quorum",
-        "and since > max(1, steps, offer.steps // 2)",
-        "and since > 10**9",
+        "return since > max(1, steps, offer.steps // 2)",
+        "return since > 10**9",
         PROTOCOL,
     ),
     Mutant(

@@ -9,10 +9,10 @@ from ddiloco.goodput.accounting import State
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.remote.learner.outbox import Outbox
-from ddiloco.remote.syncer.calls import Refused
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.session import MAX_WAITING, Session
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Refused
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.telemetry import records
 from ddiloco.workers.exchange import EventDelivery

@@ -12,12 +12,12 @@ import pytest
 from ddiloco.protocol import events
 from ddiloco.remote.syncer import session as sessions
 from ddiloco.remote.syncer.admission import FURTHEST
-from ddiloco.remote.syncer.calls import Refused
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.syncer.session import MAX_CALLS, Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Refused
 from ddiloco.remote.wire.security import Security
 from ddiloco.telemetry import records
 from experiments.cli.credentials import load_security

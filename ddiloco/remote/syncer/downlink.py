@@ -14,8 +14,8 @@ from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED
 from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
-from ddiloco.remote.syncer.calls import Wakeups
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Wakeups
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES
@@ -181,10 +181,13 @@ class Downlink:
             self.closed = True
         self.wakeups.set()
 
-    def messages(self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None) -> Iterator[bytes]:
+    def messages(
+        self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None
+    ) -> Iterator[bytes | float]:
         """The next messages of one stream of a host: header, chunks of its payload, next header.
 
-        Ends when there is nothing to send now.
+        A float is the seconds to wait before the next one, as the link is limited. Ends when there is nothing
+        to send now.
 
         `needs`: by fragment, the blocks of each piece that the host needs; None: all.
         """
@@ -193,7 +196,7 @@ class Downlink:
             self._moved(header.size)
             begun = time.monotonic()
             yield header.SerializeToString()
-            yield from self.limit.limited(chunks(payload))
+            yield from self.limit.delayed(chunks(payload))
             if header.welcome:
                 self.throughput.add(header.size, time.monotonic() - begun)
             del item, payload  # while nothing is due, no old version is held

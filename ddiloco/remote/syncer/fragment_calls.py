@@ -14,11 +14,11 @@ import numpy as np
 
 from ddiloco.arrays.blocks import Cut
 from ddiloco.protocol import events
-from ddiloco.remote.syncer.calls import Call, Handler, Refused, Wakeup, first_message
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import block_formats, blocks_of, cuts_of, wanted_cuts
+from ddiloco.remote.wire.calls import Call, Handler, Refused, Wakeup, first_message
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import offer_of
 from ddiloco.remote.wire.payload import PayloadReader, payload_bytes
@@ -26,6 +26,7 @@ from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.telemetry import records
 
+MAX_SLEEP = 0.2  # seconds until a stream looks again whether its link is still limited
 DECODERS = 4  # threads that decode offers
 DECODED_AT_ONCE = 64 << 10  # bytes of an offer that is decoded on the event loop
 
@@ -54,7 +55,7 @@ class FragmentCalls:
         self._records_hosts = not shard
         self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
-        self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
+        self._largest = max(sum(part.nbytes for part in form) for each in terms.up for form in each)
         self._decoding = concurrent.futures.ThreadPoolExecutor(DECODERS, "decode")
         self.handlers: dict[str, Handler] = {"Updates": self._updates, "Offers": self._offers}
 
@@ -84,7 +85,10 @@ class FragmentCalls:
             needs = None if session.hosts == 1 else await self._needs(call)
             while not session.down.closed:
                 for message in session.down.messages(host, needs):
-                    await call.write(message)
+                    if isinstance(message, float):
+                        await asyncio.sleep(min(message, MAX_SLEEP))
+                    else:
+                        await call.write(message)
                 await changed.wait()
 
     @contextlib.contextmanager
@@ -162,7 +166,7 @@ class FragmentCalls:
         self, session: Session, host: int, header: pb.UpHeader, offer: events.FragmentArrived, call: Call
     ) -> Sequence[np.ndarray] | None:
         """The offer's arrays; None: other hosts of the learner have not sent all of their blocks."""
-        formats = self._terms.up[offer.round.fragment]
+        formats = self._terms.offers(offer.contribution.learner)[offer.round.fragment]
         cuts = None if session.offers is None else cuts_of(header.arrays, formats)
         received = PayloadReader(formats if cuts is None else block_formats(formats, cuts), header.size)
         while received.left:

@@ -8,12 +8,9 @@ import resource
 import socket
 from collections.abc import Callable, Mapping
 
-import grpc
-import grpc.aio
-
-from ddiloco.remote.syncer.calls import Call, Handler, Refused, event_loop, first_message, rpc_handler
 from ddiloco.remote.syncer.session import MAX_CALLS
 from ddiloco.remote.wire import validation as wire
+from ddiloco.remote.wire.calls import Call, CallServer, Handler, first_message
 from ddiloco.remote.wire.security import Security, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 
@@ -63,15 +60,11 @@ class Listening:
         """`address`: HOST:PORT; 0 is any free port. `answering` is called once it answers."""
         self._answering = answering
         self.port = 0
-        self._address, self._security = address, security
-        self.refused: Callable[[str], None] = lambda host: None  # called for calls without credentials
+        self._address = address
         self.handshakes = Handshakes(HANDSHAKE, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
         options = [*wire.options(config.keepalive), *_options(config, num_learners)]
-        self._server = event_loop().run(self._made(options, calls))
-
-    async def _made(self, options: list[tuple[str, int]], calls: int) -> grpc.aio.Server:
-        return grpc.aio.server(options=options, maximum_concurrent_rpcs=calls)
+        self.server = CallServer(security, "the syncer asks for another join token", calls, options)
 
     def claim(self) -> None:
         """Binds the port.
@@ -80,16 +73,7 @@ class Listening:
           ConfigError: it is not available.
         """
         if not self.port:
-            self.port = event_loop().run(self._bound())
-
-    async def _bound(self) -> int:
-        return self._security.listen(self._server, self._address)
-
-    def _admit(self, context: grpc.aio.ServicerContext) -> None:
-        """Refuses a call without credentials before anything else is done for it."""
-        if not self._security.admits(context.invocation_metadata()):
-            self.refused(host_of(context.peer()))
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "the syncer asks for another join token")
+            self.port = self.server.listen(self._address)
 
     @property
     def address(self) -> str:
@@ -100,17 +84,13 @@ class Listening:
     def begin(self, handlers: Mapping[str, Handler]) -> int:
         """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()
-        made = {name: rpc_handler(handler, self._admit) for name, handler in handlers.items()}
-        service = wire.CONTROL.split("/")[1]
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
-        event_loop().run(self._server.start())
+        self.server.serve(wire.CONTROL, handlers)
         self._answering()
         return self.port
 
     def stop(self, grace: float | None) -> None:
         """Releases the port, and ends all calls; running ones after `grace` seconds, None: at once."""
-        with contextlib.suppress(TimeoutError):
-            event_loop().run(self._server.stop(grace), 5.0)
+        self.server.stop(grace)
 
 
 def take_descriptors() -> None:

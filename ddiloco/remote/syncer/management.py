@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 
 from ddiloco.config import ConfigError
-from ddiloco.remote.syncer.calls import Call, Refused
 from ddiloco.remote.syncer.session import Session
+from ddiloco.remote.wire.calls import Call, Refused
 from ddiloco.remote.wire.management import Answer, Command
 from ddiloco.remote.wire.security import OPERATOR, Security
 from ddiloco.remote.wire.validation import WireError

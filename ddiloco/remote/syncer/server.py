@@ -17,7 +17,6 @@ import numpy as np
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED, Watermark
 from ddiloco.remote.syncer.admission import FURTHEST, LEAP, Admission
-from ddiloco.remote.syncer.calls import Call, Handler, Refused, Wakeup, event_loop
 from ddiloco.remote.syncer.downlink import Downlink, NewestFragments
 from ddiloco.remote.syncer.fragment_calls import FragmentCalls, drop
 from ddiloco.remote.syncer.listening import Listening
@@ -26,6 +25,7 @@ from ddiloco.remote.syncer.record_receiver import RecordIntake
 from ddiloco.remote.syncer.session import Session
 from ddiloco.remote.syncer.shard_records import ShardRecords
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Call, Handler, Refused, Wakeup, event_loop
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.event_messages import MAX_REASON_LENGTH, by_fragment, learner_event
 from ddiloco.remote.wire.measuring import Probes
@@ -116,24 +116,17 @@ class SyncerServer:
         self._calls = FragmentCalls(terms, self._find, syncer.send, syncer.take_offer, record, shard)
         self._management = management or Management(security, terms.max_learners)
         self._management.attach(self._all_sessions, self._end)
-<<<<<<< HEAD
         self._handlers: dict[str, Handler] = {
             "Manage": self._manage,
             "Control": self._control,
             "Peers": self._peers,
-=======
-        self._handlers = {
-            "Manage": grpc.stream_stream_rpc_method_handler(self._manage),
-            "Control": grpc.stream_stream_rpc_method_handler(self._control),
-            "Peers": grpc.stream_stream_rpc_method_handler(self._peers),
-            "Measure": grpc.stream_stream_rpc_method_handler(Probes().answer),
->>>>>>> main
+            "Measure": Probes().answer,
             **self._calls.handlers,
         }
         if terms.shards > 1 and not shard:
             of_shards = ShardRecords(terms, security, run, listening.handshakes, record)
             self._handlers["Shard"] = of_shards.answer
-        listening.refused = self._without_credentials
+        listening.server.refused = self._without_credentials
 
     def start(self) -> int:
         """Answers from now on; returns the port. Raises ConfigError: it is not available."""

@@ -16,9 +16,9 @@ from ddiloco.outer.codecs import ArrayFormat
 from ddiloco.protocol import events
 from ddiloco.protocol.messages import Report, RoundId
 from ddiloco.protocol.policy import MAX_AGE
-from ddiloco.remote.syncer.calls import Call, Refused, Wakeups, event_loop
 from ddiloco.remote.syncer.downlink import Downlink
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Call, Refused, Wakeups, event_loop
 from ddiloco.remote.wire.event_messages import from_syncer
 from ddiloco.remote.wire.security import UNKNOWN, Caller
 from ddiloco.remote.wire.validation import HOST_KEY, WireError, metadata_value

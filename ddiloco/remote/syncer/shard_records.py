@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from ddiloco.remote.syncer.calls import Call, Refused
 from ddiloco.remote.syncer.listening import Handshakes
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Call, Refused
 from ddiloco.remote.wire.compatibility import Terms
 from ddiloco.remote.wire.record_messages import record_message, shard_record
 from ddiloco.remote.wire.record_queue import Received, RecordQueue

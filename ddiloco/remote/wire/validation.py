@@ -11,12 +11,9 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-<<<<<<< HEAD
 from ddiloco.schema.events_pb2 import Event, Report
 
-=======
->>>>>>> main
-VERSION = 19  # of wire.proto with the events in it; both ends must have the same
+VERSION = 20  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_DIFFERENCES = 32  # of a fragment that are sent together
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory

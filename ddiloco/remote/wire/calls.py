@@ -1,4 +1,4 @@
-"""The syncer's calls: coroutines of one event loop, so that waiting streams take no threads."""
+"""Calls as coroutines of one event loop, so that waiting streams take no threads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+
+from ddiloco.remote.wire.security import Security, host_of
 
 T = TypeVar("T")
 
@@ -140,7 +142,49 @@ async def first_message(call: Call, seconds: float) -> bytes:
 Handler = Callable[[Call], Awaitable[None]]
 
 
-def rpc_handler(handler: Handler, admit: Callable[[grpc.aio.ServicerContext], None]) -> grpc.RpcMethodHandler:
+class CallServer:
+    """A gRPC server whose calls run in the event loop; those without credentials are refused."""
+
+    def __init__(
+        self, security: Security, refusal: str, calls: int, options: Sequence[tuple[str, int]]
+    ) -> None:
+        """`refusal`: a line for callers without credentials. `calls`: that there may be at the same time."""
+        self.refused: Callable[[str], None] = lambda host: None  # called for each of these, with its host
+        self._security, self._refusal = security, refusal
+        self._server = event_loop().run(self._made(calls, options))
+
+    def listen(self, address: str) -> int:
+        """Binds HOST:PORT; returns the port. Raises ConfigError: the address is not available."""
+        return event_loop().run(self._bound(address))
+
+    def serve(self, path: str, handlers: Mapping[str, Handler]) -> None:
+        """Answers these calls of the service in `path` from now on."""
+        made = {name: _rpc_handler(handler, self._admit) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(path.split("/")[1], made),)
+        )
+        event_loop().run(self._server.start())
+
+    def stop(self, grace: float | None) -> None:
+        """Releases the port, and ends all calls; running ones after `grace` seconds, None: at once."""
+        with contextlib.suppress(TimeoutError):
+            event_loop().run(self._server.stop(grace), 5.0)
+
+    async def _made(self, calls: int, options: Sequence[tuple[str, int]]) -> grpc.aio.Server:
+        return grpc.aio.server(options=options, maximum_concurrent_rpcs=calls)
+
+    async def _bound(self, address: str) -> int:
+        return self._security.listen(self._server, address)
+
+    def _admit(self, context: grpc.aio.ServicerContext) -> None:
+        if not self._security.admits(context.invocation_metadata()):
+            self.refused(host_of(context.peer()))
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, self._refusal)
+
+
+def _rpc_handler(
+    handler: Handler, admit: Callable[[grpc.aio.ServicerContext], None]
+) -> grpc.RpcMethodHandler:
     """The handler for gRPC; `admit` raises Refused for a call that is not to be answered."""
 
     async def answer(requests: object, context: grpc.aio.ServicerContext) -> None:

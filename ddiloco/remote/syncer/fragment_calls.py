@@ -22,6 +22,7 @@ from ddiloco.remote.wire.payload import receive
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.telemetry import records
+from ddiloco.telemetry.throughput import TransferRates
 
 TakeOffer = Callable[[events.FragmentArrived, Sequence[np.ndarray]], None]
 
@@ -48,6 +49,7 @@ class FragmentCalls:
         self._records_hosts = not shard
         self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
+        self._rates: dict[tuple[int, str, int], TransferRates] = {}  # by learner, kind and host
         self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
         self.handlers = {
             # Their one request is empty and is not waited for: a call without it costs nothing.
@@ -69,6 +71,13 @@ class FragmentCalls:
         if learner is not None:
             sentence = f"learner {learner}: what it sent was refused: {error.reason}"
             self._record(records.Alarm(sentence, time.time()))
+
+    def timed(self, learner: int, kind: str, host: int, size: int, seconds: float) -> None:
+        """Raises an alarm if a transfer is far slower than those of its kind before."""
+        rates = self._rates.setdefault((learner, kind, host), TransferRates())
+        if told := rates.add(size, seconds):
+            of = f"learner {learner}: {kind}" + (f" of host {host}" if host else "")
+            self._record(records.Alarm(f"{of} of {told} (config.remote.interface)", time.time()))
 
     def _updates(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         session = self.session(context)
@@ -150,9 +159,13 @@ class FragmentCalls:
     ) -> Sequence[np.ndarray] | None:
         """The offer's arrays; None: other hosts of the learner have not sent all of their blocks."""
         formats = self._terms.up[offer.round.fragment]
+        begun, size = time.monotonic(), header.size
         if session.offers is None:
-            return receive(formats, header.size, requests)
-        blocks = receive_blocks(formats, cuts_of(header.arrays, formats), header.size, requests)
+            arrays = receive(formats, size, requests)
+            self.timed(session.learner, "an offer", host, size, time.monotonic() - begun)
+            return arrays
+        blocks = receive_blocks(formats, cuts_of(header.arrays, formats), size, requests)
+        self.timed(session.learner, "an offer", host, size, time.monotonic() - begun)
         return session.offers.add(host, offer, formats, blocks)
 
     def _broken(self, offer: events.FragmentArrived | None, reason: str) -> None:

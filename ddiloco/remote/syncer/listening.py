@@ -13,7 +13,8 @@ import grpc
 
 from ddiloco.remote.syncer.session import MAX_CALLS
 from ddiloco.remote.wire import validation as wire
-from ddiloco.remote.wire.security import Gate, Security, host_of
+from ddiloco.remote.wire.interfaces import ANY, own_address
+from ddiloco.remote.wire.security import Gate, Security, check_reach, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 
 _CALLS = 1 + 3 * MAX_CALLS  # of one learner at the same time
@@ -67,7 +68,8 @@ class Listening:
         """`address`: HOST:PORT; 0 is any free port. `answering` is called once it answers."""
         self._answering = answering
         self.port = 0
-        self._address, self._security = address, security
+        self.fragments_at = ""  # HOST:PORT by config.interface, once the port is bound; empty: it is not set
+        self._address, self._security, self._interface = address, security, config.interface
         self.gate = Gate(security.admits, "the syncer asks for another join token")
         self.handshakes = Handshakes(HANDSHAKE, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
@@ -80,13 +82,19 @@ class Listening:
           ConfigError: it is not available.
         """
         if not self.port:
+            own = own_address(self._interface) if self._interface else ""
             self.port = self._security.listen(self._server, self._address)
+            if own:
+                self.fragments_at = f"{own}:{self.port}"
+                if self._address.rpartition(":")[0] not in (*ANY, own):
+                    check_reach(self.fragments_at, self._security)
+                    self._security.listen(self._server, self.fragments_at)
 
     @property
     def address(self) -> str:
         """HOST:PORT, once the port is bound."""
         host = self._address.rpartition(":")[0]
-        return f"{socket.gethostname() if host in ('', '0.0.0.0', '[::]') else host}:{self.port}"
+        return f"{socket.gethostname() if host in ANY else host}:{self.port}"
 
     def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
         """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""

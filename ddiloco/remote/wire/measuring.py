@@ -46,8 +46,8 @@ class Probes:
                 probe = parse(pb.Probe, next(requests, b""))
                 if max(probe.up, probe.down) > MAX_PROBE_BYTES:
                     raise WireError("too large a probe")
-                seconds = _read(probe.up, requests)
-                yield pb.Probe(up=probe.up, down=probe.down, up_seconds=seconds).SerializeToString()
+                _read(probe.up, requests)
+                yield pb.Probe(up=probe.up, down=probe.down).SerializeToString()
                 yield from _noise(probe.down)
         except WireError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -67,18 +67,15 @@ def measure(address: str, security: Security, size: int, connections: int, timeo
     options = wire.options(timeout)
     channels = [security.channel(address, options) for _ in range(connections)]
     try:
-        trips = []
         for channel in channels:
             _probe(channel, security, 0, 0, timeout)  # connects
-        for _ in range(_ROUND_TRIPS):
-            begun = time.monotonic()
-            _probe(channels[0], security, 0, 0, timeout)
-            trips.append(time.monotonic() - begun)
-        each = max(2 * CHUNK_BYTES, size // connections)
+        trips = [_probe(channels[0], security, 0, 0, timeout) for _ in range(_ROUND_TRIPS)]
+        each = max(CHUNK_BYTES, size // connections)
         with concurrent.futures.ThreadPoolExecutor(connections) as pool:
 
             def throughput(up: int, down: int) -> float:
-                return sum(pool.map(lambda c: _probe(c, security, up, down, _MAX_SECONDS), channels))
+                seconds = pool.map(lambda c: _probe(c, security, up, down, _MAX_SECONDS), channels)
+                return sum(each / took for took in seconds)
 
             up, down = throughput(each, 0), throughput(0, each)
         return Link(statistics.median(trips), up, down)
@@ -88,29 +85,27 @@ def measure(address: str, security: Security, size: int, connections: int, timeo
 
 
 def _probe(channel: grpc.Channel, security: Security, up: int, down: int, timeout: float) -> float:
-    """Bytes a second of the way that has bytes; raises as `measure`."""
+    """Seconds until all has come; raises as `measure`."""
 
     def messages() -> Iterator[bytes]:
         yield pb.Probe(up=up, down=down).SerializeToString()
         yield from _noise(up)
 
+    begun = time.monotonic()
     call = channel.stream_stream(wire.MEASURE)(messages(), metadata=security.metadata, timeout=timeout)
     answer = parse(pb.Probe, next(call, b""))
     if (answer.up, answer.down) != (up, down):
         raise WireError("another probe")
-    seconds = answer.up_seconds if up else _read(down, call)
-    return (max(up, down) - CHUNK_BYTES) / max(seconds, 1e-9) if up or down else 0.0
+    _read(down, call)
+    return time.monotonic() - begun
 
 
-def _read(size: int, messages: Iterator[bytes]) -> float:
-    """Reads so many bytes; seconds from the first message to the last. Raises WireError: others came."""
-    begun, left = 0.0, size
-    while left:
-        left -= len(next(messages, b"")) or left + 1
-        if left < 0:
+def _read(size: int, messages: Iterator[bytes]) -> None:
+    """Reads so many bytes; raises WireError where others come."""
+    while size:
+        size -= len(next(messages, b"")) or size + 1
+        if size < 0:
             raise WireError("probe of another size")
-        begun = begun or time.monotonic()
-    return time.monotonic() - begun if size else 0.0
 
 
 def _noise(size: int) -> Iterator[bytes]:

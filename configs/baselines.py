@@ -6,8 +6,8 @@ and so with configs/moe.py, vit.py and multimodal.py. All train in virtual time 
 many tokens; a step of data-parallel takes the batches of all learners at once.
 
 The virtual seconds are the defaults of `config.virtual`, a second a step for every learner, but 2% more or
-less from step to step (`STEP_VARIATION`); links take no time, nobody fails. So they show who waits for whom,
-not what slow links cost: for that, add --config.virtual.latency and --config.virtual.bandwidth, over which
+less from step to step (`STEP_VARIATION`); links take no time, no learner fails. So they show waits, not what
+slow links cost: for that, add --config.virtual.latency and --config.virtual.bandwidth, over which
 data-parallel exchanges gradients in every step. Elastic data-parallel differs from data-parallel once chips
 fail: --config.virtual.availability=failures --config.virtual.num_chips=1200000
 --config.virtual.failures.step_seconds=1.

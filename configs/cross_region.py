@@ -5,7 +5,7 @@
 GBIT is what the link of a region carries each way, SECONDS what a step in one region takes (default 5 and 5).
 Nothing is trained: the protocol's messages and data-parallel's exchange take the time of their bytes. Paper:
 12B parameters, four regions, 2 to 5 Gbit/s, more than 20 times faster than data-parallel training; what a
-step takes is not told. Outcome: docs/results/codecs.md.
+step takes is not published. Outcome: docs/results/codecs.md.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@
 PRESET
   grace  K=1, and learners that come within the slack are let in (default)
   all    K=8: every round waits for all learners, and learners for the rounds
-  first  K=1 and no grace window: each is asked ahead, and whoever is late misses the round
+  first  K=1 and no grace window: each is asked ahead, and late offers miss the round
 FAMILY   of configs/micro.py, whose model it is then; without one the tiny dense model
 
 Four learners take a second for a step, four 18% longer; learners of a kind differ by a further 10%,

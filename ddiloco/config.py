@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses, built and checked once from whatever mapping a config file made.
+"""Settings: frozen dataclasses, built and checked once from the mapping of a config file.
 
 Any dataclass works: meaning, bounds and marks stand in each field's metadata (written by `setting`, or by
 hand where a package imports the standard library only), rules that join several fields in `__post_init__`.
@@ -45,7 +45,7 @@ _UNMARKED = Marks(may_change="never", because="it is not known to be sound to ch
 
 
 class Leaf(NamedTuple):
-    """One setting: its dotted path, its value, and what `setting` was told, with the marks of its groups."""
+    """One setting: its dotted path, value, the arguments of its `setting`, and the marks of its groups."""
 
     path: str
     value: Any

@@ -1,4 +1,4 @@
-"""Manages a run that goes on: `python -m experiments.control --syncer=HOST:PORT status`.
+"""Manages a run in progress: `python -m experiments.control --syncer=HOST:PORT status`.
 
     status       the global step, and which learners are there; of each shard of the syncer, if it has several
     drain 3      learner 3 ends after its step, with exit code 0, and is sent away when it comes again

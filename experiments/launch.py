@@ -1,8 +1,8 @@
 """Starts a run on an engine: `python -m experiments.launch --launcher=gke --config=FILE [--dry_run]`.
 
 `ray` runs here until the run is over, in --workdir. The others write files to --output and give them to
-`kubectl`, `sbatch`, `gcloud` or `sky`, whose engines go on by themselves; with --dry_run they only
-write and tell. A flag that the engine has no use for is refused.
+`kubectl`, `sbatch`, `gcloud` or `sky`, whose engines then run it; with --dry_run they only write files
+and print commands. A flag that the engine has no use for is refused.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _WORKDIR = roles.define(
     flags.DEFINE_string,
     "workdir",
     None,
-    "Folder for its tape and copies of its inner optimizer state. Default: none are kept.",
+    "Folder for its tape and checkpoints. Default: it keeps none.",
 )
 _PROFILE = roles.define_profile()
 roles.define_processes()

@@ -50,7 +50,7 @@ class Run:
                 self.send(self.syncer, events.Timeout())
 
     def send(self, core, event) -> None:
-        """Tells a core of an event, and does all that follows from it."""
+        """Gives a core an event, and performs all actions that follow."""
         self.mail.append((core, event))
         while self.mail:
             core, event = self.mail.popleft()

@@ -1,7 +1,7 @@
 """Trains at each point of a grid: `python -m experiments.sweep --sweep="a.b=1,2;seed=0,1" --output=DIR`.
 
 Each point is a run of `experiments.train` in a process of its own, in DIR/<point>; --jobs=N at a time. A
-point whose run has finished with the same settings is not run again, so that an interrupted sweep goes on
+point whose run has finished with the same settings is not run again, so that an interrupted sweep resumes
 where it was. A setting that a point may not have is reported before any run starts. `--config.FIELD=VALUE`
 is for all points, of a field in which they do not differ.
 

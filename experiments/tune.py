@@ -12,7 +12,7 @@ these runs alone, such as another split; their seeds are --tuning_seeds. At its 
 trained with --seeds, which chose nothing, and its loss held against that of the row `against`, seed by seed.
 
 A setting given here, --config.any.field=value, holds for every run. --jobs=N at a time; a run that has
-finished with the same settings is not run again, so that the same command goes on where it was. Writes what
+finished with the same settings is not run again, so that the same command resumes. Writes what
 was chosen to DIR/chosen.json and chosen.md, and the rows at their best to tune.json, tune.md and tune.png.
 """
 

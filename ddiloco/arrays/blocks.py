@@ -1,4 +1,4 @@
-"""Arrays of which one process has only some blocks, as where a learner's mesh spans several hosts."""
+"""Arrays of which a process has only some blocks, since a learner's mesh spans several hosts."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def moved(box: Box, origin: Box) -> Box:
 
 
 class Gathered:
-    """Blocks of an array that are put together from what several senders have of them.
+    """Assembles blocks of an array from the blocks that several senders have.
 
     Example:
       >>> gathered = Gathered(Cut((4,), (((1, 4),),)), np.dtype(int))
@@ -145,7 +145,7 @@ class Gathered:
         self._parts: dict[Box, list[Box]] = {box: [] for box in cut.boxes}
 
     def add(self, blocks: Blocks) -> None:
-        """Takes what is wanted of these; a block that is just that is kept, not copied.
+        """Adds the wanted parts of these; a block that is wanted as it is is kept, not copied.
 
         Raises:
           ValueError: they are of an array of another shape.
@@ -182,7 +182,7 @@ class Gathered:
 
 
 def owned(array: np.ndarray | jax.Array | Blocks) -> Blocks:
-    """The blocks that this process alone answers for, in host memory; waits for their copy."""
+    """The blocks of which this process has the first replica, in host memory; waits for their copy."""
     if isinstance(array, Blocks):
         return array
     if isinstance(array, np.ndarray | np.generic) or array.is_fully_addressable:
@@ -199,7 +199,7 @@ def held(array: jax.Array) -> Blocks:
 
 
 def in_host_memory(array: jax.Array, blocks: Callable[[jax.Array], Blocks] = held) -> np.ndarray | Blocks:
-    """The array in host memory; where this process has a part of it, these blocks of that."""
+    """The array in host memory; if it spans several processes, only `blocks` of it."""
     return np.asarray(array) if array.is_fully_addressable else blocks(array)
 
 
@@ -212,7 +212,7 @@ def needed(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Cut:
 def placed(
     values: Sequence[np.ndarray | Blocks | jax.Array], shardings: Sequence[jax.sharding.Sharding]
 ) -> tuple[jax.Array, ...]:
-    """The arrays on the devices; where this process has a part of these, it needs that part of the values."""
+    """The arrays on the devices; a process with a part of these needs only that part of the values."""
     if all(sharding.is_fully_addressable for sharding in shardings):
         arrays: tuple[jax.Array, ...] = jax.device_put(tuple(values), tuple(shardings))
         return arrays

@@ -13,9 +13,9 @@ Parts = list[tuple[str, ...]]  # the mesh axes of each axis of an array
 
 
 def row_sharding(stack: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """How a row of this shape lies: as in the stack, and what divides the stack's rows divides another axis.
+    """The sharding of one row: as in the stack, with the mesh axes of the stack's rows moved to another axis.
 
-    That is the first that it divides evenly; where there is none, the row is whole along it.
+    That is the first axis that they divide evenly; without one, the row is not divided by them.
 
     Example:
       >>> import jax
@@ -35,7 +35,7 @@ def row_sharding(stack: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
-    """Whether an array of this shape can lie so."""
+    """Whether the sharding divides an array of this shape evenly."""
     try:
         sharding.shard_shape(shape)
     except ValueError:
@@ -44,7 +44,7 @@ def divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
 
 
 def row_of(stack: jax.Array, row: int, sharding: NamedSharding) -> jax.Array:
-    """The row of a stack that lies as `sharding` says, itself as `row_sharding` says; for use under jit.
+    """The row of a stack with this sharding, laid out by `row_sharding`; for use under jit.
 
     Left to itself, the compiler would move the whole stack.
     """
@@ -73,7 +73,7 @@ def row_of(stack: jax.Array, row: int, sharding: NamedSharding) -> jax.Array:
 
 
 def ways(mesh: Mesh | AbstractMesh, names: Sequence[str]) -> int:
-    """Into how many parts these axes of a mesh divide."""
+    """The number of parts into which these axes of a mesh divide an array."""
     return math.prod(mesh.shape[name] for name in names)
 
 

@@ -79,7 +79,7 @@ class JobStates:
     """The checkpoints and snapshots of a job, which are those of learner 0; there is nothing beside them."""
 
     def __init__(self, experiment: Experiment, workdir: pathlib.Path, record: Callable[[Any], None]) -> None:
-        """A run that has begun in the workdir goes on under its id. Raises OSError, RunMarkError."""
+        """Keeps the id of the run in the workdir, if one has begun. Raises OSError, RunMarkError."""
         self._experiment, self._record = experiment, record
         folder, mark = workdir / DURABLE, run_mark.begun(workdir / DURABLE)
         self._mark = mark or RunMark(secrets.token_hex(16), secrets.token_hex(8))
@@ -94,7 +94,7 @@ class JobStates:
         self._begun: dict[int, tuple[int, float]] = {}  # by number of a snapshot: its step, and when
 
     def newest(self) -> LearnerState | None:
-        """With which the run goes on; None: it begins. Raises ValueError: what is there cannot be used."""
+        """The state to resume from; None: the run is new. Raises ValueError: the saved one cannot be used."""
         return self._states.newest(self._mark.run)
 
     def due(self, step: int) -> bool:
@@ -160,11 +160,11 @@ class BaselineRun:
         stop: threading.Event,
         workdir: pathlib.Path | None = None,
     ) -> None:
-        """A run that has begun in the workdir goes on; None: nothing is kept.
+        """Resumes the run in the workdir, if one has begun there; None: nothing is saved.
 
         Raises:
-          ConfigError: the disk refuses, or what it has cannot be gone on with.
-          RunMarkError: the run in the workdir cannot be told.
+          ConfigError: the disk refuses, or its run cannot be resumed.
+          RunMarkError: the mark of the run in the workdir cannot be read.
         """
         e = self._experiment = assembly.experiment
         self._record, self._stop = record, stop

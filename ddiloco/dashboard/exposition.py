@@ -124,7 +124,7 @@ def exposition(views: Sequence[RunView]) -> tuple[bytes, str]:
     """The metrics of these runs, and their content type."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    # All that is asked of a registry is to collect.
+    # `generate_latest` only calls `collect` of a registry.
     registry: Any = types.SimpleNamespace(collect=lambda: _families(views))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 

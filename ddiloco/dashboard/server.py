@@ -48,7 +48,7 @@ _POLICY_OF_ONE_FILE = _POLICY.replace("style-src 'self'", "style-src 'unsafe-inl
 
 
 class Board:
-    """Runs as they are to be seen, for one thread: read a little at a time, drawn when somebody looks."""
+    """The runs of a page, for one thread: files are read a little at a time, pages made when requested."""
 
     def __init__(self, workdirs: Sequence[pathlib.Path], share: float = SHARE) -> None:
         """`share`: of a core that looking may take."""

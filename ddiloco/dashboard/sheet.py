@@ -1,4 +1,4 @@
-"""The page of a run, or of several side by side: what the templates beside this file make of views.
+"""The page of a run, or of several side by side: views, rendered by the templates beside this file.
 
 Lanes of states, and curves over time, are paths of an SVG that stretches with the page. Labels are text of
 the page beside the drawing, so that they stay readable at any width. What colour says is said by form too: a
@@ -166,7 +166,7 @@ def columns(view: RunView) -> dict[str, Callable[[LearnerView], str]]:
 
 
 def hosts_of(one: LearnerView) -> tuple[list[HostView], list[HostView]]:
-    """A learner's hosts, if there are many those that are gone or came last; and the others."""
+    """The hosts of a learner that are shown, lost and newest ones first if there are many; and the others."""
     known = sorted(one.hosts, key=lambda at: (at.state != "gone", at.state_seconds))
     return sorted(known[:MAX_HOSTS], key=lambda at: at.host), known[MAX_HOSTS:]
 

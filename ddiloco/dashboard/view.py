@@ -1,4 +1,4 @@
-"""A run at one moment, in plain values: what page, report, metrics and advice are all made of."""
+"""A run at one moment, in plain values: the common source of page, report, metrics and advice."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _with_timing(config: Mapping[str, Any], timing: Mapping[str, Any]) -> Mappin
 
 
 def views_of(runs: Sequence[RunFiles]) -> list[RunView]:
-    """The runs that stand on one page, told apart by their names."""
+    """The views of the runs of one page, with distinct names."""
     return [
         dataclasses.replace(view_of(run), name=name) for run, name in zip(runs, names_of(runs), strict=True)
     ]

@@ -26,10 +26,10 @@ from ddiloco.data.tfds_builder import LocalBuilder, one_in
 
 VALIDATION_ONE_IN = 100
 PIECE = 1 << 16  # bytes of plain text after which a document ends with the line
-HEAD = 1 << 20  # bytes that are looked at to tell what a file is
+HEAD = 1 << 20  # bytes from which the kind of a file is detected
 _FIELDS_SHOWN = 20
 _NUL_WITHIN = 8000  # bytes in which a NUL marks a binary file, as for Git
-_LINES = 16  # the first ones, which tell rows from plain text
+_LINES = 16  # the first ones, by which rows are distinguished from plain text
 
 Content = Literal["rows", "plain", "parquet"]
 

@@ -57,7 +57,7 @@ class Cover:
         self._joined = len(self._starts)
 
 
-MAX_UNCUT = 10_000  # spans of a learner that may reach out of the window; only one that lies has more
+MAX_UNCUT = 10_000  # spans of a learner that may reach out of the window; honest ones have fewer
 
 
 class State(enum.Enum):
@@ -67,12 +67,12 @@ class State(enum.Enum):
     STEPPING = "stepping"  # useful work
     SKIPPING = "skipping"  # steps that change nothing, as loss or gradient is not finite; known at their end
     WAITING_FOR_PEERS = "waiting_for_peers"  # at its run-ahead bound, or for the slowest of its own chips
-    WAITING_FOR_NETWORK = "waiting_for_network"  # for bytes that training cannot go on without
+    WAITING_FOR_NETWORK = "waiting_for_network"  # for a transfer that the next step needs
     DETECTING = "detecting"  # stands still before a failure is detected
-    RECONFIGURING = "reconfiguring"  # rejoins, restores, fetches, compiles, takes slices in or out
-    REPLAYING = "replaying"  # does again the work that was lost
+    RECONFIGURING = "reconfiguring"  # rejoins, restores, fetches, compiles, adds or removes slices
+    REPLAYING = "replaying"  # repeats lost work
     STANDBY = "standby"  # spare chips, kept idle
-    FAILED = "failed"  # dead, others go on
+    FAILED = "failed"  # dead, while others train
     FINISHED = "finished"  # left after its last step; no longer allocated
 
 

@@ -1,4 +1,4 @@
-"""The models of what a fleet meets: interruptions of its chips, and spare capacity to scavenge."""
+"""Models of a fleet's conditions: interruptions of its chips, and spare capacity to scavenge."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class SpareCapacity:
     """Scavenging: learners that join while a cluster has spare capacity, and leave when it is needed.
 
     The spare capacity is 0 with probability 1 - free_share, else exponentially distributed with mean
-    mean_size, in units of the base fleet; it is drawn again at the times of a Poisson process. Each of the E
-    extra learners is as large as one of the B base learners; number j is there while the capacity is at least
+    mean_size, in units of the base fleet; it is sampled anew at the times of a Poisson process. Each of the E
+    extra learners is as large as one of the B base learners; number j trains while the capacity is at least
     j / B. On average
 
         free_share * sum over j = 1 .. E of exp(-j / (B * mean_size))

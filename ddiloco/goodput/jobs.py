@@ -1,14 +1,13 @@
 """The event engine: many jobs, elastic or not, that live through interruptions side by side.
 
-An *elastic* job of n slices loses the slice that is struck, until it is back. If the job was stepping, it
-stands still: DETECTING, RECONFIGURING to go on without it (downscale), REPLAYING the part of a step that
-was lost; then it steps on what is left. What is struck meanwhile is handled by the pause under way. Every
-slice that is back is taken in at the end of each reconfiguration; if none comes by itself, an upscale
-begins `upscale_wait_seconds` after the first return. A job that has lost its last slice is FAILED until one
-is back, and starts again.
+An *elastic* job of n slices loses an interrupted slice until that returns. If the job was stepping, it
+pauses: DETECTING, RECONFIGURING without the slice (downscale), REPLAYING the lost part of a step; then it
+steps on the other slices. The pause also covers interruptions during it. Each reconfiguration ends with all
+returned slices in the job; if none is due, an upscale begins `upscale_wait_seconds` after the first return.
+A job without slices is FAILED until one returns, and restarts.
 
-A job *without elasticity* stands still as a whole, DETECTING, RECONFIGURING and REPLAYING, and starts again
-on spare slices: it always has the same number.
+A job *without elasticity* pauses as a whole, DETECTING, RECONFIGURING and REPLAYING, and restarts on spare
+slices: it always has the same number.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BLOCK = 256  # draws of a job at a time
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interruption:
-    """A chip of a slice is interrupted, and the slice is gone until it is back."""
+    """An interruption of a chip, which takes its slice away until the slice returns."""
 
     time: float  # seconds
     slice: int  # of the whole fleet
@@ -62,8 +61,8 @@ class InterruptionSource(Protocol):
     def take(self, jobs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes the next interruption of each job; `resized` must follow.
 
-        Returns when the slice is back, and when it was back from its previous interruption (-inf: it had
-        none); None in place of the latter if the slice is always one that is in the job.
+        Returns the time of the slice's return, and that of its return from the previous interruption (-inf:
+        it had none); None instead of the latter if only slices in the job are interrupted.
         """
 
     def resized(self, jobs: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:

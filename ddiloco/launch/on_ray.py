@@ -86,7 +86,7 @@ class RoleActor:
         """Runs the role; returns an exit code that is final, and ends the process after any other.
 
         Ray starts another process then, and calls this again. `first`: the actor of the learner's process 0,
-        of which the assignment has the port alone.
+        which gives the address; the assignment has only the port.
         """
         host = ray.util.get_node_ip_address()
         if assignment.processes > 1:
@@ -139,8 +139,8 @@ class RayRun:
         self._experiment, self._workdir, self._resources = experiment, workdir.resolve(), resources
         self._main, self._note, self._environment = main, note, dict(environment or {})
         self._kept = None if kept is None else kept.resolve()
-        self._running: dict[Any, str] = {}  # by the exit code to come, the actor that it is of
-        self._begun: dict[str, tuple[Assignment, Security, Options]] = {}  # by actor, what it was made with
+        self._running: dict[Any, str] = {}  # actor's name by the future of its exit code
+        self._begun: dict[str, tuple[Assignment, Security, Options]] = {}  # by actor, its arguments
         self._groups: list[Any] = []
         self._left: set[tuple[str, str]] = set()  # learner, and the node that it was asked to leave
         # Rounds merged, and how often each actor was begun before the last of them
@@ -225,7 +225,7 @@ class RayRun:
                     due_at[name] = time.monotonic() + PAUSE
             for name in [name for name, at in due_at.items() if at <= time.monotonic()]:
                 ray.kill(self.actors[name])
-                with contextlib.suppress(ValueError):  # the one that is gone may still have the name
+                with contextlib.suppress(ValueError):  # the dead actor may still have the name
                     self._start(*self._begun[name])
                     del due_at[name]
             if (failing := self._failing({*self._running.values(), *due_at})) is not None:
@@ -234,7 +234,7 @@ class RayRun:
             self._leave_draining_nodes()
 
     def _has_failed(self) -> bool:
-        """Whether the run failed for good, so that another syncer would not go on with it."""
+        """Whether the run failed for good, so that the syncer must not be restarted."""
         return operator_orders.has_failed(self._workdir / FOLDER)
 
     def _ended(self, seconds: float) -> list[tuple[str, int]]:

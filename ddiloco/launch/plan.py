@@ -23,7 +23,7 @@ class LaunchedRun:
 
     name: str  # of the run, in lower case letters, digits and dashes
     config: Sequence[str]  # its settings as program arguments, `--config=FILE` first
-    learners: int  # how many there may be; the engine starts each as it finds room
+    learners: int  # at most; the engine starts each when it has resources
     processes: int = 1  # hosts of each learner, with a process each
     grace: float = 25.0  # seconds that a process gets between the order to stop and its end
     port: int = 7070  # at which the syncer listens; learners answer each other at the next one

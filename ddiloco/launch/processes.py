@@ -1,8 +1,8 @@
 """Starts programs as processes of this machine, forked from one that has imported everything.
 
-Imports are more than half of the processor time of a start. `multiprocessing` has the fork server, gives exit
-codes and passes signals on, and a child can see that its parent is gone. But its children call a function;
-this module makes them like commands, with their own arguments, environment, standard streams and session.
+Imports are more than half of the processor time of a start. `multiprocessing` has the fork server, exit codes
+and signals, and a child can notice the end of its parent. But its children call a function; this module
+makes them like commands, with their own arguments, environment, standard streams and session.
 Outside Linux each process imports for itself.
 """
 
@@ -96,8 +96,8 @@ def start(
 def share_of_threads(environment: Mapping[str, str], sharers: int) -> dict[str, str]:
     """The environment of one of so many processes, in which XLA computes in its share of this one's cores.
 
-    With more threads, a step on CPU waits for whichever has lost its core to another process. Larger sums
-    are split by their number, so a replay takes as many. What PJRT_NPROC or NPROC says already holds.
+    With more threads, a step on CPU waits for those that lost their core to another process. Large sums are
+    split by the number of threads, so a replay uses the same. PJRT_NPROC and NPROC have precedence.
     """
     threads = max(1, _own_cores() // sharers)
     return {"PJRT_NPROC": environment.get("NPROC", str(threads)), **environment}
@@ -160,9 +160,9 @@ def make_way() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, for whatever reason.
+    """Ends this process when its parent has ended, for whatever reason.
 
-    Also when the fork server is gone: only it hears how its children end, so they would count as dead.
+    Also when the fork server has: it alone receives the exit codes of its children.
     """
     sentinels = [multiprocessing.parent_process().sentinel]
     if _FORKS:

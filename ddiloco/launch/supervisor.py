@@ -41,8 +41,8 @@ CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}  # of so many TPU
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
-# Hears of each start of a process, with its role's name, its number and None, and of its end, before it is
-# started again, with its exit code (minus the signal that killed it). Called in the supervisor's thread.
+# Called at each start of a process with its role, its number and None, and at its end, before a restart, with
+# its exit code (minus the signal that killed it); in the supervisor's thread.
 Observe = Callable[[str, int, int | None], None]
 
 
@@ -111,8 +111,8 @@ class Supervisor:
     ) -> None:
         """`note` takes a line on each death; learners have `late_seconds` to follow the syncer.
 
-        `workdir`: the run's, which tells whether it gets on, else no failure is forgotten, and whether it has
-        failed for good, so that another syncer would not go on with it.
+        `workdir`: the run's, which shows progress, after which earlier failures do not count, and whether the
+        run has failed for good, so that the syncer is not restarted.
         """
         self._roles, self._config, self._note, self._workdir = roles, config, note, workdir
         self._late_seconds, self._observe = late_seconds, observe
@@ -186,7 +186,7 @@ class Supervisor:
         return None
 
     def _is_trained(self) -> bool:
-        """Whether learners have left after their last step, whoever was given up before."""
+        """Whether learners have left after their last step; those given up before do not count."""
         last = self._last_learner()
         return last is not None and last.process.exitcode == 0
 
@@ -204,7 +204,7 @@ class Supervisor:
             if now >= role.due_at:
                 try:
                     self._start(role)
-                except (OSError, EOFError) as error:  # such as too many processes: others go on meanwhile
+                except (OSError, EOFError) as error:  # such as too many processes: others continue
                     role.due_at = now + self._config.longest_backoff
                     self._note(f"{role.name} cannot be started now: {reason(error)}")
             return
@@ -275,9 +275,9 @@ class Supervisor:
             self._observe(role.name, role.process.pid, role.process.exitcode)
 
     def _stop_syncer(self) -> None:
-        """Makes the syncer, or another one if it is dead, tell learners that the run is over and save all.
+        """Has the syncer, or a new one if it is dead, end the run at the learners and save all.
 
-        That takes as long as the model is large: who does not want to wait ends this process.
+        The time goes with the size of the model; a second signal ends this process at once.
         """
         dead = self._roles.syncer.process.exitcode is not None and not self._run_is_over()
         if dead and self._roles.syncer.begun():
@@ -456,9 +456,9 @@ def run_all(
     Args:
       config: the same settings as program arguments, `--config=FILE` first.
       note: takes a line on what happens to the processes.
-      profile: FIRST:LAST steps of which learner 0 takes a trace.
+      profile: FIRST:LAST steps that learner 0 profiles.
       study: what a study of failures sees and does.
-      resume: whether the run in the workdir goes on.
+      resume: whether to resume the run in the workdir.
     """
     count, played = experiment.max_learners, study.played
     processes.warm_up()

@@ -114,7 +114,7 @@ class LocalRun:
 
         Raises:
           ConfigError: the disk refuses.
-          DurableStateError, RunMarkError: the run in the workdir cannot go on.
+          DurableStateError, RunMarkError: the run in the workdir cannot be resumed.
         """
         e = assembly.experiment
         self._assembly, self._record, self._stop, self._workdir = assembly, record, stop, workdir
@@ -135,7 +135,7 @@ class LocalRun:
         lineage = 0 if durable is None else durable.lineage
         core = SyncerCore(e.sync, e.train.steps, state, lineage)
         self._learners: list[LearnerWorker] = []
-        self._tokens_before = 0  # trained by earlier processes, of which the learners of this one do not know
+        self._tokens_before = 0  # trained by earlier processes; this one's learners do not count them
         score = assembly.scorer(assembly.learner_meshes()[0])
         self._last_evaluation = Evaluations(score, 0, record)
         self._scoring_learner = assembly.evaluation_learner()

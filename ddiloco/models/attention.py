@@ -42,7 +42,7 @@ def causal(implementation: str, segments_BxL: jax.Array, constrain: Constrain) -
         return jax.nn.dot_product_attention(query, key, value, mask=mask_Bx1xLxL, implementation=chosen)
 
     def gathered(x: jax.Array, heads: str) -> jax.Array:
-        # Pinned on either side: XLA would else gather what it is computed of.
+        # Constrained before and after: otherwise XLA would gather the inputs of x.
         return constrain(
             constrain(x, ("batch", "length", heads, None)), _QUERIES if heads == "heads" else _KEYS
         )

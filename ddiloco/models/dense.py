@@ -255,7 +255,7 @@ class Decoder(nnx.Module):
 
     def looked_up(self, tokens_BxL: jax.Array, constrain: Constrain) -> jax.Array:
         """The tokens' rows of the table, as the first layer reads them."""
-        # As the table lies, for the rows of one copy of the model: each device would else have those of all.
+        # Sharded like the table, and by copies of the model: otherwise each device would have all rows.
         x_BxLxD = constrain(self.embed(tokens_BxL), ("copy", None, "embed"))
         return constrain(x_BxLxD, ("batch", "length", None))
 

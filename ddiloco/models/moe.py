@@ -65,7 +65,7 @@ class MoEConfig(dense.DenseConfig):
         self.check_repeats("dense_layers", self.dense_layers)
 
     def places(self, length: int) -> int:
-        """C: how many tokens of a row of this length an expert takes; all of them, where none is dropped."""
+        """C, the tokens of a row of this length that an expert takes at most; all, where none is dropped."""
         if self.capacity_factor is None:
             return length
         share = self.capacity_factor * self.experts_per_token * length / self.num_experts
@@ -101,7 +101,7 @@ class Router(nnx.Module):
 
 
 def place_of_choices(experts_BxS: jax.Array, counted_BxS: jax.Array, num_experts: int) -> jax.Array:
-    """How many earlier choices of the same row that count are of the same expert, (B, S) int32.
+    """The number of earlier counted choices of the same expert in the row, (B, S) int32.
 
     Later tokens change no place, so that the model stays causal.
     """
@@ -128,7 +128,7 @@ class Experts(nnx.Module):
     def __call__(
         self, x_BxLxD: jax.Array, routing: Routing, counted_BxL: jax.Array, constrain: Constrain
     ) -> tuple[jax.Array, jax.Array]:
-        """The experts' gated sum (B, L, D), and how many choices were dropped, a float32 scalar."""
+        """The experts' gated sum (B, L, D), and the number of dropped choices, a float32 scalar."""
         if self.config.capacity_factor is None:
             return self._dropless(x_BxLxD, routing, constrain), jnp.zeros((), jnp.float32)
         return self._with_capacity(x_BxLxD, routing, counted_BxL, constrain)

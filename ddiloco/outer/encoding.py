@@ -1,16 +1,16 @@
-"""Fragments as they travel: learners' offers, encoded where their shards lie, and the syncer's new versions.
+"""Encoded fragments: learners' offers, encoded shard by shard on their devices, and the syncer's versions.
 
 A learner sends its outer gradient Theta_p(version) - theta_{m,p}, piece by piece, which can be added to any
-version; only with the codec f32, and without rebase, its parameters theta_{m,p}. The syncer takes these
-against its current version of the fragment, and its core drops what was computed from an older one.
+version; only with the codec f32, and without rebase, its parameters theta_{m,p}. From these the syncer
+subtracts its current version of the fragment, and its core drops those computed from an older one.
 
-A new version is sent whole in f32, or as its difference from the last one. Then the version is what can be
-made of the difference, so that every learner has the same one to the bit; what the codec left out is added to
+A new version is sent whole in f32, or as its difference from the last one. Then the version is the last one
+plus the decoded difference, so that every learner has the same one to the bit; the codec's error is added to
 the next difference.
 
-A codec works on groups of neighbours in row-major order. A tensor is encoded where its shards lie, so that no
-device ever holds more of it than its share: shards that cut through groups first change places, by an
-all-to-all, never a gather.
+A codec works on groups of neighbours in row-major order. Tensors are encoded shard by shard, so that no
+device ever holds more than its share: if shards cut through groups, an all-to-all, never a gather, lays them
+out anew first.
 """
 
 from __future__ import annotations

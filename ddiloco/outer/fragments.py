@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 BYTES_PER_ELEMENT = 4  # masters are float32
-SHARED_ROWS = 128  # of a vocabulary are not cut apart, so that devices can share what is cut out of it
+SHARED_ROWS = 128  # rows of a vocabulary that stay together, so that devices can divide a piece of it
 BALANCE_BOUND = 4 / 3  # of the largest fragment over the mean; the paper's promise for balanced fragments
 
 _LAYER = re.compile(r"(?:(.*)/)?layers/(\d+)(?:/|$)")
@@ -192,7 +192,7 @@ def assemble(layout: FragmentLayout, fragments: Sequence[Sequence[np.ndarray]]) 
 
 
 def zeros(layout: FragmentLayout) -> dict[str, np.ndarray]:
-    """All tensors by name, read-only and without memory of their own, where others will take their place."""
+    """All tensors by name, as read-only placeholders without memory of their own."""
     return {name: np.broadcast_to(np.float32(0), shape) for name, shape in layout.shapes}
 
 

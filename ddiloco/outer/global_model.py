@@ -52,7 +52,7 @@ class GlobalModel:
     For one thread at a time; only `decode` and `validate` may be called from any thread, and `state` of a
     fragment that is not being merged. Beside Theta and the
     optimizer's state it keeps the previous version of each fragment: the next merge writes into that memory,
-    unless somebody still reads it, since new memory from the system would take as long as the merge.
+    unless it is still being read, since allocating new memory would take as long as the merge.
 
     Attributes:
       layout: the fragments.

@@ -89,7 +89,7 @@ class MergedTensor(NamedTuple):
     # Weighted mean of the cosines between different learners' vectors, 1 if there are fewer than two. That of
     # `direct` is off by about 1e-7 times the ratio of the largest norm to the others.
     cosine: jax.Array
-    # Apart, since whoever uses the value can multiply as it reads, and storing it would be a pass of its own.
+    # Apart from the value: its users can multiply as they read it, and a product would be another pass.
     scale: jax.Array | float = 1.0
 
     @property

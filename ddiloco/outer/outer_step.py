@@ -116,7 +116,7 @@ class OuterStep:
         results, opt_state, measured = zip(*jax.block_until_ready(stepped), strict=True)
         new, metrics = tuple(results), _metrics(measured, shares)
         if not all(map(operator.attrgetter("finite"), measured)):
-            # Nothing is taken, and moments begin again; what counts rounds goes on.
+            # No step is taken, and moments are reset; counters of rounds are kept.
             opt_state = jax.tree.map(_unless_counted, opt_state, self._begun(anchor))
             return OuterResult(
                 new, opt_state if self._encode is None else (opt_state, left_out), metrics, False

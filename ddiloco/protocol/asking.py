@@ -129,7 +129,7 @@ class OfferRequests:
     def _request(self, r: Round, members: Sequence[Member], clock: int) -> actions.Send:
         """The request, recorded to measure the learner's next offer."""
         for m in members:
-            known = m.counters[r.id.fragment] if m.counters else None
+            known = m.counters(r.id.fragment)
             steps = known.steps if known is not None and known.version == r.version else None
             asked = Asked(m.incarnation, r.version, clock, m.step, steps)
             r.owed[m.learner] = m.asked[r.id.fragment] = asked

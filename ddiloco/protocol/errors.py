@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class LocalProtocolError(RuntimeError):
-    """The driver told a core something impossible, such as the end of a merge that was never asked for."""
+    """The driver gave a core an impossible event, such as the end of a merge that was never begun."""

@@ -85,10 +85,23 @@ class _Session:
     welcomed_as: int | None = None  # incarnation of the last complete welcome
     known_as: int | None = None  # incarnation under which it reported or was welcomed
     joined_step: int = 0
+    began: Watermark = NOTHING_MERGED  # the merged work behind whose data its fragments' work begins
     ends_at: int = 0  # step of the shard's ClockSet; 0: none
     welcome: dict[int, HeldFragment] = dataclasses.field(default_factory=dict)  # an incomplete one
     welcome_step: int = 0
     welcome_data: Watermark = NOTHING_MERGED
+    reported: tuple[FragmentCounters, ...] = ()  # `Report.bases` of the last report
+
+    def report(self, at: _Standing) -> None:
+        """Sets `reported`; what has not changed stays the same object, which reports share."""
+        held, known = [at.held[p] for p in self.fragments], self.reported or (None,) * len(self.fragments)
+        self.reported = tuple(
+            old
+            if old is not None
+            and (old.version, old.steps, old.tokens) == (version, -base.steps, -base.tokens)
+            else FragmentCounters(version, -base.steps, -base.tokens)
+            for old, (version, base) in zip(known, held, strict=True)
+        )
 
     @property
     def welcomed(self) -> bool:
@@ -221,7 +234,7 @@ class LearnerCore:
             raise LocalProtocolError(f"a state of {len(work.fragments)} fragments cannot be resumed")
         self.clock = self._reported_step = work.clock
         for session in self._sessions:
-            session.joined_step = work.clock
+            session.joined_step, session.began = work.clock, after.bare
         self._fragments = [fragment.held() for fragment in work.fragments]
         self._life, self._steps = max(self.incarnations), work.steps
         lives = [*work.lives.items(), (work.life, work.steps)]
@@ -302,7 +315,7 @@ class LearnerCore:
         position = self._go_on_after(known[-1])
         self._welcomed_after |= {data.life: data.steps for data in known}
         for session in self._sessions:
-            session.joined_step = self.clock
+            session.joined_step, session.began = self.clock, self._began
             session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         self._started = collections.deque(step.forgotten for step in self._started)
         self._asked.clear()
@@ -321,8 +334,8 @@ class LearnerCore:
         self._last = None if self._last is None else self._renewed(session, self._last)
         if session.welcome_step - self.clock > session.policy.band:
             self.clock = session.welcome_step
-        session.joined_step = self.clock
         position = self._go_on_after(session.welcome_data)
+        session.joined_step, session.began = self.clock, self._began
         session.welcome, session.welcome_step, session.welcome_data = {}, 0, NOTHING_MERGED
         if position is not None:
             out.append(actions.DrawFrom(position))
@@ -416,7 +429,7 @@ class LearnerCore:
                 versions=tuple(fragment.version for fragment in held),
                 lineages=tuple(fragment.lineage for fragment in held),
                 life=self._life,
-                began=self._began,
+                began=session.began,
                 left=tuple(Watermark(life, steps) for life, steps in self._left.items()),
             )
         return actions.SendToSyncer(joined, session.shard)
@@ -572,9 +585,9 @@ class LearnerCore:
     def _report(self, session: _Session, at: _Standing) -> actions.SendToSyncer:
         """A report to a shard, on its fragments."""
         session.known_as = session.incarnation
-        held = (at.held[p] for p in session.fragments)
-        counters = tuple(FragmentCounters(version, *at.done.since(base)) for version, base in held)
-        report = Report(self.learner, session.incarnation, at.clock, counters, session.welcomed, self.shards)
+        session.report(at)
+        known = session.reported, session.welcomed, self.shards
+        report = Report(self.learner, session.incarnation, at.clock, *known, at.done.steps, at.done.tokens)
         return actions.SendToSyncer(events.StepReported(report), session.shard)
 
     def _reports(self, at: _Standing) -> list[actions.LearnerAction]:

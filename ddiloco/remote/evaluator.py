@@ -176,7 +176,7 @@ class EvaluatorProcess:
         if due and step < e.train.steps:  # the last one is scored at the end of the run
             try:
                 self._evaluations.evaluate(step, self._tokens_so_far() if step else 0, self._model.params)
-            except Exception as error:  # the run goes on, and the next may succeed
+            except Exception as error:  # the run continues, and the next may succeed
                 self._note(f"at step {step}: {type(error).__name__}: {error}")
 
     def _answer(self, durable: DurableState, wanted: Wanted) -> None:

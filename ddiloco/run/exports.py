@@ -1,4 +1,4 @@
-"""Exports of the global model for transformers while a run goes on."""
+"""Exports of the global model for transformers during a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ddiloco.weights.export import export
 
 FOLDER = "export"  # of a run, in its workdir
 NEWEST = "newest.json"
-KEPT = 3  # exports: whoever loads one may take as long as the next two
+KEPT = 3  # exports: loading one may take as long as the next two exports
 _UNFINISHED = ".new"
 
 

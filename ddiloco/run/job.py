@@ -104,7 +104,7 @@ def run_job(
 
     Raises:
       ConfigError, DataError: the run cannot work; raised before anything is trained.
-      RunMarkError: the run in the workdir cannot be told, or none has begun there that `resume` is of.
+      RunMarkError: the run in the workdir cannot be read, or there is none to resume.
     """
     virtual = experiment.driver == "virtual"
     if resume is not False and virtual:
@@ -173,7 +173,7 @@ def _check_trace(trace: pathlib.Path, workdir: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _page(experiment: Experiment, workdir: pathlib.Path, visitors: Visitors) -> Iterator[None]:
-    """Serves the run's page while it goes on, if that is wanted."""
+    """Serves the run's page during the run, if the settings ask for it."""
     if not experiment.log.page:
         yield
         return
@@ -205,7 +205,7 @@ def _run_owned(
     resume: bool,
     hooks: Hooks,
 ) -> Result:
-    """Runs an experiment that was checked, in a workdir that nobody else has."""
+    """Runs a checked experiment, in a workdir that this process has locked."""
     if resume:
         _check_settings(workdir, experiment)
     _write_settings(workdir, experiment, resume)
@@ -311,7 +311,7 @@ def _run(
 
 
 def _check_settings(workdir: pathlib.Path, experiment: Experiment) -> None:
-    """Raises ConfigError if the run in the workdir cannot go on with these settings."""
+    """Raises ConfigError if the run in the workdir cannot be resumed with these settings."""
     saved = read_json(workdir / "config.json")
     try:
         then = parse(saved) if saved else experiment

@@ -111,7 +111,7 @@ class ModelRecipe(Recipe):
 
     @property
     def scores(self) -> bool:
-        """Whether the devices that train score held-out rows too, and not an evaluator, or nobody."""
+        """Whether training devices score held-out rows; False: an evaluator does, or evaluation is off."""
         return self._experiment.eval.every is not None and self._experiment.driver != "remote"
 
     def check_fit(self, mesh: Mesh, rows: int) -> None:

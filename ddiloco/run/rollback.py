@@ -39,10 +39,10 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
     What came later, tapes and snapshots too, is moved to `workdir/previous/N`. Learners keep their numbers,
     and begin with a fresh inner state; processes that start anew read again what was undone. The syncer's
     next start draws a new lineage, as every start does, and so recognises learners that hold what was undone.
-    Called again after it was interrupted, it goes on.
+    An interrupted call is completed by the next one.
 
     Raises:
-      ConfigError: there are no versions of that step, or something of the run goes on in the workdir.
+      ConfigError: there are no versions of that step, or a process of the run has locked the workdir.
       OSError: the disk refuses.
     """
 
@@ -69,13 +69,13 @@ def roll_back(workdir: pathlib.Path, step: int) -> RolledBack:
 
 
 def go_back_to(workdir: pathlib.Path, number: int, experiment: Experiment) -> RolledBack:
-    """Makes a run what it was at the snapshot with this number; it then goes on as after any other stop.
+    """Sets a run back to the snapshot with this number; it can then be resumed as after any other stop.
 
-    As `roll_back`, with the learners' checkpoints in it. Of data-parallel that is all that there is.
+    As `roll_back`, with the snapshot's checkpoints of learners; data-parallel runs have those alone.
 
     Raises:
-      ConfigError: there is no such snapshot, it is damaged, the run cannot go on from it with these settings,
-        or something of it goes on in the workdir.
+      ConfigError: there is no such snapshot, it is damaged, the run cannot be resumed from it with these
+        settings, or a process of the run has locked the workdir.
       OSError: the disk refuses.
     """
     store = SnapshotStore(workdir / FOLDER, experiment.snapshot.keep)
@@ -114,9 +114,9 @@ def go_back_to(workdir: pathlib.Path, number: int, experiment: Experiment) -> Ro
 def going_on(
     resume: bool | int | None, workdir: pathlib.Path, experiment: Experiment, note: Callable[[str], None]
 ) -> bool | None:
-    """What `resume` comes to once the run is what it was at the snapshot whose number it is, if it is one.
+    """Sets the run back if `resume` is the number of a snapshot; returns the value of `resume` after that.
 
-    `note` takes a line on where what came later is. Raises as `go_back_to`.
+    `note` gets a line on where later files are. Raises as `go_back_to`.
     """
     if resume is None or isinstance(resume, bool) or experiment.driver == "virtual":
         return resume if resume is None else bool(resume)
@@ -220,7 +220,7 @@ def _checkpoints(learners: epath.Path) -> list[epath.Path]:
 
 
 def _keep_with_tapes(workdir: pathlib.Path, checkpoints: Sequence[epath.Path] = ()) -> None:
-    """Keeps what the run goes on with where its next tapes will be, to be replayed from there."""
+    """Saves the state that the run resumes from beside its next tapes, for replays from there."""
     began = epath.Path(workdir / TAPES / BEGAN)
     shutil.rmtree(began, ignore_errors=True)
     for path in sorted((workdir / "previous" / _MADE).glob("*")):

@@ -21,7 +21,7 @@ from ddiloco.storage.durable import FOLDER, DurableState, DurableStateError
 
 
 class SavedModel(NamedTuple):
-    """Parameters by layer, of which step they are, and the settings of their run."""
+    """Parameters by layer, their global step, and the settings of their run."""
 
     experiment: Experiment
     params: Mapping[str, np.ndarray]

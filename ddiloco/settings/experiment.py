@@ -443,7 +443,7 @@ class Experiment:
 
     @property
     def num_data_shards(self) -> int:
-        """Into how many shards the data is divided."""
+        """The number of shards into which the data is divided."""
         return self.sync.num_learners * self.train.sub_shards
 
     @property

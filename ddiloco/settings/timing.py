@@ -1,4 +1,4 @@
-"""Changes of a run's timing while it goes on."""
+"""Changes of a run's timing during the run."""
 
 from __future__ import annotations
 

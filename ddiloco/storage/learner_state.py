@@ -66,7 +66,7 @@ class StateHeader:
       work: of the learner's core.
       position: where its batches stand, as `Batches.get_state` gives it.
       num_shards: of the data, to which the position belongs.
-      trained: inner steps that the inner state has taken in.
+      trained: inner steps in the inner state.
       tokens: that the learner has trained on.
       steps: that its arrays have counted.
       origin: learner, process and number by which its tape names this state; None: no tape does.

@@ -22,10 +22,10 @@ _LOCK = "operator.lock"
 class StandingOrders(NamedTuple):
     """The orders after the last command."""
 
-    stopped: bool = False  # the run; whatever an engine starts then does not go on with it
-    drained: tuple[int, ...] = ()  # learners that are sent away until they are added again
+    stopped: bool = False  # the run; processes that an engine starts later do not resume it
+    drained: tuple[int, ...] = ()  # learners that are refused until they are added again
     failure: str | None = None  # why the run was stopped, if not by its operator
-    evicted: tuple[int, ...] = ()  # learners, one for each time that one was dropped, the newest last
+    evicted: tuple[int, ...] = ()  # learners in the order in which they were evicted; one may be there twice
     timing: Mapping[str, Any] = {}  # settings of config.sync that changed, by name
     reason: str = ""  # of their last change
     limits: Mapping[int, float] = {}  # by learner, bytes a second of its link, each way
@@ -82,9 +82,9 @@ def load(folder: pathlib.Path) -> StandingOrders:
 
 
 def change(folder: pathlib.Path, to: Callable[[StandingOrders], StandingOrders]) -> StandingOrders:
-    """Changes them, whichever shards do so at the same time; gives what holds then.
+    """Changes the orders, also while other shards do; returns the new ones.
 
-    Raises OSError, or RunMarkError: what was ordered before cannot be read.
+    Raises OSError, or RunMarkError: the present orders cannot be read.
     """
     with _alone(folder):
         before = load(folder)
@@ -104,13 +104,13 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 
 
 def fail(folder: pathlib.Path, why: str) -> None:
-    """Stops the run for good, for a reason: another process of it would fail likewise. Raises OSError."""
+    """Stops the run for good, since a restarted process would fail again. Raises OSError."""
     with contextlib.suppress(RunMarkError):
         change(folder, lambda orders: orders._replace(stopped=True, failure=why))
 
 
 def has_failed(folder: pathlib.Path) -> bool:
-    """Whether the run was stopped so."""
+    """Whether `fail` has stopped the run."""
     with contextlib.suppress(RunMarkError):
         orders = load(folder)
         return orders.stopped and orders.failure is not None

@@ -1,4 +1,4 @@
-"""The identity of a run's folder: a random id, drawn at the run's first start.
+"""The identity of a run's folder: a random id of the run's first start.
 
 Its file is the last that a start writes: once it exists, all that the run needs does too.
 """
@@ -34,7 +34,7 @@ class RunMark(NamedTuple):
 
 
 def _of_fragments(folder: pathlib.Path) -> RunMark | None:
-    """The run whose merged fragments are there, though its mark is gone; None: nothing was merged."""
+    """The run of the merged fragments, where the mark is missing; None: nothing was merged."""
     for path in sorted(folder.glob("fragment-[0-9]*")):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if array_file.load_header(path, FRAGMENT)["version"]:  # of a first start all have 0

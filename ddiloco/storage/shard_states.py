@@ -14,8 +14,8 @@ PREFIX = "shard-"
 class ShardState(NamedTuple):
     """The state written by the shard's newest process."""
 
-    start: str  # of the run, as its mark names it: what is of another start is void
-    shards: int  # S, of which it is one
+    start: str  # of the run, as in its mark; states of other starts are void
+    shards: int  # S, the number of shards
     address: str  # HOST:PORT at which it answers learners
     finished: int = 0  # the run's last step, once all of the shard's rounds are over; 0: they are not
     over: bool = False  # its process has ended, and the run with it

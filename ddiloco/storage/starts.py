@@ -1,4 +1,4 @@
-"""The starts of a process on its node, to tell one that its engine restarts there over and over."""
+"""The starts of a process on its node, to detect one that its engine restarts there again and again."""
 
 from __future__ import annotations
 

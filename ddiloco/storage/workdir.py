@@ -152,7 +152,7 @@ def take(file: int) -> bool:
     while not _locked(file, fcntl.LOCK_EX):
         if not _locked(file, fcntl.LOCK_SH):
             return False
-        # Somebody only looks whether it is locked, which takes an instant.
+        # Another process only tests the lock, which takes an instant.
     return True
 
 

@@ -319,7 +319,7 @@ class Monitor:
             self._progress.end()
 
     def _end_writers(self) -> None:
-        """Waits for the services; what they could not do is an alarm like any other."""
+        """Waits for the services; their failures are alarms like any other."""
         self._metrics.close()
         while not self.queue.empty():
             if isinstance(late := self.queue.get(), Alarm):

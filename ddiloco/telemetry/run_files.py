@@ -56,7 +56,7 @@ class RunLines:
         self._files = files
 
     def write(self, record: Record, state: RunState) -> None:
-        """Adds the lines of a record that `state` has taken in."""
+        """Adds the lines of a record that `state` has applied."""
         match record:
             case StepDone():
                 line: dict[str, Any] = {"step": int(record.step), "tokens": int(record.tokens)}
@@ -123,16 +123,16 @@ _FILES: Mapping[str, Callable[[Mapping[str, Any]], Record]] = {
 
 
 class RunFiles:
-    """A run as its files tell it; `read` goes on from where it was, in bounded memory.
+    """A run as read from its files; `read` continues from where it was, in bounded memory.
 
-    Records are taken in the order of their times, so that it is known how far a learner had come when its
-    work was merged. Lines that cannot be read are skipped.
+    Records are applied in the order of their times, so that a merge finds each learner's steps until then.
+    Lines that cannot be read are skipped.
 
     Attributes:
       state: what the lines add up to.
       summary: `summary.json`, of what has no lines.
       config, environment, plan: likewise.
-      going_on: whether the run goes on.
+      going_on: whether the run has not ended.
       whole: whether all that there was has been read.
     """
 
@@ -153,7 +153,7 @@ class RunFiles:
 
     @property
     def _in_real_time(self) -> bool:
-        """Whether the run is going on, by this machine's clock."""
+        """Whether the run is in progress, by this machine's clock."""
         return self.going_on and self.config.get("driver") != "virtual"
 
     @property
@@ -168,7 +168,7 @@ class RunFiles:
         return self.state.slots.start if self.state.slots is not None else 0.0
 
     def read(self, budget: float = math.inf) -> bool:
-        """Takes in what is new, for about `budget` seconds; returns whether that was all."""
+        """Reads new lines, for about `budget` seconds; returns whether that was all."""
         ends = time.monotonic() + budget
         try:
             self._read_summary()
@@ -179,7 +179,7 @@ class RunFiles:
         return self.whole
 
     def fold(self, latest_round: float = LATEST, ends: float = math.inf) -> bool:
-        """Has `state` take in the new lines, of rounds those up to a time; whether all, or until `ends`.
+        """Applies the new lines to `state`, of rounds those up to a time; returns whether all, before `ends`.
 
         Raises Replaced: another run has its files there.
         """

@@ -3,7 +3,7 @@
     threads --records--> monitor --> RunState --> summary.json, progress line, loss.png, metrics
                             |--> RunLines --> *.jsonl --> RunFiles --> RunState --> view --> page, report
 
-A process that goes on with a run folds its files first.
+A process that resumes a run folds its files first.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class RoundStats:
     def add(self, line: Mapping[str, Any]) -> None:
         """Counts one merge, as `rounds.jsonl` has it."""
         fragment, quorum = int(line["fragment"]), int(line["quorum"])
-        # Each version was a merge; a part may tell late of one that was durable, or never.
+        # Each version was a merge; a shard may report a durable one late, or never.
         version = int(line.get("version", self.by_fragment[fragment] + 1))
         self.by_fragment[fragment] = max(version, self.by_fragment[fragment])
         self.quorums[quorum] += 1
@@ -251,9 +251,9 @@ class RunState:
         return self.learners[number]
 
     def recall(self, summary: Mapping[str, Any]) -> None:
-        """Takes from an earlier process's summary what its files have no lines of; these were applied before.
+        """Adds an earlier process's figures of which its files have no lines; those were applied before.
 
-        Who was there when that process ended counts as away since, until it turns out to have gone on.
+        Learners that were connected when that process ended count as away since, until their next record.
         """
         for number, learner in self.learners.items():
             if number not in self.away | self.finished and learner.last_seen > -math.inf:
@@ -485,7 +485,7 @@ class RunState:
     def train_loss(self) -> float | None:
         """The mean over learners of the mean loss of the last 5% of their steps; None if there is none.
 
-        Without those that are gone and had not come to the last 5% of the run's: they saw an early model.
+        Without learners that left before the last 5% of the run's steps: theirs are of an early model.
         """
         absent = self.away | self.finished | (self.learners.keys() - self.info.chips_by_learner.keys())
         losses = [

@@ -8,7 +8,7 @@ import threading
 
 from ddiloco.protocol.policy import TIMEOUT_SLACK
 
-UNMEASURED = 3600.0  # seconds of a transfer over a link of which nothing is known
+UNMEASURED = 3600.0  # seconds of a transfer over an unmeasured link
 SLOW = 10.0  # times as long as what was measured before
 _NOTICED_SECONDS = 2.0  # a shorter transfer delays nobody
 _KEPT, _ENOUGH = 31, 3  # transfers

@@ -1,4 +1,4 @@
-"""The timing of a run's rounds as it was set last, and what the change has gained since."""
+"""The newest timing of a run's rounds, and the measured gain of its last change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TimingLog:
         self._left = 0  # rounds until then
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """The timing was set, by one of the syncer's shards; others may have been told before."""
+        """Records the timing that a shard of the syncer has set; others may have set it before."""
         settings = {name: values[name] for name in TIMING if name in values}
         if settings == self.settings:
             return

@@ -28,7 +28,7 @@ class Waits:
         self._print_line, self._shown_after = print_line, shown_after
         self._lock = threading.Lock()
         self._under_way: list[_Wait] = []  # in the order in which they began
-        self._lines = 0  # progress lines that are drawn
+        self._lines = 0  # progress lines that are shown
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -48,7 +48,7 @@ class Waits:
 
     @contextlib.contextmanager
     def on_progress_line(self) -> Iterator[None]:
-        """In the `with` block a progress line is drawn, which shows `reason`."""
+        """In the `with` block a progress line is shown, with `reason`."""
         with self._lock:
             self._lines += 1
         try:

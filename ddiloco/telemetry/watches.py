@@ -1,4 +1,4 @@
-"""What looks on the records of a process as they pass: its health, a profile, and steps that are skipped."""
+"""Observers of a process's records: its health, a profile, and skipped steps."""
 
 from __future__ import annotations
 
@@ -290,9 +290,8 @@ class SkipWatch(Watch):
 
     def _step_done(self, step: StepDone, record: TakeRecord) -> None:
         last = self._of(step.learner)
-        skipped = (
-            step.skipped and "corrupt" not in step.metrics
-        )  # of those that were dropped another alarm tells
+        # Dropped steps have an alarm of their own.
+        skipped = step.skipped and "corrupt" not in step.metrics
         last.append((step.step, skipped))
         if not skipped:
             return

@@ -236,7 +236,7 @@ def _orthogonalize_shards(
     """On each device: its parts of some stacks of one size become whole matrices, and parts again.
 
     Devices that divide experts or layers among them have matrices of their own to begin with; those
-    that have the same ones take some each. So that each has as many, some are taken twice.
+    with the same ones take some each. So that all have equally many, some are computed twice.
     """
     parts = [(part,) if isinstance(part, str) else part or () for part in spec]
     *_, width, rest = parts

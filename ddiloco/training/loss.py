@@ -33,7 +33,7 @@ class LossSums(NamedTuple):
 def statistics(config: Any, sums: LossSums) -> Mapping[str, Any]:
     """The model's own metrics, scalars by name, from the sums of any number of rows.
 
-    With a loss that counts answers also `accuracy`, the share of them that is correct, in [0, 1].
+    If the loss counts answers, also `accuracy`, the share of them that is correct, in [0, 1].
     """
     metrics = model_of(config).statistics(sums.model, sums.tokens)
     if "answers" not in sums.model:
@@ -86,14 +86,14 @@ caption_loss = _loss_of(("image", "inputs"), "targets", judge=True)
 
 
 class _Seen(NamedTuple):
-    """What the targets have met of the vocabulary so far; float32 but for `best`, all (B, L)."""
+    """Figures of each target over the parts of the vocabulary so far; float32 but for `best`, all (B, L)."""
 
     largest: jax.Array
     """The largest logit."""
     total: jax.Array
     """The sum of exp(logit - largest)."""
     of_target: jax.Array
-    """The target's logit, 0 as long as it was not met."""
+    """The target's logit; 0 until its part has been computed."""
     best: jax.Array
     """The word with the largest logit."""
 
@@ -103,11 +103,11 @@ def _by_target(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-normaliser and logit of each target, float32, and whether it is the likeliest; all (...).
 
-    Of lazy logits those of one part of the vocabulary exist at a time, and once more for the gradient.
+    Lazy logits are computed one part of the vocabulary at a time, and again for the gradient.
     """
     if not isinstance(logits, LazyLogits):
         return _compared(logits, targets, judge)
-    # A part's gradient is added to the others' as wide as this.
+    # Float32, since the parts' gradients are summed in the dtype of x.
     x_BxLxD, words = logits.x.astype(jnp.float32), len(logits.table)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)

@@ -53,7 +53,7 @@ def prepare(cache: bool = True, keep_memory: bool = True) -> None:
 
 
 def compute_threads() -> int:
-    """With how many threads XLA computes on CPU devices."""
+    """The number of threads with which XLA computes on CPU devices."""
     given = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(given or cores)

@@ -1,4 +1,4 @@
-"""A learner's compiled programs on one mesh: the inner step, and its state made, copied and taken over."""
+"""A learner's compiled programs on one mesh: the inner step; making, copying and loading of its state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def traced_step(
 
 
 def _placed(value: np.ndarray | Blocks, sharding: jax.sharding.Sharding) -> jax.Array:
-    """A host array on the devices, in memory that is nobody else's."""
+    """A host array on the devices, in memory of its own."""
     device: jax.Device = next(iter(sharding.device_set))
     # CPU devices may use the host's own memory, into which a donating step would write.
     own = np.array if device.platform == "cpu" else np.asarray

@@ -56,7 +56,7 @@ def sample(
 
 
 class _Draws(NamedTuple):
-    """How tokens are sampled: a key for each of all that are wanted, of which so many have been used."""
+    """State of sampling: a key for each wanted token, and the number of keys that were used."""
 
     temperature: jax.Array | float
     keys_N: jax.Array
@@ -98,7 +98,7 @@ def _fill(
 def _read(decoder: Any, constrain: Constrain, tokens_BxS: jax.Array) -> Any:
     """A cache with keys and values of these tokens; None for a model that has no cache.
 
-    Places whose tokens are not known yet are read too: what they leave is overwritten before it is seen.
+    Positions of unknown tokens are read too: their cache entries are overwritten before they are used.
     """
     if not hasattr(decoder, "new_cache"):
         return None

@@ -1,4 +1,4 @@
-"""Shardings: how the logical axes of parameters, batches and activations lie on a learner's mesh."""
+"""Shardings of parameters, batches and activations on a learner's mesh, by their logical axes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "layer": ("stage",),
     "stage": ("stage",),
 }
-LARGE = 0.01  # share of the parameters; more must not lie whole where a mesh axis could divide it
+LARGE = 0.01  # share of the parameters above which an array must be divided by all mesh axes of its rules
 _LAYER = re.compile(r"\blayers/[\d:]+/")
 
 
@@ -47,8 +47,8 @@ def partition(
 ) -> NamedSharding:
     """The sharding of an array by its logical axes, from the left; each mesh axis is used at most once.
 
-    An axis of the array takes those of its mesh axes that divide it best, of those that are `free`. Where
-    there are experts, the mesh's axis of that name divides them alone.
+    An axis of the array takes, of its `free` mesh axes, those that divide it into the most parts. If the
+    array has an axis of experts, the mesh axis `expert` divides no other.
     """
     return NamedSharding(mesh, spec_of(_parts(mesh, axes, shape, free)))
 

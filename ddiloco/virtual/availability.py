@@ -62,7 +62,7 @@ def read_trace(path: pathlib.Path | str, num_learners: int) -> list[Change]:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     changes = [(place, _change(place, row, num_learners)) for place, row in _rows(path, text)]
     changes.sort(key=lambda pair: pair[1].time)
-    check_lives(changes, num_learners)
+    check_changes(changes, num_learners)
     return [change for _, change in changes]
 
 
@@ -74,8 +74,8 @@ def write_trace(path: pathlib.Path | str, changes: Iterable[Change]) -> None:
         writer.writerows((repr(c.time), c.learner, c.event, repr(c.share)) for c in changes)
 
 
-def check_lives(changes: Sequence[tuple[str, Change]], num_learners: int) -> None:
-    """Checks that no learner joins while present, dies while dead, or steps while gone.
+def check_changes(changes: Sequence[tuple[str, Change]], num_learners: int) -> None:
+    """Checks that no learner joins while present, dies while dead, or steps while absent.
 
     `changes`: each change with its place in the trace, in the order of their times.
 

@@ -31,7 +31,8 @@ class VirtualSyncer:
         """`shard`: which of the fleet's it is."""
         self.shard, self.arrays = shard, arrays
         self.finished_at: float | None = None
-        self.durable = SyncerState.initial(fleet.policy.num_fragments)
+        self._durable = SyncerState.initial(fleet.policy.num_fragments)
+        self._remembered: dict[int, int] = {}  # incarnations that are durable, but not yet in it
         self._fleet, self._calendar, self._observer = fleet, fleet.calendar, fleet.observer
         self._process = 0
         self._merging_until = 0.0  # merges are made one after the other
@@ -58,6 +59,19 @@ class VirtualSyncer:
     def lineage(self) -> int:
         """Lineage of the versions of the present process."""
         return self._process
+
+    @property
+    def durable(self) -> SyncerState:
+        """The state from which a new process starts."""
+        if self._remembered:
+            known = newest_incarnations(self._durable.incarnations, self._remembered.items())
+            self.durable = self._durable.with_incarnations(known)
+        return self._durable
+
+    @durable.setter
+    def durable(self, state: SyncerState) -> None:
+        self._durable = state
+        self._remembered.clear()
 
     def furthest(self, learner: int) -> Watermark:
         """The furthest merged work of the learner, or that the present process may still merge."""
@@ -131,7 +145,7 @@ class VirtualSyncer:
         raise error
 
     def remember(self, incarnations: Sequence[tuple[int, int]]) -> bool:
-        self.durable = self.durable.with_incarnations(tuple(incarnations))
+        self._remembered.update(incarnations)
         return True
 
     def deliver(self, receiver: tuple[int, int], delivery: EventDelivery) -> None:

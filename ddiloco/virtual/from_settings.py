@@ -20,7 +20,7 @@ from ddiloco.virtual.fleet import Durations, Fleet
 from ddiloco.virtual.learner_process import VirtualPlace
 from ddiloco.virtual.links import Link, LinkQuality
 
-_HORIZON = 20  # times the length of a run without failures: nothing is drawn beyond
+_HORIZON = 20  # times the length of a run without failures: nothing is sampled beyond
 _WHOLE = ("interval", "overlap", "quorum")  # of the timing
 _EVENT = {state: event for event, state in PAUSES.items()} | {State.STEPPING: "step", State.FAILED: "fail"}
 
@@ -54,7 +54,7 @@ def chips_by_learner(experiment: Experiment) -> dict[int, int]:
 
 
 def horizon(experiment: Experiment, exchange: float = 0.0) -> float:
-    """Seconds for which failures are drawn: a run over links that keep up does not last that long.
+    """Seconds for which failures are sampled: a run over links that keep up does not last that long.
 
     `exchange`: seconds that each step may wait for the network.
     """
@@ -212,7 +212,7 @@ def timings_of(experiment: Experiment) -> list[tuple[float, TimingSet]]:
 
 
 def spread(rng: random.Random, deviation: float) -> float:
-    """A normal factor about 1, at least 0.1; where the deviation is 0 it is 1, and nothing is drawn."""
+    """A normal factor about 1, at least 0.1; with a deviation of 0 it is 1, and nothing is sampled."""
     return max(0.1, rng.gauss(1.0, deviation)) if deviation else 1.0
 
 

@@ -304,7 +304,7 @@ def rehearse(experiment: Experiment, traffic: Traffic) -> int:
     steps = max(1, observer.clock)
 
     def run(steps: int) -> RecordingObserver:
-        """Who has seen a whole run of so many steps."""
+        """The observer of a whole run of so many steps."""
         observer = RecordingObserver()
         fleet = counting_fleet(experiment, steps, traffic, observer)
         play(fleet, experiment, observer, threading.Event())

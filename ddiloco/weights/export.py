@@ -30,10 +30,10 @@ def export(
 ) -> list[str]:
     """Writes the parameters, by layer, into the folder, new or empty; `config.json` is written last.
 
-    Beside the parameters there are the tensors of one file in memory at a time.
+    It needs memory for the tensors of one file beside the parameters.
 
     Returns:
-      What has no counterpart, a line each; the logits have one.
+      A line for each part that has no counterpart in transformers; logits are equal all the same.
 
     Raises:
       ConfigError: transformers has no architecture that computes the same; the message is one line.

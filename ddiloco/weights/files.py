@@ -38,7 +38,7 @@ class Tensor(NamedTuple):
 
 
 def write(folder: pathlib.Path, tensors: Sequence[Tensor], shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes the tensors into as many files as are needed, with those of one file in memory at a time.
+    """Writes the tensors into the necessary number of files, with those of one file in memory at a time.
 
     Raises:
       OSError: the disk refuses.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Scorer = Callable[[Mapping[str, Any]], "Score | None"]
 Between = Callable[[Callable[[], Any]], Any]
-"""Makes a call, and gives its result, when the devices have no learner's step to wait for."""
+"""Makes a call while the devices run no learner's step, and returns its result."""
 
 
 def at_once(call: Callable[[], Any]) -> Any:
@@ -87,7 +87,7 @@ class Recipe(Protocol):
         """The training batches of these shards, from the first on."""
 
     def host_batches(self, learner: int, mesh: Mesh) -> BatchSource:
-        """Of the learner's training batches, what this process's part of the mesh needs."""
+        """The learner's training batches, of each the part for this process's devices."""
 
     def global_shardings(self, mesh: Mesh) -> Mapping[str, Sharding] | None:
         """Sharding of parameters for scores and samples; None: on the host."""
@@ -95,7 +95,7 @@ class Recipe(Protocol):
     def scorer(self, mesh: Mesh, between: Between) -> Scorer:
         """A function from parameters, on host or devices, to their score, or to None if there is no score.
 
-        Whatever it hands to the devices goes through `between`.
+        All its calls of the devices go through `between`.
         """
 
     @property
@@ -243,7 +243,7 @@ class Assembly:
         return self.recipe.scorer(mesh, between)
 
     def sample(self, params: Mapping[str, Any]) -> str | None:
-        """A sample from these host parameters, on the devices of the first learner, which must not step."""
+        """A sample from these host parameters, on the devices of the first learner, which must be idle."""
         if not self.recipe.samples:
             return None
         laid = self.recipe.global_shardings(self.jobs()[0][0]).items()

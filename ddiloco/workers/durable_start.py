@@ -13,7 +13,7 @@ from ddiloco.protocol.state import SyncerState
 from ddiloco.storage.durable import DurableState
 from ddiloco.telemetry import records
 from ddiloco.workers.assembly import Assembly
-from ddiloco.workers.positions import dealt_or_told
+from ddiloco.workers.positions import reshard_or_reset
 
 
 def durable_start(
@@ -52,7 +52,7 @@ def durable_start(
     except OSError as error:
         workdir = durable.folder.parent
         raise ConfigError(f"workdir: {workdir}: cannot be written to: {records.reason(error)}") from None
-    state = dealt_or_told(state, assembly.experiment, record)
+    state = reshard_or_reset(state, assembly.experiment, record)
     if 0 in own:  # the first shard, which writes the run's records
         versions = state.versions if len(own) == len(every) else durable.state().versions
         record(records.Resumed(versions, time.time()))

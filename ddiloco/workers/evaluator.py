@@ -111,6 +111,6 @@ class Evaluator:
         step, tokens, params = offer
         try:
             self._evaluations.evaluate(step, tokens, params())
-        except Exception as error:  # training goes on; the run reports it at the end
+        except Exception as error:  # training continues; the run reports it at the end
             self.failure = f"at step {step}: {type(error).__name__}: {error}"
         return True

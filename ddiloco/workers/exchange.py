@@ -24,14 +24,11 @@ class EventDelivery:
 
     event: events.FromSyncer
     fragments: Sequence[Pieces] = ()
-    # By fragment that goes with it and by learner: how far its work is in the version
-    watermarks: Mapping[int, Watermarks] = dataclasses.field(default_factory=dict)
-    # Of an UpdateArrived: what leads from the version before to the pieces, in the update codec. It can be
-    # sent in their place to learners with that version; (): none.
+    watermarks: Mapping[int, Watermarks] = dataclasses.field(default_factory=dict)  # by fragment
+    # Of an UpdateArrived: the encoded difference from the previous version, which can be sent in place of the
+    # pieces to learners that have that version; (): none.
     difference: Pieces = ()
-    statements: Sequence[
-        bytes
-    ] = ()  # signed ones of the shard on the fragments; empty: none, as without receipts
+    statements: Sequence[bytes] = ()  # the shard's signed ones on the fragments; (): none, without receipts
 
 
 def fragments_with(event: events.FromSyncer) -> Sequence[int]:
@@ -51,9 +48,8 @@ class InnerState:
     step: int  # the learner's clock there
     versions: tuple[int, ...]  # by fragment, those that it had applied
     arrays: Sequence[np.ndarray | jax.Array]  # one for each of `Program.inner_leaves`
-    origin: InnerOrigin | None = None  # how the tape of the learner that gave it names it; None: not known
-    # Inner steps that went into it since it was fresh, whichever learners took them
-    trained: int = 0
+    origin: InnerOrigin | None = None  # its name on the donor's tape; None: not known
+    trained: int = 0  # inner steps since it was fresh, of whichever learners
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +62,7 @@ class InnerStateWanted:
 
 @dataclasses.dataclass(frozen=True)
 class BetweenSteps:
-    """A call that needs the learner's devices to itself, so that its thread makes it between two steps."""
+    """A call that the learner's thread makes between two steps, since it needs the devices to itself."""
 
     call: Callable[[], Any]
     answer: concurrent.futures.Future[Any]  # cancelled when it is no longer wanted

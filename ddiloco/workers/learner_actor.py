@@ -101,7 +101,7 @@ class LearnerActor:
         # By the steps (`Watermark.steps`) of an offer that may be sent yet: where the data stood, JSON
         self._positions: dict[int, str] = {}
         self._updates = 0  # applied since the last step
-        self._welcome: dict[int, Payload] = {}  # by fragment, what has come of welcomes that are not complete
+        self._welcome: dict[int, Payload] = {}  # by fragment, the received part of an incomplete welcome
 
     def join(self) -> None:
         """Asks the syncer to let it take part."""

@@ -47,7 +47,7 @@ class Program(Protocol):
 
     Attributes:
       mesh: the devices.
-      shardings: where each parameter lies, by name.
+      shardings: of each parameter, by name.
       inner_leaves: shape and dtype of each array of the state that is not a parameter.
     """
 

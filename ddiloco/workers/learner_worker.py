@@ -1,4 +1,4 @@
-"""A learner's thread: has its actor step without a pause, and gives it what arrives, with the time."""
+"""A learner's thread: steps its actor without a pause, and passes it arriving messages, with the time."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ class LearnerWorker:
         self._offers.send(offer.round, offer.contribution, arrays)
 
     def inner_state(self, versions: tuple[int, ...]) -> InnerState | None:
-        if self._timeline is State.STEPPING:  # whoever waits for an inner state takes no step
+        if self._timeline is State.STEPPING:  # a learner that waits for an inner state takes no step
             self._enter(State.RECONFIGURING)
         inner = self._inner_state(versions)
         self._tape.adopted(inner is None, inner.origin if inner is not None else None)

@@ -28,7 +28,7 @@ def with_positions(state: SyncerState, positions: Mapping[int, str]) -> SyncerSt
     return dataclasses.replace(state, watermarks=tuple(map(placed, state.watermarks)))
 
 
-def dealt(state: SyncerState, experiment: Experiment) -> SyncerState:
+def resharded(state: SyncerState, experiment: Experiment) -> SyncerState:
     """The state with data divided anew among this run's learners, if all positions are of other shards.
 
     The next version of any fragment has all of them: positions of other shards are void then.
@@ -52,10 +52,12 @@ def dealt(state: SyncerState, experiment: Experiment) -> SyncerState:
     return with_positions(state, {m: "" if at is None else json.dumps(at) for m, at in new})
 
 
-def dealt_or_told(state: SyncerState, experiment: Experiment, record: Callable[[Any], None]) -> SyncerState:
-    """The state as `dealt`; if that fails, learners start their data over, with an alarm."""
+def reshard_or_reset(
+    state: SyncerState, experiment: Experiment, record: Callable[[Any], None]
+) -> SyncerState:
+    """As `resharded`; if that fails, learners read their data from the start, with an alarm."""
     try:
-        return dealt(state, experiment)
+        return resharded(state, experiment)
     except DataError as error:
         problem = f"{error}: rejoining learners start their data over"
         record(records.Alarm(problem, time.time()))

@@ -25,15 +25,15 @@ class ResumedLearner:
     """A learner's earlier state."""
 
     begins_with: ResumedWith  # what its core begins with
-    tokens: int  # how many it had trained on
-    trained: int  # inner steps that its inner state has taken in
+    tokens: int  # that it had trained on
+    trained: int  # inner steps in its inner state
     arrays: dict[str, np.ndarray | Blocks]  # until they are loaded
     values: Mapping[str, Any]
 
     def load(self, arrays: TrainingArrays) -> None:
         """Loads the state onto the learner's devices, and sets the batches' position.
 
-        Then the host has no copy of it any more, whoever holds this for as long as the learner trains.
+        Then the host keeps no copy of it, although this object lives as long as the learner.
         """
         arrays.restore(self.arrays, self.values)
         self.arrays.clear()

@@ -62,7 +62,7 @@ class Tapes:
     def learner(
         self, learner: int, process: int, equipment: Equipment, resumed: ResumedWith | None = None
     ) -> LearnerTape:
-        """The tape of a learner's process; call it before the first batch is drawn.
+        """The tape of a learner's process; call it before the first batch is read.
 
         Args:
           learner: its number.

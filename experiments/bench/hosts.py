@@ -1,8 +1,8 @@
 """Host memory of a learner of two hosts beside one of a single process: as it joins, and as it steps.
 
 `python -m experiments.bench.hosts FILE.json ARGUMENTS`, those of experiments.learner, is such a learner's
-process, which writes what Python and numpy take of memory, without its devices' arrays: pairs of unix seconds
-and the most bytes since the pair before, from when the learner is compiled and begins to join.
+process. It records the memory of Python and numpy, without its devices' arrays: pairs of unix seconds and the
+peak bytes since the pair before, from the end of compilation on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SETTINGS = {
 
 
 class Peaks(NamedTuple):
-    """The most bytes that a host had, beside its devices' arrays.
+    """A host's peak bytes, without its devices' arrays.
 
     Attributes:
       joining: until the first step was over.

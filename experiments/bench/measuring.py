@@ -32,7 +32,7 @@ def row(
     ratio: float | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """One measurement, the thing it is held against, taken in the same run, and what cannot be passed.
+    """One measurement, the reference of the same run that it is compared with, and its limit.
 
     `ratio`: where it is taken pair by pair; None: measured / reference. `more`: further figures, each with a
     unit in its name or none at all.

@@ -1,4 +1,4 @@
-"""How many random schedules of the protocol are explored in a second, every event checked, on one core.
+"""Random schedules of the protocol explored in a second, every event checked, on one core.
 
 Seconds are of processor time, of the one thread that there is: what else the machine does changes little.
 """

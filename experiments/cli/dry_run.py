@@ -40,7 +40,7 @@ class Bandwidth:
 def bandwidth(experiment: Experiment, layout: FragmentLayout, codec: str = "f32") -> Bandwidth:
     """Expected bytes a step of one learner, and of data-parallel training.
 
-    `codec`: of what the learner sends, or of what it receives.
+    `codec`: of offers or of updates.
     """
     sync, sizes = experiment.sync, encoded_bytes(layout, codec)
     schedule = Schedule(sync.num_fragments, sync.interval)
@@ -169,7 +169,7 @@ def _hosts(experiment: Experiment, layout: FragmentLayout) -> list[str]:
 
 
 def _activated(experiment: Experiment, params: int) -> str:
-    """How many parameters a token uses, unless it uses all."""
+    """The number of parameters that a token uses, if not all."""
     idle = model_of(experiment.model).idle_parameters
     return "" if idle is None else f", {params - idle(experiment.model):,} activated by a token"
 

@@ -179,7 +179,15 @@ def run(
             _exit_with_error(message, refused() if code == REFUSED else code)
 
     streams.protect()
+    _list_in_help()
     app.run(guarded, flags_parser=parse)
+
+
+def _list_in_help() -> None:
+    """Has --help list the flags that programs share, not only those of the program's own module."""
+    for module, shared in flags.FLAGS.flags_by_module_dict().items():
+        for flag in shared if module.startswith(__package__) else ():
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
 def one_line(error: Exception) -> tuple[str, int] | None:
@@ -318,7 +326,7 @@ def with_overrides(settings: Any, overrides: Sequence[tuple[str, str]], group: s
 
 
 def print_err(line: str) -> None:
-    """Writes a line to standard error, for whoever looks on, if it is read; results go to standard output."""
+    """Writes a line to standard error, if that is read; results go to standard output."""
     terminal.print_line(terminal.printable(line), sys.stderr)
 
 
@@ -412,7 +420,7 @@ def _override(config: ConfigDict, path: str, text: str) -> None:
     group, value, parts = config, config, path.split(".")
     for i, part in enumerate(parts):
         if parts[:i] == ["model", "settings"] and part not in value:
-            value[part] = parse_literal(text)  # of a loop, whose function alone knows what it takes
+            value[part] = parse_literal(text)  # of a loop: its function checks them
         if not isinstance(value, ConfigDict) or part not in value:
             if refused := removed.refusal(path):
                 raise UsageError(refused)

@@ -47,11 +47,11 @@ def role_main(
     Args:
       assignment: which process of the run this is.
       experiment: the settings of the run, whose driver is "remote".
-      security: what it shows to the others, and asks of them.
+      security: its credentials, and those that it requires of others.
       stop: ends it early, with everything saved.
       received: the signals that have set `stop`.
       finish: a syncer only saves what was merged: all learners have left after their last step.
-      profile: FIRST:LAST steps of which a learner takes a trace.
+      profile: FIRST:LAST steps that a learner profiles.
       spare: has a learner compile all, then call this for its assignment; it ends where there is none.
 
     Raises:
@@ -187,7 +187,7 @@ class _Process:
         return 128 + self.received[0] if self.received else DONE
 
     def _listening(self, address: str) -> Listening:
-        """Where a process of the syncer is found; what it computes, it computes on CPU."""
+        """The address of a process of the syncer; it computes on CPU."""
         from ddiloco.remote.syncer.listening import Listening, take_descriptors
         from ddiloco.training import platform
 
@@ -318,7 +318,7 @@ class _Process:
 
 
 def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
-    """Why a syncer that an engine starts does not go on with the run there; None: it does."""
+    """Why a syncer that an engine starts does not resume the run there; None: it does."""
     from ddiloco.storage import operator_orders
     from ddiloco.storage.durable import FOLDER
     from ddiloco.storage.run_mark import RunMarkError
@@ -326,7 +326,7 @@ def _why_over(workdir: pathlib.Path, steps: int) -> str | None:
 
     if is_over(workdir, steps):
         return f"the run in {workdir} is over"
-    with contextlib.suppress(RunMarkError):  # whoever resumes the run is shown it
+    with contextlib.suppress(RunMarkError):  # the next start shows it
         if (over := operator_orders.load(workdir / FOLDER).over) is not None:
             remedy = f"--resume goes on with it, or --resume=auto without {FOLDER}/{operator_orders.NAME}"
             return f"the run in {workdir} {over}: {remedy}"

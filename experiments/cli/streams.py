@@ -21,7 +21,7 @@ class OutputStream(io.FileIO):
     _stuck = False  # its reader took nothing for READER_SECONDS
 
     def write(self, data: bytes | memoryview) -> int:
-        """Writes some of the data, or drops all of it; returns how many bytes are done with."""
+        """Writes some of the data, or drops all of it; returns the number of bytes written or dropped."""
         data = memoryview(data).cast("B")
         try:
             waits = 0.0 if self._stuck else READER_SECONDS
@@ -35,7 +35,7 @@ class OutputStream(io.FileIO):
             return len(data)
 
     def _has_room(self, seconds: float | None) -> bool:
-        """Whether there is room within so many seconds; None: as many as it takes."""
+        """Whether there is room within so many seconds; None: waits without end."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLOUT)
         return bool(poll.poll(None if seconds is None else 1000 * seconds))

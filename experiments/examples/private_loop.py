@@ -119,7 +119,7 @@ def make_loop(
             gradient, _ = privatizer.update(gradient, privatizer.init(params))
         mean = jax.tree.map(lambda g: g / BATCH, gradient)  # not by the batch's size, which is private too
         updates, moments = optimizer.update(mean, state["optimizer"])
-        # Of the public images: the loss of its own would tell of these, to all who see the run's records.
+        # Of public images: the loss of its own would reveal them to all who see the run's records.
         metrics = {"loss": losses_of(params, public).mean()}
         if noise:
             metrics["epsilon"] = batch["epsilon"]
@@ -164,7 +164,7 @@ class PoissonBatches:
         }
 
     def get_state(self) -> dict[str, int]:
-        """How many were drawn."""
+        """The number of batches drawn."""
         return {"drawn": self._drawn}
 
     def set_state(self, state: dict[str, int]) -> None:

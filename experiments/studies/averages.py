@@ -39,10 +39,10 @@ AVERAGES = {f"average of {n} rounds": n for n in (2, 4, 10)}  # how far back the
 
 
 class Mean:
-    """The mean of all arrays taken in, the newer the heavier: weights fall by 1 - 1/length, one by one."""
+    """The mean of all added arrays, newer ones with more weight: weights fall by 1 - 1/length, one by one."""
 
     def __init__(self, length: int, first: Any) -> None:
-        """`first`: what it is until arrays like these are taken in; it does not count then."""
+        """`first`: the value until arrays like these are added; it has no weight then."""
         average = optax.ema(1 - 1 / length)
         self._update, self._state = jax.jit(average.update), average.init(first)
         self.value = first

@@ -109,7 +109,7 @@ class LiarOutcome:
     loss: float  # of the global model on held-out rows, at the end
     length: float  # norm of all its parameters
     rounds: int  # merges
-    offers: int  # that came to a merge, also to one of which nothing came
+    offers: int  # in a merge, also in one that left all out
     left_out: dict[int, int]  # of those, the ones that were not merged, by learner
     quarantined: tuple[int, ...]  # learners that were in quarantine at some time
     alarms: tuple[str, ...]  # in the order in which they were raised, each once

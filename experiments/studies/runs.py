@@ -1,4 +1,4 @@
-"""Runs of `experiments.train` in processes of their own: their commands, and what they left."""
+"""Runs of `experiments.train` in processes of their own: their commands and their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder_name(text: str) -> str:
 
 
 def default_output(program: str, config: str) -> str:
-    """The folder of a program for which none is given: a second call goes on with the first."""
+    """A program's default folder, by its arguments, so that a second call resumes the first."""
     path, _, argument = config.partition(":")
     return f"runs/{folder_name('-'.join(filter(None, (program, pathlib.Path(path).stem, argument))))}"
 

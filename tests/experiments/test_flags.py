@@ -46,6 +46,14 @@ def test_the_other_name_says_which_is_meant(program, flag, instead, programs):
     assert_refused(programs.run(program, f"--{flag}=x"), f"{flag}: no such flag; give --{instead}\n")
 
 
+@pytest.mark.parametrize("program", ["syncer", "learner", "evaluator", "train"])
+def test_help_lists_the_flags_that_programs_share(program, programs):
+    told = programs.run(program, "--help").stdout
+    shared = {"train": ["config", "workdir"]}.get(program, ["config", "workdir", "health", "grace"])
+    assert all(f"  --{flag}:" in told for flag in shared)
+    assert program == "train" or "$DDILOCO_WORKDIR" in told
+
+
 WITHOUT_USE = {
     "launch": [
         (["--launcher=ray", "--dry_run"], "dry_run: has no use with --launcher=ray; it is for gke, slurm"),

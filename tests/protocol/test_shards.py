@@ -82,6 +82,21 @@ def test_data_go_on_behind_what_another_shard_merged_unless_they_are_there_alrea
     assert (actions.DrawFrom("there") in out) == moves
 
 
+def test_work_of_before_a_welcome_of_another_shard_is_claimed_from_where_its_data_began():
+    """The second process has drawn batches 5 and 6 too, which that shard has merged of the first."""
+    core = LearnerCore(0, 9, SyncPolicy(num_fragments=2, interval=4), shards=2)
+    held = tuple(FragmentWork(0, 0, steps=4, tokens=40) for _ in range(2))
+    core.resume(LearnerWork(clock=4, life=5, steps=4, fragments=held))
+    step(core)
+    step(core)
+    core.handle(events.NotMember(9, shard=1), 0.0)
+    core.handle(welcome(1, incarnation=10, data=Watermark(5, 6)), 0.0)
+    for shard, began in ((0, 4), (1, 6)):
+        out = core.handle(events.NotMember(core.incarnations[shard], shard=shard), 0.0)
+        (joined,) = (action.event for action in out if isinstance(action.event, events.LearnerJoined))
+        assert joined.began == Watermark(5, began)
+
+
 def test_a_learner_that_no_shard_knows_is_bound_by_all():
     core = begun(quorum=None, max_run_ahead=0)
     for _ in range(2):

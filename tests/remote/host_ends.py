@@ -1,14 +1,22 @@
 """Both ends of the connection between the hosts of a learner, with what a test has them say."""
 
+import concurrent.futures
 import queue
 import threading
+import unittest.mock
 
 import grpc
 
+from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.followers import Followers
+from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.security import Security
+from ddiloco.settings.remote import RemoteConfig
+from ddiloco.storage.learner_state import LearnerStates
+from tests.learner_states import needs_all
+from tests.remote.donors import OF_A_HOST
 from tests.remote.ends import TERMS, TIMEOUT
 
 SECURITY = Security("the learner's token")
@@ -64,3 +72,39 @@ class Leading:
 
     def close(self):
         self.followers.stop()
+
+
+class Alone(Follower):
+    """Host 1 of 2 without a connection or a stream, with the test's arrays."""
+
+    def __init__(self, arrays=None, folder=None):
+        self.arrays = self._arrays = arrays or unittest.mock.Mock()
+        self._say = queue.SimpleQueue()
+        self._states, self._held, self._fetched, self._here, self._token = {}, {}, {}, {}, ""
+        self._place, self._security, self._config = HostPlace(1, 2, "127.0.0.1:1"), Security(), RemoteConfig()
+        self._inner, self._kept = OF_A_HOST, LearnerStates(folder, needs_all, 1)
+        self._donor, self._change = unittest.mock.Mock(), threading.Condition()
+        self._batches = unittest.mock.Mock()
+        self._writer = concurrent.futures.ThreadPoolExecutor(1)
+
+    def do(self, **order):
+        self.order(pb.Order(**order))
+
+    def order(self, order):
+        self._do(order)
+
+    def deliver(self, delivery):
+        self._deliver(delivery)
+
+    def _donation_timeout(self):
+        return TIMEOUT
+
+    def next_message(self):
+        """Its next message to host 0."""
+        return self._say.get(timeout=TIMEOUT)
+
+    def copies(self):
+        return {**self._states, **self._fetched}
+
+    def fragments(self):
+        return sorted(self._here)

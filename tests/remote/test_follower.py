@@ -1,58 +1,17 @@
 """What a host that follows does by itself: what it adopts, and how it lives where a copy finds no memory."""
 
-import concurrent.futures
-import queue
 import threading
-import unittest.mock
 
 import pytest
 
 from ddiloco.remote.learner.client import SyncerClient
-from ddiloco.remote.learner.follower import Follower
 from ddiloco.remote.learner.followers import Followers
 from ddiloco.remote.learner.host_arrays import LeadingArrays
-from ddiloco.remote.learner.hosts import HostPlace
 from ddiloco.remote.wire import wire_pb2 as pb
-from ddiloco.remote.wire.security import Security
 from ddiloco.remote.wire.validation import WireError
-from ddiloco.settings.remote import RemoteConfig
-from ddiloco.storage.learner_state import LearnerStates
 from ddiloco.workers.inbox import Inbox
-from tests.learner_states import needs_all
-from tests.remote.donors import OF_A_HOST
 from tests.remote.ends import TIMEOUT, assert_same, update
-
-
-class Alone(Follower):
-    """Host 1 of 2 without a connection or a stream, with the test's arrays."""
-
-    def __init__(self, arrays=None, folder=None):
-        self.arrays = self._arrays = arrays or unittest.mock.Mock()
-        self._say = queue.SimpleQueue()
-        self._states, self._held, self._fetched, self._here, self._token = {}, {}, {}, {}, ""
-        self._place, self._security, self._config = HostPlace(1, 2, "127.0.0.1:1"), Security(), RemoteConfig()
-        self._inner, self._kept = OF_A_HOST, LearnerStates(folder, needs_all, 1)
-        self._donor, self._change = unittest.mock.Mock(), threading.Condition()
-        self._writer = concurrent.futures.ThreadPoolExecutor(1)
-
-    def do(self, **order):
-        self._do(pb.Order(**order))
-
-    def deliver(self, delivery):
-        self._deliver(delivery)
-
-    def _donation_timeout(self):
-        return TIMEOUT
-
-    def next_message(self):
-        """Its next message to host 0."""
-        return self._say.get(timeout=TIMEOUT)
-
-    def copies(self):
-        return {**self._states, **self._fetched}
-
-    def fragments(self):
-        return sorted(self._here)
+from tests.remote.host_ends import Alone
 
 
 class NoMemory:
@@ -100,7 +59,7 @@ def test_a_welcome_that_came_to_another_host_with_another_version_is_not_adopted
 def test_of_the_versions_that_come_amid_a_long_step_hosts_hold_the_newest_as_host_0_does():
     follower, client = Alone(), SyncerClient.__new__(SyncerClient)
     client._followers, client._inbox = Followers.__new__(Followers), Inbox()
-    client._followers.order = follower._do
+    client._followers.order = follower.order
     for version in range(1, 100):
         for told in (update(0, version), update(1, version)):
             follower.deliver(told)

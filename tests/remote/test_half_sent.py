@@ -31,6 +31,7 @@ from ddiloco.remote.wire import payload
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message
+from ddiloco.remote.wire.payload import PayloadReader
 from ddiloco.remote.wire.security import Security
 from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage.learner_state import LearnerStates
@@ -124,16 +125,16 @@ def syncer():
 
 def killed_in_the_middle(monkeypatch, process):
     """The process is killed as soon as this one has taken the second chunk of what it sends."""
-    fill, taken = payload._fill, []
+    add, taken = PayloadReader.add, []
 
-    def filling(room, chunk):
-        fill(room, chunk)
+    def adding(reader, chunk):
+        add(reader, chunk)
         taken.append(chunk)
         if len(taken) == 2:
             process.kill()
             process.wait()
 
-    monkeypatch.setattr(payload, "_fill", filling)
+    monkeypatch.setattr(PayloadReader, "add", adding)
     return taken
 
 

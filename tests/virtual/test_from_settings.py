@@ -9,7 +9,7 @@ from ddiloco.run.job import with_steps
 from ddiloco.run.recipes import assembly_of
 from ddiloco.telemetry import records
 from ddiloco.virtual import from_settings as virtual_fleet
-from ddiloco.virtual.availability import Change, check_lives, write_trace
+from ddiloco.virtual.availability import Change, check_changes, write_trace
 from ddiloco.virtual.from_settings import changes_of, check_fleet, chips_by_learner, horizon
 from tests.refusals import refusal
 from tests.virtual_runs import run_job, run_timed, run_virtual, virtual
@@ -203,7 +203,7 @@ def test_drawn_lives_are_possible_and_a_function_of_the_seed(values, learners, s
     groups = {"virtual": values, "sync": {"num_learners": learners}}
     drawn = changes_of(made(seed=seed, **groups))
     assert [change.time for change in drawn] == sorted(change.time for change in drawn)
-    check_lives([("drawn", change) for change in drawn], learners)
+    check_changes([("drawn", change) for change in drawn], learners)
     assert drawn == changes_of(made(seed=seed, **groups))
     assert drawn != changes_of(made(seed=seed + 5, **groups))
 

@@ -10,7 +10,7 @@ from ddiloco.protocol.messages import RoundId, Watermark
 from ddiloco.protocol.state import SyncerState
 from ddiloco.run.recipes import assembly_of
 from ddiloco.storage.durable import DurableState
-from ddiloco.workers.positions import dealt, dealt_or_told, with_positions
+from ddiloco.workers.positions import reshard_or_reset, resharded, with_positions
 from tests.workbench import experiment
 
 WITH_TWO = {"driver": "remote", "sync": {"num_learners": 2}}
@@ -52,7 +52,7 @@ def test_a_versions_positions_are_as_durable_as_the_version(tmp_path, two, said)
 
 
 def test_positions_of_the_runs_own_shards_stay_and_the_furthest_counts(two, said):
-    state = dealt(merged(said), two)
+    state = resharded(merged(said), two)
     assert [json.loads(state.furthest(m).position) for m in range(2)] == said
     assert [[known[m] for m in range(2)] for known in state.watermarks] == [
         [Watermark(5, steps)] * 2 for steps in (3, 4)
@@ -61,7 +61,7 @@ def test_positions_of_the_runs_own_shards_stay_and_the_furthest_counts(two, said
 
 def test_positions_are_dealt_again_to_other_learners_and_one_version_makes_that_durable(data_dir, said):
     three = experiment(data_dir, driver="remote", sync={"num_learners": 3})
-    state = dealt(merged(said), three)
+    state = resharded(merged(said), three)
     found = [json.loads(state.furthest(m).position) for m in range(3)]
     assert found == reshard(said, 3)
     for m, position in enumerate(found):
@@ -70,20 +70,20 @@ def test_positions_are_dealt_again_to_other_learners_and_one_version_makes_that_
         assert next(batches)
     # One fragment's file has been written since, the other is as it was.
     half = SyncerState((2, 1), (6, 4), watermarks=(state.watermarks[0], merged(said).watermarks[1]))
-    again = dealt(half, three)
+    again = resharded(half, three)
     assert [json.loads(again.furthest(m).position) for m in range(3)] == found
 
 
 @pytest.mark.parametrize("lie", ["no JSON", "[" * 9999, '{"stream": {"num_shards": 3}}', '{"stream": 2}'])
 def test_what_one_learner_says_of_the_data_takes_no_position_from_the_others(lie, two, said):
-    state = dealt(merged([*said, lie]), two)
+    state = resharded(merged([*said, lie]), two)
     assert [json.loads(state.furthest(m).position) for m in range(2)] == said
 
 
 def test_what_cannot_be_dealt_again_is_told(data_dir, said):
     said[1]["stream"]["records"] += 1
     three, told = experiment(data_dir, driver="remote", sync={"num_learners": 3}), []
-    state = dealt_or_told(merged(said), three, told.append)
+    state = reshard_or_reset(merged(said), three, told.append)
     [alarm] = told
     assert "different streams" in alarm.sentence
     assert alarm.sentence.endswith("rejoining learners start their data over")

@@ -161,7 +161,7 @@ class SyncerClient:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         connection = self._connection
         return 0 if connection is None else connection.waiting
 
@@ -370,7 +370,7 @@ class _Connection:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         return self._streams.waiting
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:
@@ -477,7 +477,7 @@ class SyncerClients:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         return sum(client.waiting for client in self.all)
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:

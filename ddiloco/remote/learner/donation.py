@@ -24,8 +24,8 @@ from ddiloco.workers.exchange import InnerState
 class Recipient(NamedTuple):
     """A host that needs an inner state, with its credentials."""
 
-    inner: InnerFormat  # what it needs
-    security: Security  # what it shows
+    inner: InnerFormat  # its format, and the blocks that this host needs
+    security: Security  # its credentials
     keepalive: float  # seconds
 
 
@@ -46,20 +46,20 @@ class Donation:
         """Waits for the peer's header; returns self.
 
         Raises:
-          grpc.RpcError: it cannot be reached, or does not give.
-          WireError: what it gives is another optimizer's or of another time.
+          grpc.RpcError: the peer cannot be reached, or refuses.
+          WireError: the state is another optimizer's, or older than asked for.
         """
         self._header = _header(self._call.messages, self._versions, self._recipient.inner)
         return self
 
     @property
     def trained(self) -> int:
-        """Steps that the state has taken in; 0 before it is open."""
+        """Inner steps in the state; 0 before the donation is open."""
         return 0 if self._header is None else self._header.trained
 
     @property
     def rest(self) -> tuple[int, list[str]]:
-        """Of an open donation: the copy that the peer's hosts keep for it, and where all of them are."""
+        """Of an open donation: the number of the copy that the peer's hosts keep, and their addresses."""
         assert self._header is not None
         return self._header.copy, [self._address, *self._header.hosts]
 
@@ -68,7 +68,7 @@ class Donation:
 
         Raises:
           grpc.RpcError: the peer is lost, or takes too long.
-          WireError: what it gives is cut short, has gaps, or holds a number that is not finite.
+          WireError: the state is incomplete or not finite.
         """
         copy, [_, *others] = self.rest
         taken = _Taken(self._recipient)
@@ -77,21 +77,21 @@ class Donation:
         return taken.state(self._header)
 
     def close(self) -> None:
-        """Lets go of the peer, from any thread."""
+        """Ends the call; from any thread."""
         self._call.close()
 
 
 def fetch_copy(
     recipient: Recipient, addresses: Sequence[str], copy: int, timeout: float
 ) -> Sequence[np.ndarray | Blocks]:
-    """This host's blocks of a copy that the hosts of a learner, at HOST:PORT, keep; raises as a Donation."""
+    """This host's blocks of a copy that a learner's hosts at these HOST:PORT keep; raises as a Donation."""
     taken = _Taken(recipient)
     taken.add_copy(addresses, copy, time.monotonic() + timeout)
     return taken.arrays()
 
 
 class _Call:
-    """One call of a donor, which gives until it is closed."""
+    """A call of a donor, which sends until the call is closed."""
 
     def __init__(
         self, recipient: Recipient, address: str, request: pb.DonationRequest, timeout: float
@@ -133,13 +133,13 @@ class _Taken:
             gathered.add(blocks)
 
     def add_copy(self, addresses: Sequence[str], copy: int, until: float) -> None:
-        """Takes what hosts keep under a number, until all is here; `until`: by time.monotonic.
+        """Fetches the copy of that number from these hosts until it is complete; `until`: by time.monotonic.
 
         Raises as `take`.
         """
         for address in addresses:
             if all(gathered.complete for gathered in self._gathered):
-                return  # a host of a mesh like this one's has what its counterpart needs
+                return  # where the meshes are equal, one host has all that its counterpart needs
             request, left = pb.DonationRequest(copy=copy), max(0.0, until - time.monotonic())
             call = _Call(self._recipient, address, request, left)
             try:
@@ -149,7 +149,7 @@ class _Taken:
                 call.close()
 
     def arrays(self) -> Sequence[np.ndarray | Blocks]:
-        """All of it, in blocks where this is one host of several; raises WireError where some are missing."""
+        """The arrays, as blocks on one host of several; raises WireError if some are missing."""
         try:
             found = [gathered.blocks() for gathered in self._gathered]
         except ValueError as error:
@@ -157,7 +157,7 @@ class _Taken:
         return [blocks.all for blocks in found] if self._inner.whole else found
 
     def state(self, header: pb.DonationHeader) -> InnerState:
-        """The state that the header is of."""
+        """The state that the header describes."""
         origin = InnerOrigin(header.learner, header.process, header.number) if header.number else None
         return InnerState(header.step, tuple(header.versions), self.arrays(), origin, header.trained)
 

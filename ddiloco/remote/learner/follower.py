@@ -129,9 +129,9 @@ class Follower:
         self._here: dict[Key, Pieces] = {}  # of each fragment, what is not used yet
 
     def run(self, stop: threading.Event) -> bool:
-        """Follows until host 0 tells it to leave; returns whether one of the hosts was asked to end.
+        """Follows until host 0 orders it to leave; returns whether one of the hosts was asked to end.
 
-        The process ends at once where host 0 is gone.
+        The process ends at once if host 0 is lost.
         """
         threading.Thread(target=self._pass_on, args=(stop,), name="leaving", daemon=True).start()
         keepalive, c = self._config.host_timeout / 2, self._config
@@ -222,7 +222,7 @@ class Follower:
             case "copy_all":
                 try:
                     self._states[order.copy_all] = self._arrays.state()[0]
-                except Exception as error:  # such as no memory for it: only what it is for is given up
+                except Exception as error:  # such as no memory: only this copy is given up
                     self._states[order.copy_all] = error
             case "go_on":
                 try:

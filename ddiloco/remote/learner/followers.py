@@ -51,7 +51,7 @@ def key_in(here: pb.Here) -> Key:
 
 
 def forget_older(known: MutableMapping[Key, Any], key: Key) -> None:
-    """Drops what came of its fragment or shard in welcomes up to it, or in updates up to its version."""
+    """Drops the key's fragment or shard of welcomes up to its own, or of updates up to its version."""
     welcome, fragment, version, _ = key
     for w, p, v, lineage in list(known):
         if p == fragment and (w <= welcome if w else not welcome and v <= version):
@@ -77,9 +77,9 @@ class Followers:
           count: of followers.
           learner: the learner's number.
           terms: which they must share.
-          security: what they must show.
+          security: the credentials that they need.
           timeout: seconds without a message of a follower, after which it is lost.
-          lost: called with a line when one is gone, for any reason.
+          lost: called with a line when a follower is lost, for any reason.
           leaving: called when one was asked to end.
         """
         self.count = count

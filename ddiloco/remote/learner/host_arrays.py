@@ -1,4 +1,4 @@
-"""A learner's arrays where they lie on several hosts: every host makes the same calls in the same order."""
+"""A learner's arrays on several hosts: every host makes the same calls in the same order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def dropped_with(copy: Copy, order: Callable[[pb.Order], None]) -> Copy:
-    """Host 0's part of a copy; once nothing here has that any more, the other hosts let go of theirs."""
+    """Host 0's part of a copy; once it is no longer referenced, the other hosts drop theirs."""
     weakref.finalize(copy, order, pb.Order(drop=copy.number)).atexit = False
     return copy
 
@@ -110,7 +110,7 @@ class LeadingArrays(HostArrays):
         super().adopt(fragments, inner)
 
     def draw_from(self, position: dict[str, Any] | None) -> None:
-        """As in TrainingArrays, before the first batch is drawn; then the others draw theirs."""
+        """As in TrainingArrays, before the first batch is read; then the other hosts read theirs."""
         if self._drawing:
             raise RuntimeError("another process of the learner has gone on with its data: it must begin anew")
         if position:
@@ -135,7 +135,7 @@ class LeadingArrays(HostArrays):
         super().apply(fragment, mixing, pieces, merged, rebase)
 
     def inner(self) -> OfAllHosts:
-        """As in TrainingArrays; the others have theirs as long as this one has its own."""
+        """As in TrainingArrays; the other hosts keep theirs as long as this one keeps its own."""
         number, arrays = self._copied("copy", super().inner)
         return dropped_with(OfAllHosts(arrays, number), self._order)
 

@@ -77,7 +77,7 @@ class Lead:
         """Has the others load their blocks of the learner's state under this number, and waits for them.
 
         Raises:
-          WireError: one of them cannot, or its disk hangs, and so the learner must not go on with it.
+          WireError: one of them cannot, or its disk hangs; the learner must not resume from this state.
         """
         with self.followers.doing(number, pb.Order(go_on=number)):
             self.followers.done(number, time.monotonic() + bounded_reads.LONGEST)

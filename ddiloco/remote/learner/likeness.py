@@ -1,4 +1,4 @@
-"""Plausibility of a peer's inner state, since a peer may lie."""
+"""Plausibility of a peer's inner state, which may be malicious."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Comparison:
     """
 
     def __init__(self, own: InnerState | None) -> None:
-        """`own`: the last copy, which is no measure before it has taken in `MEANINGFUL_STEPS` steps."""
+        """`own`: the last copy, which is not compared with before it has `MEANINGFUL_STEPS` steps."""
         comparable = own is not None and own.trained >= MEANINGFUL_STEPS
         self._own = comparable
         self._known = [profile(own.arrays)] if comparable else []

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ddiloco.remote.learner.receipts import LearnerReceipts
 
 _RECORDS_SECONDS = 30.0  # for the last records to be confirmed, if the syncer is there
-_ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may be gone
+_ABANDONED_SECONDS = 2.0  # for other things then, when the syncer may have ended
 
 
 @dataclasses.dataclass(frozen=True)

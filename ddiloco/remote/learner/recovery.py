@@ -29,8 +29,8 @@ from ddiloco.workers.exchange import InnerState
 from ddiloco.workers.resuming import inner_of
 
 _ASK_SECONDS = 5.0  # for the syncer to name the peers
-_AT_ONCE = 4  # peers that are asked at the same time; of one the arrays are taken
-_LATE_SECONDS = 2.0  # for the other peers to say what they have, after the first one has
+_AT_ONCE = 4  # peers that are asked at the same time; one of them sends its arrays
+_LATE_SECONDS = 2.0  # for the headers of the other peers, after the first one's
 Result = TypeVar("Result")
 
 

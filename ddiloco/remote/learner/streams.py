@@ -70,7 +70,7 @@ class _Offers:
         self._closed = False
 
     def put(self, offer: _Offer) -> None:
-        """Puts one in, in place of the fragment's last one."""
+        """Queues an offer, in place of the fragment's last one."""
         with self._change:
             self._waiting[offer.round.fragment] = offer
             self._change.notify()
@@ -259,7 +259,7 @@ class Streams:
 
     @property
     def waiting(self) -> int:
-        """How many offers no stream has taken yet."""
+        """The number of offers that no stream has taken yet."""
         return len(self._offers)
 
     def send(self, round_id: RoundId, contribution: Contribution, offer: Offer) -> None:

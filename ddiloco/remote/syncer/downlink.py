@@ -15,25 +15,26 @@ from ddiloco.protocol import events
 from ddiloco.protocol.messages import NOTHING_MERGED
 from ddiloco.protocol.state import NO_WATERMARKS, Watermarks
 from ddiloco.remote.wire import wire_pb2 as pb
+from ddiloco.remote.wire.calls import Wakeups
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import MAX_DIFFERENCES
 from ddiloco.telemetry.throughput import Throughput
 from ddiloco.workers.exchange import EventDelivery, Pieces, fragments_with
 
-MAX_AHEAD = 4  # fragments that one of a learner's hosts may have been sent and another not
+MAX_AHEAD = 4  # fragments by which one of a learner's hosts may be ahead of another
 
 
 class Version(NamedTuple):
     """One version of a fragment."""
 
-    update: events.UpdateArrived  # without a watermark, which each learner has its own of
+    update: events.UpdateArrived  # without a watermark: each learner gets its own
     pieces: Pieces
     watermarks: Watermarks
     statement: bytes = b""  # of the shard on it, signed
 
     def to(self, learner: int) -> events.UpdateArrived:
-        """The update as this learner is sent it."""
+        """The update with this learner's watermark."""
         own = self.watermarks.get(learner, NOTHING_MERGED).bare
         return dataclasses.replace(self.update, watermark=own)
 
@@ -41,7 +42,7 @@ class Version(NamedTuple):
 class NewestFragments:
     """The newest version of each fragment that the syncer has sent; shared by all downlinks.
 
-    Beside it stay the last differences that lead to it, as long as they take at most half of its bytes.
+    Also the last differences that lead to it, of at most half of its bytes.
     """
 
     def __init__(self) -> None:
@@ -89,10 +90,10 @@ class _Item(NamedTuple):
 
     header: pb.DownHeader  # without the fields of the payload
     whole: Pieces
-    differences: Sequence[Pieces]  # that lead to the whole, which can be sent in their place
+    differences: Sequence[Pieces]  # that lead to the whole, and may be sent in its place
 
     def to(self, cuts: Sequence[Cut] | None) -> tuple[pb.DownHeader, Pieces]:
-        """Header and payload for a host that needs these blocks; None: all. Differences go as a whole."""
+        """Header and payload for a host that needs these blocks; None: all. Differences are not divided."""
         payload = list(itertools.chain(*self.differences))
         count = len(self.differences)
         if cuts is not None:
@@ -121,7 +122,7 @@ class Downlink:
         learner: int = 0,
         timed: Callable[[int, int, float], None] = lambda host, size, seconds: None,
     ) -> None:
-        """`moved` is called with the bytes of each fragment before it is sent. `hosts`: that the learner is.
+        """`moved` is called with the bytes of each fragment before it is sent. `hosts`: their number.
 
         `timed` is called after an update with the host, its bytes, and the seconds that it took.
         """
@@ -132,16 +133,17 @@ class Downlink:
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
         self._taken = [0] * hosts
-        self._change = threading.Condition()
+        self._change = threading.Lock()
+        self.wakeups = Wakeups()  # of the streams, which wait for something to send
         self._welcome = self._step = 0  # incarnation that is being welcomed, and the global step
         self._data = NOTHING_MERGED  # as in the welcome
         self._welcoming: list[int] = []  # fragments of the welcome that are still to be sent
         self._updates: dict[int, None] = {}  # in the order in which they became due
         self._sent: dict[int, int] = {}  # version by fragment
-        self._closed = False
+        self.closed = False
 
     def put(self, message: EventDelivery) -> None:
-        """Sends what goes with a welcome or an update when its turn comes."""
+        """Queues the fragments of a welcome or an update."""
         match message.event:
             case events.UpdateArrived(fragment=p) as update:
                 bare, known = dataclasses.replace(update, watermark=NOTHING_MERGED), message.watermarks
@@ -149,7 +151,7 @@ class Downlink:
                 self._newest.put(bare, message.fragments[0], message.difference, known.get(p, {}), statement)
                 with self._change:
                     self._updates[update.fragment] = None
-                    self._change.notify_all()
+                self.wakeups.set()
             case events.Welcomed() as event:
                 lineages = event.lineages or (0,) * len(event.versions)
                 statements = message.statements or (b"",) * len(event.versions)
@@ -163,9 +165,9 @@ class Downlink:
                 self._welcome_with(event)
 
     def _welcome_with(self, event: events.Welcomed) -> None:
-        """Sends all fragments, in place of the queue.
+        """Queues all fragments of a welcome, in place of what was queued.
 
-        A learner that joins again during its welcome gets that one: it is never lost.
+        A learner that joins again during its welcome continues to receive that one.
         """
         with self._change:
             if event.incarnation == self._welcome:
@@ -174,17 +176,22 @@ class Downlink:
             self._welcoming = list(fragments_with(event))
             self._updates.clear()
             self._sent.clear()
-            self._change.notify_all()
+        self.wakeups.set()
 
     def close(self) -> None:
         """Ends the streams."""
         self.limit.close()
         with self._change:
-            self._closed = True
-            self._change.notify_all()
+            self.closed = True
+        self.wakeups.set()
 
-    def messages(self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None) -> Iterator[bytes]:
-        """The messages of one stream of a host: header, chunks of its payload, next header; ends when closed.
+    def messages(
+        self, host: int = 0, needs: Sequence[Sequence[Cut]] | None = None
+    ) -> Iterator[bytes | float]:
+        """The next messages of one stream of a host: header, chunks of its payload, next header.
+
+        A float is the seconds to wait before the next one, as the link is limited. Ends when there is nothing
+        to send now.
 
         `needs`: by fragment, the blocks of each piece that the host needs; None: all.
         """
@@ -193,7 +200,7 @@ class Downlink:
             self._moved(header.size)
             begun = time.monotonic()
             yield header.SerializeToString()
-            yield from self.limit.limited(chunks(payload))
+            yield from self.limit.delayed(chunks(payload))
             seconds = time.monotonic() - begun
             if header.welcome:
                 self.throughput.add(header.size, seconds)
@@ -203,15 +210,16 @@ class Downlink:
 
     def _next(self, host: int) -> _Item | None:
         with self._change:
-            while not self._closed:
-                if self._taken[host] < self._first + len(self._items):
-                    return self._taken_by(host)
-                if len(self._items) < MAX_AHEAD and (item := self._decided()) is not None:
-                    self._items.append(item)
-                    self._change.notify_all()
-                else:
-                    self._change.wait()
-            return None
+            if self.closed:
+                return None
+            if self._taken[host] == self._first + len(self._items):
+                if len(self._items) == MAX_AHEAD or (item := self._decided()) is None:
+                    return None
+                self._items.append(item)
+            first, item = self._first, self._taken_by(host)
+        if self.hosts > 1 and self._first > first:
+            self.wakeups.set()  # there is room again
+        return item
 
     def _taken_by(self, host: int) -> _Item:
         item = self._items[self._taken[host] - self._first]
@@ -219,7 +227,6 @@ class Downlink:
         while self._items and min(self._taken) > self._first:
             self._items.popleft()
             self._first += 1
-            self._change.notify_all()
         return item
 
     def _decided(self) -> _Item | None:

@@ -6,15 +6,13 @@ import collections
 import contextlib
 import resource
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
-
-import grpc
+from collections.abc import Callable, Mapping
 
 from ddiloco.remote.syncer.session import MAX_CALLS
 from ddiloco.remote.wire import validation as wire
+from ddiloco.remote.wire.calls import Call, CallServer, Handler, first_message
 from ddiloco.remote.wire.interfaces import ANY, own_address
-from ddiloco.remote.wire.security import Gate, Security, check_reach, host_of
+from ddiloco.remote.wire.security import Security, check_reach, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 
 _CALLS = 1 + 3 * MAX_CALLS  # of one learner at the same time
@@ -28,26 +26,21 @@ class Handshakes:
     def __init__(self, seconds: float, most: int) -> None:
         """`most`: beyond it the oldest call of the machine with most calls is aborted."""
         self._seconds, self._most = seconds, most
-        self._lock = threading.Lock()
-        self._waiting: list[tuple[str, grpc.ServicerContext]] = []
+        self._waiting: list[tuple[str, Call]] = []
 
-    def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """The first request of a call, which is aborted if that takes too long; empty if there is none."""
-        own = host_of(context.peer()), context
-        with self._lock:
-            self._waiting.append(own)
-            oldest = self._crowding() if len(self._waiting) > self._most else None
-        if oldest is not None:
-            oldest.cancel()
+    async def first(self, call: Call) -> bytes:
+        """The first message of a call, empty if there is none; raises Refused if that takes too long."""
+        own = host_of(call.context.peer()), call
+        self._waiting.append(own)
+        if len(self._waiting) > self._most:
+            self._crowding().cancel()
         try:
-            with wire.ended_after(self._seconds, context.cancel):
-                return next(requests, b"")
+            return await first_message(call, self._seconds)
         finally:
-            with self._lock:
-                if own in self._waiting:
-                    self._waiting.remove(own)
+            if own in self._waiting:
+                self._waiting.remove(own)
 
-    def _crowding(self) -> grpc.ServicerContext:
+    def _crowding(self) -> Call:
         [(crowd, _)] = collections.Counter(host for host, _ in self._waiting).most_common(1)
         oldest = next(one for one in self._waiting if one[0] == crowd)
         self._waiting.remove(oldest)
@@ -70,10 +63,10 @@ class Listening:
         self.port = 0
         self.fragments_at = ""  # HOST:PORT by config.interface, once the port is bound; empty: it is not set
         self._address, self._security, self._interface = address, security, config.interface
-        self.gate = Gate(security.admits, "the syncer asks for another join token")
         self.handshakes = Handshakes(HANDSHAKE, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
-        self._server = wire.server(config.keepalive, calls, _options(config, num_learners), [self.gate])
+        options = [*wire.options(config.keepalive), *_options(config, num_learners)]
+        self.server = CallServer(security, "the syncer asks for another join token", calls, options)
 
     def claim(self) -> None:
         """Binds the port.
@@ -83,12 +76,12 @@ class Listening:
         """
         if not self.port:
             own = own_address(self._interface) if self._interface else ""
-            self.port = self._security.listen(self._server, self._address)
+            self.port = self.server.listen(self._address)
             if own:
                 self.fragments_at = f"{own}:{self.port}"
                 if self._address.rpartition(":")[0] not in (*ANY, own):
                     check_reach(self.fragments_at, self._security)
-                    self._security.listen(self._server, self.fragments_at)
+                    self.server.listen(self.fragments_at)
 
     @property
     def address(self) -> str:
@@ -96,16 +89,16 @@ class Listening:
         host = self._address.rpartition(":")[0]
         return f"{socket.gethostname() if host in ANY else host}:{self.port}"
 
-    def begin(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> int:
+    def begin(self, handlers: Mapping[str, Handler]) -> int:
         """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""
         self.claim()
-        wire.serve(self._server, wire.CONTROL, handlers)
+        self.server.serve(wire.CONTROL, handlers)
         self._answering()
         return self.port
 
     def stop(self, grace: float | None) -> None:
         """Releases the port, and ends all calls; running ones after `grace` seconds, None: at once."""
-        self._server.stop(grace).wait(5.0)
+        self.server.stop(grace)
 
 
 def take_descriptors() -> None:

@@ -50,7 +50,7 @@ class RecordQueue:
 
 
 class Received:
-    """The records that came of one process."""
+    """The received records of one process."""
 
     def __init__(self, following: int | None = 0) -> None:
         """`following`: the number of the next one; None: not known, as another syncer had those before it."""

@@ -11,7 +11,9 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-VERSION = 19  # of wire.proto with the events in it; both ends must have the same
+from ddiloco.schema.events_pb2 import Event, Report
+
+VERSION = 20  # of wire.proto with the events in it; both ends must have the same
 CHUNK_BYTES = 1 << 20  # of a fragment in one message
 MAX_DIFFERENCES = 32  # of a fragment that are sent together
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)  # a longer one is refused before it is in memory
@@ -46,7 +48,7 @@ class WireError(Exception):
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """The protobuf message in `data`; records in it are only counted, not checked.
+    """The protobuf message in `data`, with plausible numbers; those in records are not checked.
 
     Raises:
       WireError: there is none, or it has an impossible number.
@@ -59,7 +61,20 @@ def parse(kind: type[M], data: bytes) -> M:
     return message
 
 
+def _check_report(r: Report) -> None:
+    """`_check_numbers` of the frequent kind of message, without its reflection."""
+    counts = (r.incarnation, r.step, r.steps, r.tokens, *r.shards, *r.places, *r.versions)
+    bases = (*r.base_steps, *r.base_tokens, 0)
+    if max(*counts, *bases) > LARGEST or min(bases) < -LARGEST:
+        raise WireError("number too large", "in a report")
+    if min(counts) < 0:
+        raise WireError("number below 0", "in a report")
+
+
 def _check_numbers(message: Message) -> None:
+    if isinstance(message, Event) and message.HasField("step_reported"):
+        _check_report(message.step_reported.report)
+        return
     for field, value in message.ListFields():
         if field.name in ("records", "metrics"):
             continue
@@ -67,11 +82,12 @@ def _check_numbers(message: Message) -> None:
         if field.type == field.TYPE_MESSAGE:
             for part in values:
                 _check_numbers(part)
-        elif field.type in (field.TYPE_UINT32, field.TYPE_UINT64, field.TYPE_INT64):
-            if max(values) > LARGEST:
-                raise WireError("number too large", f"{field.name} is {max(values)}")
-            if min(values) < 0:
-                raise WireError("number below 0", f"{field.name} is {min(values)}")
+        elif field.type in (field.TYPE_UINT32, field.TYPE_UINT64, field.TYPE_INT64, field.TYPE_SINT64):
+            most, least = max(values), min(values)
+            if most > LARGEST or least < -LARGEST:
+                raise WireError("number too large", f"{field.name} is {max(most, -least)}")
+            if least < 0 and field.type != field.TYPE_SINT64:
+                raise WireError("number below 0", f"{field.name} is {least}")
 
 
 @contextlib.contextmanager
@@ -92,7 +108,7 @@ def server(
     more_options: Sequence[tuple[str, int]] = (),
     interceptors: Sequence[grpc.ServerInterceptor] = (),
 ) -> grpc.Server:
-    """A server that refuses further calls at the same time than `calls`; it does not listen yet."""
+    """A server of at most `calls` calls at a time, which refuses others; it does not listen yet."""
     return grpc.server(
         concurrent.futures.ThreadPoolExecutor(calls, thread_name_prefix="wire"),
         options=[*options(keepalive), *more_options],
@@ -102,7 +118,7 @@ def server(
 
 
 def serve(server: grpc.Server, path: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-    """Adds a service with the calls under `path` to the server."""
+    """Adds a service with the calls under `path` to the server, and starts it."""
     handler = grpc.method_handlers_generic_handler(path.split("/")[1], handlers)
     server.add_generic_rpc_handlers((handler,))
     server.start()
@@ -127,15 +143,15 @@ def options(keepalive: float) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),  # which clusters set for the web, and which leads to no node of theirs
+        ("grpc.enable_http_proxy", 0),  # clusters set one for the web, and it does not reach their nodes
     ]
 
 
-REPLACED = grpc.StatusCode.ALREADY_EXISTS  # how a process's call ends once another has taken its place
+REPLACED = grpc.StatusCode.ALREADY_EXISTS  # status of a process's call once a newer process replaced it
 
 
 def permanent(code: grpc.StatusCode) -> bool:
-    """Whether a call that ended with this code would always end so again."""
+    """Whether a retry of a call that ended with this code would end with it again."""
     return code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION, REPLACED)
 
 

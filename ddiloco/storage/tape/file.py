@@ -3,7 +3,7 @@
 The first line names the format. Each record is the payload's length (32 bits, little-endian), two checks of
 eight bytes, and the payload. The head of the chain after a record is the SHA-256 of the head before, the
 length and the payload; the second check is its beginning. The first one is that of a SHA-256 of the head
-before and the length alone, which tells a damaged length from an unfinished record.
+before and the length alone, which distinguishes a damaged length from an unfinished record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pathlib
 import struct
 from typing import NamedTuple
 
-MAGIC = b"ddiloco tape 4\n"
+MAGIC = b"ddiloco tape 5\n"
 _CHECK = 8  # bytes of a hash that are written
 _HEAD = struct.Struct(f"<I{_CHECK}s{_CHECK}s")
 _LENGTH = struct.Struct("<I")
@@ -41,7 +41,7 @@ class TapeFile:
 
     Attributes:
       head: of its chain.
-      records: how many there are.
+      records: their number.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

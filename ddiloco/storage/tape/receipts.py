@@ -1,7 +1,7 @@
 """What learners and shards of the syncer sign: offers, and statements on the versions made of them.
 
 A statement follows from the shard's tape: from the head of its hash chain and what its core decided. So
-whoever has the tape can make it again (`Ledger`), and check the signature.
+anybody with the tape can compute it again (`Ledger`), and check the signature.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FOLDER = "tape"
 SUFFIX = ".tape"
-BEGAN = "began"  # folder beside the tapes, of what the run went on with where they do not begin with it
+BEGAN = "began"  # folder beside the tapes with the initial state of a run that was set back
 _MAX_WAIT = 1.0  # seconds that the syncer's entries may wait to be written if nothing depends on them
 
 

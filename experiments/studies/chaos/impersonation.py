@@ -1,4 +1,4 @@
-"""A peer with a learner's credentials that reports as a learner does, and offers what it likes."""
+"""A peer with a learner's credentials that reports as a learner does, and sends arbitrary offers."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Impersonator(abc.ABC):
                 self._report()
 
     def _report(self, **claims: int) -> None:
-        """A claim of two steps on what it holds, or of these steps and tokens."""
+        """A claim of two steps on its versions, or of these steps and tokens."""
         if len(self._known) < self._terms.num_fragments:
             return
         steps = claims.get("steps", _AHEAD)

@@ -62,10 +62,10 @@ def agenda(plan: Sequence[PlannedFault]) -> list[KillerAction]:
 
 
 class Killer:
-    """Does what a plan says to whichever processes bear the targets' names at that time.
+    """Applies a plan's faults to the processes that have the targets' names at that time.
 
-    A target that is dead, or not yet there, is missed. A hung process goes on when its time has come, unless
-    it was killed; partitions of a target that overlap end with the last.
+    A target that is dead, or not yet there, is missed. A hung process continues after the fault's time,
+    unless it was killed; partitions of a target that overlap end with the last.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Killer:
                 self._heal(deed.fault)
 
     def undo_all(self) -> None:
-        """Has everything that hangs go on, and heals every partition."""
+        """Continues every hung process, and heals every partition."""
         for fault in list(self._hung):
             self._resume(fault)
         for fault in list(self._parted):

@@ -71,7 +71,7 @@ def gaps_of(trace: Trace, learner: str) -> list[Gap]:
 
 
 def clock_rate(trace: Trace) -> float:
-    """By how much a learner's clock goes on in a step while none is down: more than 1, since others set it.
+    """By how much a learner's clock rises in a step while none is down: more than 1, since others set it.
 
     Counted are steps whose predecessor is surely on record, which move the clock by 1 or 2; 1 if none is.
     """

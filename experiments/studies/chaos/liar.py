@@ -1,4 +1,4 @@
-"""A peer with a learner's credentials that means no good: what it offers, claims and asks is never sound."""
+"""A malicious peer with a learner's credentials: its offers, claims and requests are never sound."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Liar(Impersonator):
                 with self._counted(deed.__name__.strip("_")):
                     deed()
 
-    # What it does beside answering.
+    # Its own actions, beside replies.
 
     def _rejoin(self) -> None:
         for _ in range(self._rng.choice((1, 5, 200))):

@@ -68,7 +68,7 @@ class PlannedFault:
     time: float
     target: str  # SYNCER, or a `learner_name`
     kind: str  # of KINDS
-    duration: float = 0.0  # seconds until it is undone; a kill is undone by whoever restarts processes
+    duration: float = 0.0  # seconds until it is undone; of a kill the launcher restarts the process
 
 
 def draw_plan(chaos: ProcessChaos, num_learners: int) -> tuple[PlannedFault, ...]:

@@ -1,4 +1,4 @@
-"""A run of real processes under a plan of faults, and what it left."""
+"""A run of real processes under a plan of faults, and its outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOOK = 0.2  # seconds between two looks at whether all learners step
 
 
 class StormOutcome(NamedTuple):
-    """What a run came to: its part of chaos.json, what it left, and its exit code."""
+    """The outcome of a run: its part of chaos.json, its files, and its exit code."""
 
     figures: dict[str, Any]
     trace: Trace

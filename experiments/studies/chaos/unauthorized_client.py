@@ -28,7 +28,7 @@ class UnauthorizedClient:
         self._rng = random.Random(address)
 
     def run(self, stop: threading.Event) -> None:
-        """Goes on until `stop`."""
+        """Runs until `stop`."""
         deeds = (self._idle_connections, self.noise, self._flood, self._calls)
         while not stop.wait(self._rng.uniform(0.1, 0.5)):
             deed = self._rng.choice(deeds)

@@ -49,7 +49,7 @@ class CollectiveTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Sums of one chip; a collective that goes on in stages, which are several instructions, counts once."""
+    """Sums of one chip; a collective in stages, which are several instructions, counts once."""
 
     flops: float = 0.0
     hbm_bytes: float = 0.0
@@ -293,7 +293,7 @@ def _valid_positions(
     lhs_dilate: tuple[int],
     rhs_dilate: tuple[int],
 ) -> int:
-    """How many pairs of an output and a place in the window meet an input, not padding or a gap.
+    """The pairs of an output and a place in the window that meet an input, not padding or a gap.
 
     TPU programs have batched matmuls as convolutions that mostly meet padding.
     """
@@ -302,13 +302,13 @@ def _valid_positions(
 
 
 def _share(kind: str, group: int) -> float:
-    """Of the bytes that each has, how many it sends."""
+    """The bytes that each sends, of those that it has."""
     shares = {"all-gather": group - 1.0, "all-reduce": 2 * (group - 1) / group, "collective-permute": 1.0}
     return shares.get(kind, (group - 1) / group)
 
 
 def _group(attributes: str, chips: int) -> int:
-    """How many chips take part together."""
+    """The number of chips in a group."""
     if found := _LISTED_GROUP.search(attributes):
         return len(found[1].split(","))
     if found := _IOTA_GROUPS.search(attributes):

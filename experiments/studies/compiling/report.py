@@ -1,4 +1,4 @@
-"""Compiles all programs of a learner for a slice, and says what they need and how fast they could be."""
+"""Compiles all programs of a learner for a slice, and reports their needs and their roofline."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class _SampledInterruptions:
         return self.next[lanes] + self._draws.take(lanes) * self._model.return_seconds, None
 
     def resized(self, lanes: np.ndarray, now: np.ndarray, slices: np.ndarray) -> None:
-        """As of `interruptions.Source`: exponential times have no memory, so they are drawn again."""
+        """As of `interruptions.Source`: exponential times have no memory, so they are sampled anew."""
         chips = slices * self._model.chips_per_slice
         self.next[lanes] = now + self._draws.take(lanes) * self._model.mtbi_seconds / chips
 

@@ -39,14 +39,14 @@ def published(system: str, num_chips: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """How a fleet is used: by one job, or by M learners that wait for nobody."""
+    """How a fleet is used: by one job, or by M learners that do not wait for each other."""
 
     name: str  # data_parallel, elastic_data_parallel or decoupled
     num_learners: int = 1
 
     @property
     def elastic(self) -> bool:
-        """Whether a job goes on without a slice that it lost."""
+        """Whether a job continues without a lost slice."""
         return self.name != "data_parallel"
 
     @property

@@ -1,4 +1,4 @@
-"""A recorded run done again, and compared with what it left."""
+"""Replays a recorded run, and compares it with its files."""
 
 from __future__ import annotations
 

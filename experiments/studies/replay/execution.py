@@ -113,7 +113,7 @@ class Replay:
                 raise TapeError(f"{tape.path}: is of another layout of fragments")
 
     def _restore_model(self) -> None:
-        """Loads the versions that the run went on with, which are kept with its tapes."""
+        """Loads the versions that the run resumed from, which are saved with its tapes."""
         header, path = self._plan.first.header, self._plan.first.path
         folder, layout = path.parent / BEGAN / SYNCER, self._assembly.layout
         try:

@@ -63,7 +63,7 @@ def make_plan(tapes: RunTapes, policy: SyncPolicy, total_steps: int | None) -> R
 
 
 def _began(folder: pathlib.Path | None) -> dict[InnerOrigin, pathlib.Path]:
-    """By what tapes call them, the folders of the states that a run went on with."""
+    """The folders of the states that a run resumed from, by their names on tapes."""
     found = {}
     for path in () if folder is None else folder.glob("learners/*/state.0.*"):
         try:

@@ -20,7 +20,7 @@ class Tape:
     header: Header  # its first record
     entries: list[Entry]  # all others, in order
     torn: int = 0  # bytes of an unfinished last record, which is left out
-    # By record, the header's first: how many entries there are up to its end, and the chain's head then
+    # By record, the header's first: the number of entries up to its end, and the chain's head there
     records: Sequence[tuple[int, bytes]] = ()
 
     @property
@@ -40,7 +40,7 @@ class RunTapes:
     syncers: list[Tape]  # the syncer's processes, in order: the first begins the run
     learners: dict[int, list[Tape]]  # each learner's processes, in order, by its number
     warnings: list[str]  # a line about each tape that was cut
-    began: pathlib.Path | None = None  # folder of what the run went on with, if it does not begin with them
+    began: pathlib.Path | None = None  # folder of the state from before these tapes; None: there is none
 
 
 def begins(syncers: Sequence[Tape]) -> dict[int, int]:
@@ -74,9 +74,9 @@ def tape_of(path: pathlib.Path, content: Content) -> Tape | None:
 
 
 def read_histories(workdir: pathlib.Path, config: str) -> list[tuple[list[Tape], bool]]:
-    """The syncer's tapes of a run and of what it was set back from, oldest first, of these settings.
+    """The syncer's tapes of a run, and of histories before rollbacks, oldest first, of these settings.
 
-    Each with whether it goes on with what a rollback has left. Raises TapeError if there are none, one is
+    Each with whether it continues from a rollback. Raises TapeError if there are none, one is
     damaged, or is of other settings.
     """
     found = []

@@ -40,7 +40,7 @@ class Process(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CheckedVersion:
-    """A version in the log, and of what it was made."""
+    """A version in the log, and the offers in it."""
 
     process: Process
     made: Made
@@ -76,7 +76,7 @@ class LogCheck:
         self.machines: list[Machine] = []  # on which the syncer's processes were
 
     def history(self, tapes: Sequence[Tape], set_back: bool = False) -> None:
-        """Checks the tapes of one history; `set_back`: it goes on with what a rollback has left."""
+        """Checks the tapes of one history; `set_back`: it continues from a rollback."""
         self.histories += 1
         here = {tape.header.shard for tape in tapes}
         for shard in sorted(set(range(max((tape.header.shards for tape in tapes), default=1))) - here):
@@ -241,13 +241,13 @@ class _ProcessCheck(SyncerProcess):
 
 @dataclasses.dataclass
 class LearnerAccount:
-    """What a learner's own file tells of the log.
+    """A learner's own file, compared with the log.
 
     Attributes:
       sent: offers that it signed.
       arrived: those of them that the log has.
       versions: statements that it has.
-      claims: what it says without proof.
+      claims: its unproved statements.
     """
 
     learner: str
@@ -332,7 +332,7 @@ class MergesAgain:
     """Makes kept merges again.
 
     Attributes:
-      made: how many.
+      made: their number.
       close: how many of them are equal within TOLERANCE, not to the bit, as on another processor.
       open: how many could not be compared, since the process was killed before it had noted them.
     """

@@ -159,7 +159,7 @@ class RecordedFleet:
         the factor on the bandwidth of its link, as if its offers were so much smaller.
         """
         learners = {m: _Learner(steps) for m, steps in self._taken.items() if m not in without}
-        rng = random.Random(0)  # of which these links ask nothing
+        rng = random.Random(0)  # which these links do not use
 
         def place(m: int, learner: _Learner) -> VirtualPlace:
             seconds = self._took.offers.get(m, 0.0) / faster.get(m, 1.0)

@@ -1,4 +1,4 @@
-"""What a process did to its arrays, work by work, and what each work needs and makes."""
+"""The work that a process did on its arrays, item by item, with what each needs and makes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Adopt(ReplayWork):
 
 @dataclasses.dataclass(frozen=True)
 class SetPosition(ReplayWork):
-    """A learner's data go on from a position, JSON values; None: from their start."""
+    """A learner's data continue from a position, JSON values; None: from their start."""
 
     position: Any
 
@@ -241,7 +241,7 @@ class ReplayPlan:
 
     @property
     def given(self) -> set[Key]:
-        """What exists from the start: the first versions, and the states that the run went on with."""
+        """What exists from the start: the first versions, and the states that the run resumed from."""
         return {VersionId(p, version) for p, version in self.begins.items()} | {*self.began}
 
     @property

@@ -91,7 +91,7 @@ def with_max_tokens(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def redrawn(losses: pd.DataFrame, rng: np.random.Generator, draws: int) -> Iterator[pd.DataFrame]:
-    """Means of bootstrap samples, each of one set of seeds, drawn with replacement, at every place.
+    """Means of bootstrap samples, each of one set of seeds, sampled with replacement, at every place.
 
     Runs of one seed have their start and their order of the data in common, as far as sizes and shards are
     alike, so that what a seed does is not drawn for each place anew. A place that has none of the seeds drawn

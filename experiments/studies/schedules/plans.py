@@ -1,4 +1,4 @@
-"""What befalls a fleet, drawn from a seed: policy, weather and faults, or a fair plan without any faults."""
+"""A fleet's plan, sampled from a seed: policy, conditions and faults, or a fair plan without faults."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def draw_policy(rng: random.Random) -> SyncPolicy:
 
 
 def draw_shards(seed: int | str, policy: SyncPolicy) -> int:
-    """How many processes the syncer is of, each with a fragment at least."""
+    """The number of the syncer's processes, each with a fragment at least."""
     return random.Random(f"shards {seed}").choice([n for n in (1, 1, 2, 3, 4) if n <= policy.num_fragments])
 
 
@@ -138,7 +138,7 @@ def draw_plan(seed: int) -> SchedulePlan:
 
 
 def draw_fair(seed: int) -> SchedulePlan:
-    """The plan of a seed in which no message is lost and nobody dies, and that asks for no wonders.
+    """The plan of a seed in which no message is lost, no process dies, and the fleet is feasible.
 
     In an interval even the slowest and farthest can take an update, do a step on it and give that; the
     syncer merges for half of the time.

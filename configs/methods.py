@@ -8,9 +8,10 @@ WHAT
   learners  Decoupled DiLoCo of 1, 2, 4 and 8; the batch is tuned, too, and momentum is not
   tiny      three algorithms, and 1, 2 and 8 learners, at the tiny preset of configs/dense.py: 480 steps of 32
             rows of all learners together; the inner rate alone is tuned
+  short     Decoupled DiLoCo at 2.4 tokens a parameter; weight decay is tuned, too
 
-And data-parallel. The first two have the micro dense model (configs/micro.py) at 20 tokens a parameter. Muon
-inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
+And data-parallel. All but `tiny` have the micro dense model (configs/micro.py), at 20 tokens a parameter but
+for `short`. Muon inside; learners meet every 24 steps. Outcome: docs/results/methods.md.
 
 The rows of `tiny` at 20 tokens a parameter, not tuned there; 30 to 90 minutes a run on a core:
 
@@ -32,6 +33,7 @@ SETTINGS = {
     "eval.num_batches": 64,
     "virtual.step_variation": baselines.STEP_VARIATION,
 }
+SHORT = {"train.tokens": 302_080, "eval.num_batches": 32}
 TINY = {**baselines.SCORED_AT_THE_END, "sample.tokens": 0}
 DOCUMENTS = 512  # side by side, of all learners together: SETTINGS with four
 NESTEROV = {"outer.learning_rate": 0.5, "outer.momentum": 0.3}
@@ -56,12 +58,13 @@ def get_config(preset: str = "decoupled") -> ConfigDict:
 
 def get_tuning(what: str = "methods") -> dict[str, Any]:
     """The rows of `WHAT`, and data-parallel."""
-    rows = {"methods": _methods, "learners": _learners, "tiny": _tiny}
+    rows = {"methods": _methods, "learners": _learners, "tiny": _tiny, "short": _short}
     (what,) = sections.words(what, tuple(rows))
     return {
         "rows": rows[what](),
         "grid": {
             "inner.learning_rate": (0.012, 0.024) if what == "tiny" else (0.006, 0.012, 0.024, 0.048),
+            "inner.weight_decay": (0.025, 0.1, 0.4, 1.6),  # also the default, 0.1, over M=4
             "train.batch_size": (1, 2, 4, 8, 16),
             "outer.learning_rate": (0.35, 0.5, 0.7, 1.0, 1.4),
             "outer.momentum": (0.0, 0.3, 0.6, 0.8),
@@ -100,6 +103,12 @@ def _learners() -> list[dict[str, Any]]:
         begin = {"train.batch_size": 8 // learners, "outer.learning_rate": 0.5}
         rows.append(_row(f"decoupled, M={learners}", "decoupled", has, begin))
     return rows
+
+
+def _short() -> list[dict[str, Any]]:
+    decay = {"inner.weight_decay": 0.1}
+    rows = [("data-parallel", "data_parallel", decay), ("decoupled", "decoupled", {**decay, **NESTEROV})]
+    return [_row(label, preset, SHORT, begin) for label, preset, begin in rows]
 
 
 def _tiny() -> list[dict[str, Any]]:

@@ -100,7 +100,9 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(rows, told, tmp_path):
         tuning.plan_of(str(file))
 
 
-@pytest.mark.parametrize("config", ["merge_rule.py", "methods.py", "methods.py:learners", "methods.py:tiny"])
+@pytest.mark.parametrize(
+    "config", ["merge_rule.py", "methods.py", "methods.py:learners", "methods.py:tiny", "methods.py:short"]
+)
 def test_outer_settings_are_tuned_at_equal_tokens_and_global_batch(config):
     plan = tuning.plan_of(f"configs/{config}")
     config = f"configs/{config.partition(':')[0]}"

@@ -16,7 +16,7 @@ from absl import flags
 from experiments.cli import program
 
 _OUTPUT = flags.DEFINE_string("output", None, "Also write all courses to this JSON file.")
-_WEATHERS = flags.DEFINE_integer("weathers", None, "Only so many of the fleets, the first.", lower_bound=1)
+_FLEETS = flags.DEFINE_integer("fleets", None, "Only so many of the fleets, the first.", lower_bound=1)
 
 COLUMNS = ("fleet", "best H", "the default", "the controller", "changes")
 
@@ -25,15 +25,15 @@ def main(_) -> int:
     from ddiloco.settings.experiment import parse
     from experiments.cli.tables import markdown
     from experiments.studies.planning.adapting import courses
-    from experiments.studies.planning.weathers import LEARNERS, WEATHERS
+    from experiments.studies.planning.fleets import FLEETS, LEARNERS
 
     output = program.writable_file(_OUTPUT)
     config = program.load_config("configs/links.py:counted")
     config.sync.num_learners = LEARNERS
     experiment = parse(config)
     found, rows = {}, []
-    for name in list(WEATHERS)[: _WEATHERS.value]:
-        found[name] = courses(experiment, WEATHERS[name])
+    for name in list(FLEETS)[: _FLEETS.value]:
+        found[name] = courses(experiment, FLEETS[name])
         rows.append(_row(name, found[name], str(experiment.sync.interval)))
         program.print_err(" | ".join(rows[-1]))
     print(markdown(COLUMNS, rows, align=True))

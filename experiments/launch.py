@@ -94,7 +94,6 @@ _INSTEAD = {
 _SETTINGS = {
     "remote.hosts": (_ENGINES, "--hosts says it, with gke --topology"),
     "remote.spares": (_ENGINES, "the engine starts what is to take another's place"),
-    "remote.donor_host": (_ENGINES, "it is each node's own address"),
     "remote.donor_port": (("gke", "skypilot"), "it follows from --port"),
     "remote.restarts": (
         ("gke", "slurm", "cloud_tpu", "skypilot"),

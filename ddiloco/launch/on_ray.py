@@ -92,11 +92,9 @@ class RoleActor:
         if assignment.processes > 1:
             leader = host if first is None else ray.get(first.where.remote())[1]
             assignment = dataclasses.replace(assignment, coordinator=f"{leader}:{assignment.coordinator}")
-        remote = dataclasses.replace(self._experiment.remote, donor_host=host)
-        experiment = dataclasses.replace(self._experiment, remote=remote)
         print(f"{assignment.name} begins on {host}, process {os.getpid()}", flush=True)
         try:
-            code = self._main(assignment, experiment, self._security, self._stop)
+            code = self._main(assignment, self._experiment, self._security, self._stop)
         except Exception:  # it must not be the run's: another process may do better
             traceback.print_exc()
             code = FAILED

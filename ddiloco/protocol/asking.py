@@ -90,20 +90,24 @@ class OfferRequests:
         late = [m for m, asked in owing if asked is not None and asked.clock > m.step + 1]
         return [self._request(r, late, 0)] if late else []
 
-    def arrived(self, m: Member, c: Contribution, now: float) -> None:
-        """Updates the learner's delivery time and lead from an offer."""
-        asked = m.asked.get(c.fragment)
-        if asked is not None and asked.version == c.version:
+    def arrived(self, m: Member, which: RoundId, c: Contribution, now: float) -> None:
+        """Updates the learner's delivery time and lead from an offer that was asked for a round."""
+        newest = m.asked.get(c.fragment)
+        asked = None if newest is None else newest.of(which.step)
+        if asked is not None:
             asked.arrived_at = now
             m.punctual = asked.expected_at is None or now <= asked.expected_at
-            m.lag.add(0.0 if asked.quorum_at is None else now - asked.quorum_at)
+            if asked.quorum_at is None:
+                m.was_early = True
+            else:
+                m.lag.add(now - asked.quorum_at)
         if m.step_time.value is None or m.reported_at is None:
             return
         made = m.reported_at - (m.step - c.step) * m.step_time.value
         m.delivery.add(max(0.0, now - made))
-        if asked is None or asked.steps is None or not self.front.step_time.value:
+        if asked is None or not self.front.step_time.value:
             return
-        late = c.steps - asked.steps - max(1, asked.clock - asked.seen)
+        late = c.step - max(asked.clock, asked.seen + 1)
         if late > 0:  # the request arrived after the requested clock
             m.lead = min(self.policy.interval, m.lead + late * m.step_time.value / self.front.step_time.value)
             self._longest_lead = max(self._longest_lead, m.lead)
@@ -129,9 +133,12 @@ class OfferRequests:
     def _request(self, r: Round, members: Sequence[Member], clock: int) -> actions.Send:
         """The request, recorded to measure the learner's next offer."""
         for m in members:
-            known = m.counters(r.id.fragment)
-            steps = known.steps if known is not None and known.version == r.version else None
-            asked = Asked(m.incarnation, r.version, clock, m.step, steps)
+            before = m.asked.get(r.id.fragment)
+            if before is not None and before.step == r.id.step:  # it is asked again
+                before = before.before
+            elif before is not None:
+                before.before = None
+            asked = Asked(r.id.step, clock, m.step, before=before)
             r.owed[m.learner] = m.asked[r.id.fragment] = asked
             r.unasked.discard(m.learner)
             r.asked.add((m.learner, m.incarnation))
@@ -149,18 +156,19 @@ class OfferRequests:
 
 
 def worth_waiting(
-    r: Round, able: Iterable[Member], interval: float, next_quorum: float, now: float
+    r: Round, able: Iterable[Member], missed: float, next_quorum: float, now: float
 ) -> tuple[set[int], float]:
     """The learners whose offers a merge waits for after its quorum, and for how many seconds.
 
-    An offer adds an interval of its learner's work. A wait of a share s of the interval makes all work in the
-    merge older by s, which costs half of s of its worth. Learners are taken in the order of their expected
-    arrival, up to the number with the largest difference. Learners without a measured lag, or whose last
-    offer was later than expected, are not waited for.
+    Each offer has an interval of its learner's work. Without a wait, that of an expected one becomes older by
+    `missed`; a wait makes all work in the merge older. Learners are taken in the order of their expected
+    arrival, up to the number with the largest difference; the wait ends when it would make the work of those
+    that are here older by more than it can make that of the others younger. Learners of whom no offer was
+    measured, or whose last one was later than expected, are not waited for.
 
     Args:
       able: learners that may still offer.
-      interval: seconds of an interval of the fastest learner.
+      missed: seconds by which an offer's work becomes older, or what else it loses, if it misses the merge.
       next_quorum: seconds until the fragment's next quorum, the longest wait.
     """
     coming = []
@@ -169,21 +177,20 @@ def worth_waiting(
         if asked is None:
             continue
         asked.quorum_at = now
-        if m.lag.value is None:
+        if (lag := m.expected_lag) is None:
             continue
         bound = max(m.lag.bound, BEHIND_ANOTHER * (m.delivery.value or 0.0))
         asked.expected_at = now + bound
-        if m.punctual and m.lag.value <= next_quorum:
-            coming.append((m.lag.value, m.learner, bound))
+        if m.punctual and lag <= next_quorum:
+            coming.append((lag, m.learner, bound))
     coming.sort()
-    gains = [
-        number - AGE * lag / interval * (len(r.arrived) + number)
-        for number, (lag, _, _) in enumerate(coming, start=1)
-    ]
+    here = len(r.arrived)
+    gains = [n * missed - (here + n) * lag for n, (lag, _, _) in enumerate(coming, start=1)]
     best = max(gains, default=0.0)
     many = gains.index(best) + 1 if best > 0 else 0
     longest = max((latest for _, _, latest in coming[:many]), default=0.0)
-    return {learner for _, learner, _ in coming[:many]}, min(longest, next_quorum)
+    even = many * missed / max(1, here + many)
+    return {learner for _, learner, _ in coming[:many]}, min(longest, next_quorum, even)
 
 
 class Overdue:

@@ -42,7 +42,7 @@ class Delay:
 class OfferDelay:
     """Measured lateness of a learner's offers, in seconds; durable across restarts of the syncer."""
 
-    lag: float  # behind a round's quorum, moving average
+    lag: float  # behind a round's quorum, moving average of those that came after it; 0: none did
     deviation: float  # of that, mean
     delivery: float  # from the step to the offer's arrival, moving average
 

@@ -21,9 +21,9 @@ class LearnerJoined:
     """A learner asks to take part; a larger incarnation of the same learner replaces the older one.
 
     With `step`, `versions` and their lineages it rejoins with its state of the shard's fragments, and
-    receives only newer versions. Then `life` names the life of that state, `began` the work of
-    earlier lives behind which its data continue, and `left` the end of each earlier life. `shards` lists its
-    memberships.
+    receives only newer versions. Then `life` names the life of that state, `began` the work of earlier lives
+    behind which its data stood as its work on those fragments began, and `left` the end of each earlier life.
+    `shards` lists its memberships.
     """
 
     learner: int

@@ -49,15 +49,18 @@ TRANSITIONS = {
 class Asked:
     """A request for an offer."""
 
-    incarnation: int
-    version: int
+    step: int  # when the round is due
     clock: int  # from which it offers
     seen: int  # its last reported clock at the request
-    steps: int | None  # its reported steps on the fragment's version; None: it had another version
     arrived_at: float | None = None
     quorum_at: float | None = None  # when the round had its quorum
     expected_at: float | None = None  # latest expected arrival of its offer, as of then
     expires: float | None = None  # timeout of an offer that it has made; None: not made yet
+    before: Asked | None = None  # the request for the round before, whose offer may be on its way
+
+    def of(self, step: int) -> Asked | None:
+        """The request for the round that was due then: this one, or the one before."""
+        return next((asked for asked in (self, self.before) if asked and asked.step == step), None)
 
 
 @dataclasses.dataclass
@@ -78,7 +81,9 @@ class Member:
     dismissed: bool = False  # it got NotMember: the next incarnation is its own
     step_time: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds
     delivery: MovingAverage = dataclasses.field(default_factory=MovingAverage)  # seconds from report to offer
-    lag: Delay = dataclasses.field(default_factory=Delay)  # seconds from a round's quorum to its offer
+    lag: Delay = dataclasses.field(default_factory=Delay)
+    """Seconds from a round's quorum to its offer, of those that came after it."""
+    was_early: bool = False  # whether one came before it
     punctual: bool = True  # whether its last offer arrived by `expected_at`
     in_time: MovingAverage = dataclasses.field(default_factory=lambda: MovingAverage(1.0))
     """The share of rounds for which its offer was in time, of those that it was asked for."""
@@ -102,6 +107,11 @@ class Member:
         if (self.state, state) not in TRANSITIONS:
             raise AssertionError(f"learner {self.learner} cannot go from {self.state.value} to {state.value}")
         self.state = state
+
+    @property
+    def expected_lag(self) -> float | None:
+        """`lag` of its next offer that is not here at the quorum; None: none of its offers was measured."""
+        return 0.0 if self.lag.value is None and self.was_early else self.lag.value
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -238,7 +248,7 @@ class Membership:
         if old is not None:
             member.welcome_seconds, member.step_time = old.welcome_seconds, old.step_time
             member.lag, member.delivery, member.punctual = old.lag, old.delivery, old.punctual
-            member.in_time = old.in_time
+            member.in_time, member.was_early = old.in_time, old.was_early
             member.counted_from = dict(old.counted_from)
             if old.state is MemberState.LIVE:
                 self.move(old, MemberState.GONE)
@@ -290,15 +300,15 @@ class Membership:
         for learner, incarnation in incarnations:
             m = self.admit(Member(learner, incarnation, heard_at=0.0, state=MemberState.GONE))
             if (known := delays.get(learner)) is not None:
-                m.lag = Delay(known.lag, known.deviation)
+                m.lag, m.was_early = Delay(known.lag or None, known.deviation), not known.lag
                 m.delivery = MovingAverage(known.delivery)
 
     def delays(self) -> dict[int, OfferDelay]:
         """Measured delays of offers, by learner."""
         return {
-            m.learner: OfferDelay(m.lag.value, m.lag.deviation, m.delivery.value or 0.0)
+            m.learner: OfferDelay(lag, m.lag.deviation, m.delivery.value or 0.0)
             for m in self._members.values()
-            if m.lag.value is not None
+            if (lag := m.expected_lag) is not None
         }
 
     def incarnations(self) -> tuple[tuple[int, int], ...]:

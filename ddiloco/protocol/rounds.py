@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from ddiloco.protocol import actions, events
-from ddiloco.protocol.asking import MIN_IN_TIME, OfferRequests, Overdue, worth_waiting
+from ddiloco.protocol.asking import AGE, MIN_IN_TIME, OfferRequests, Overdue, worth_waiting
 from ddiloco.protocol.errors import LocalProtocolError
 from ddiloco.protocol.estimates import MovingAverage, grace, slack
 from ddiloco.protocol.membership import SELDOM, SHORTEST_LEAD, Member, Membership, MemberState
@@ -371,11 +371,11 @@ class Rounds:
         if self.policy.waits_for_expected:
             able = [m for m in self.members.live() if self._prospects.may_give(m, r)]
             fastest = min((m.step_time.value for m in able if m.step_time.value), default=math.inf)
-            whom, seconds = worth_waiting(
-                r, able, self.policy.interval * fastest, self._next_quorum(r, now), now
-            )
+            next_quorum = self._next_quorum(r, now)
+            missed = next_quorum if self.policy.takes_late_work else self.policy.interval * fastest / AGE
+            whom, seconds = worth_waiting(r, able, missed, next_quorum, now)
             if r.id.step == self.total_steps and fastest < math.inf:  # what misses it is never merged
-                whom = {m.learner for m in able if m.lag.value is not None}
+                whom = {m.learner for m in able if m.expected_lag is not None}
                 seconds = LAST_WAIT * self.policy.interval * fastest
             r.awaited, r.awaited_until = frozenset(whom), now + seconds
             r.hopeless = frozenset(m.learner for m in able if (m.in_time.value or 0.0) < MIN_IN_TIME)
@@ -439,6 +439,9 @@ class Rounds:
         c, p = event.contribution, event.round.fragment
         before = self._kept(c.learner, p)
         waiting = self._waiting.get(c.learner, {}).get(p)
+        m = self.members.current(c.learner, c.incarnation)
+        if m is not None and waiting is not event:  # else it is handled again
+            self._asking.arrived(m, event.round, c, now)
         out: Actions = []
         if waiting is not None and waiting.contribution.upto > c.upto:
             out.append(actions.Drop(c.learner, "an offer behind a later one", event.round))
@@ -450,7 +453,7 @@ class Rounds:
                 if not self._waiting[c.learner]:
                     del self._waiting[c.learner]
             self._touched.add(p)
-            out += self._offered(event, now)
+            out += self._offered(event)
         kept, known = self._kept(c.learner, p), dict.fromkeys([*before, c])
         return out + [actions.Release(offer) for offer in known if offer not in kept]
 
@@ -477,11 +480,9 @@ class Rounds:
         waiting = {offer.contribution for known in self._waiting.values() for offer in known.values()}
         return waiting | {c for r in gathering for c in r.arrived.values()}
 
-    def _offered(self, event: events.FragmentArrived, now: float) -> Actions:
+    def _offered(self, event: events.FragmentArrived) -> Actions:
         c, r = event.contribution, self._find(event.round)
         m = self.members.current(c.learner, c.incarnation)
-        if m is not None:
-            self._asking.arrived(m, c, now)
         late = r is None and self.policy.takes_late_work
         if late:
             r = self._open.get(event.round.fragment)

@@ -157,7 +157,7 @@ def _received(layout: FragmentLayout, codec: str) -> list[int]:
 
 def donor_bytes(experiment: Experiment) -> int:
     """The share that a learner needs to give its inner state to a peer."""
-    if not experiment.remote.donor_host:
+    if experiment.remote.donor_port is None:
         return 0
     from ddiloco.remote.learner.donor import AT_ONCE  # and gRPC with it
 

@@ -55,12 +55,17 @@ class RemoteConfig:
         at_least=1,
         at_most=16,
     )
-    donor_host: str = setting(
-        "127.0.0.1",
-        "address at which a learner gives others its inner optimizer state; empty: no such transfers",
+    interface: str = setting(
+        "",
+        "network (10.1.0.0/16) or interface (eth1) of this machine for fragments and inner states; empty: "
+        "that of the syncer's address",
     )
-    donor_port: int = setting(
-        0, "port at donor_host, one for each learner of a host; 0: any free one", at_least=0, at_most=65535
+    donor_port: int | None = setting(
+        0,
+        "port at which a learner gives others its inner optimizer state, one for each learner of a machine; "
+        "0: any free one; None: no such transfers",
+        at_least=0,
+        at_most=65535,
     )
     donation_timeout: float = setting(
         30.0,

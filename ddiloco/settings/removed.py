@@ -28,6 +28,7 @@ REMOVED = {
     "outer.rate_rounds": "the outer rate stays",
     "outer.split_large": "large tensors are cut along their rows",
     "remote.checkpoint_every": "it is recovery.checkpoint_every",
+    "remote.donor_host": "it is the machine's own address, or the one of remote.interface",
     "remote.copies": "it is recovery.checkpoint_folder",
     "remote.handshake": "it is 20 s",
     "remote.keep_versions": "it is recovery.keep_versions",

@@ -177,11 +177,11 @@ class RawLearner:
         self._before: Report | None = None
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._collector = Collector(range(terms.num_fragments), self._deliver)
-        self._cuts = [[_cut(form.shape, host, hosts) for host in range(hosts)] for form in terms.up[0]]
+        self._cuts = [[_cut(form.shape, host, hosts) for host in range(hosts)] for form in terms.offers(0)[0]]
         self._payloads = [
             b"".join(
                 np.full(cuts[host].size, 0.5, form.dtype).tobytes()
-                for cuts, form in zip(self._cuts, terms.up[0], strict=True)
+                for cuts, form in zip(self._cuts, terms.offers(0)[0], strict=True)
             )
             for host in range(hosts)
         ]

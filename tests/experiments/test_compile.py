@@ -143,7 +143,7 @@ def test_an_unknown_chip_and_a_missing_compiler_are_told_in_one_line(monkeypatch
         ({"snapshot": {"every": 100}, "recovery": NO_CHECKPOINTS}, lambda state, inner: state),
         ({}, lambda state, inner: state),
         ({"recovery": NO_CHECKPOINTS}, lambda state, inner: inner),
-        ({"recovery": NO_CHECKPOINTS, "remote": {"donor_host": ""}}, lambda state, inner: 0.0),
+        ({"recovery": NO_CHECKPOINTS, "remote": {"donor_port": None}}, lambda state, inner: 0.0),
     ],
 )
 def test_what_fits_has_room_for_a_copy_of_the_state_on_its_way_to_the_disk_or_to_a_peer(more, copied):

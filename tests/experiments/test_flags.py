@@ -11,7 +11,7 @@ from tests.refusals import assert_refused
 WORKDIR = {"train", "syncer", "learner", "evaluator", "chaos", "launch", "dashboard", "report", "replay"}
 WORKDIR |= {"control", "export", "plan", "rollback", "tape"}
 OUTPUT = {"averages", "bench", "compare", "compile", "evaluate", "guards", "launch", "make_tokens", "report"}
-OUTPUT |= {"plan", "scaling", "simulate", "sweep", "tokenize", "tune"}
+OUTPUT |= {"links", "plan", "scaling", "simulate", "sweep", "tokenize", "tune"}
 PROGRAMS = [*sorted(path.stem for path in (ROOT / "experiments").glob("[a-z]*.py")), "bench"]
 DEFINES = ("DEFINE_", "define")
 
@@ -84,6 +84,12 @@ WITHOUT_USE = {
     ],
     "compile": [
         (["--table=DIR/t.md", "--topology=v5e:2x4"], "topology: has no use with --table"),
+    ],
+    "links": [
+        (["--listen=127.0.0.1:0", "--limit=1Mbit"], "limit: has no use with --listen\n"),
+        (["--syncer=x:1", "--limit=1Mbit", "--output=DIR/x"], "output: has no use with --limit, which"),
+        (["--syncer=x:1", "--limit=fast"], "limit: is 'fast', but must be a rate such as 200Mbit, or none\n"),
+        ([], "syncer: is missing; give --syncer=HOST:PORT, or --listen=HOST:PORT\n"),
     ],
     "tape": [(["--workdir=DIR", "--steps=2"], "steps: has no use without --around")],
     "traces": [

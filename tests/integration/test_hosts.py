@@ -137,7 +137,7 @@ ENDS = ((signal.SIGSTOP, "0.1"), (signal.SIGTERM, "0"))  # hung, and preempted
 def test_all_processes_of_a_learner_end_with_one_and_come_back_as_one(programs, tmp_path):
     changes = (*UNENDING, "--config.recovery.checkpoint_every=0.5", "--config.remote.host_timeout=3.0", PACED)
     changes += (
-        "--config.remote.donor_host=",
+        "--config.remote.donor_port=None",
         f"--config.recovery.checkpoint_folder={tmp_path}/copies",
     )  # no peer gives
     process = start(programs, tmp_path, *changes, devices=4)

@@ -95,7 +95,6 @@ def test_a_machine_runs_its_learner_as_a_service_that_is_told_all(tmp_path, fold
     assert (state / "token").stat().st_mode & 0o077 == 0
     unit = (tmp_path / "root/etc/systemd/system/ddiloco.service").read_text()
     assert "RestartPreventExitStatus=2\n" in unit and "Restart=on-failure\n" in unit
-    assert "--config.remote.donor_host=10.1.0.2\n" in unit
     assert "echo DDILOCO_RESTARTS=1 > /run/ddiloco.restarts" in unit  # which is read before the next start
     assert commands.calls("systemctl") == [["daemon-reload"], ["restart", "ddiloco"]]
     secret = ["secrets", "versions", "access", "latest", "--secret=reading-learner-1"]

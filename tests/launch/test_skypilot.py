@@ -70,7 +70,7 @@ def test_a_machine_restarts_its_learner_unless_another_start_is_of_no_use(tmp_pa
     task = written(tmp_path / "made")["learner-1"]
     code, calls = ran(commands, tmp_path, task, codes, DDILOCO_SYNCER="10.1.1.1:7070")
     assert (code, len(calls)) == (last, len(codes))
-    assert calls[0] == ["-m", "experiments.learner", *CONFIG, "--config.remote.donor_host="]
+    assert calls[0] == ["-m", "experiments.learner", *CONFIG, "--config.remote.donor_port=None"]
     given = commands.environment("python")
     assert given["DDILOCO_RESTARTS"] == f"{len(codes) - 1}"
     assert (given["DDILOCO_LEARNER"], given["DDILOCO_SYNCER"]) == ("1", "10.1.1.1:7070")

@@ -122,7 +122,6 @@ def test_hosts_of_a_learner_are_told_who_they_are(commands, written, tmp_path):
     commands.add("python")
     commands.add("srun", 'shift; SLURM_PROCID=1 "$@"')
     assert learner(commands, written(processes=2), tmp_path)[0] == 0
-    assert commands.calls("python")[0][-1] == "--config.remote.donor_host=10.1.0.5"
     given = commands.environment("python")
     assert (given["DDILOCO_PROCESS"], given["DDILOCO_PROCESSES"]) == ("1", "2")
     # Not at the name of its first node, which that may have for its loopback. Each learner has two ports.

@@ -172,6 +172,12 @@ MUTANTS = (
         PROTOCOL,
     ),
     Mutant(
+        "learner: work of before a welcome is claimed to begin behind what another shard merged since",
+        "began=session.began,",
+        "began=self._began,",
+        PROTOCOL,
+    ),
+    Mutant(
         "learner: unmerged work may be of any age",
         "event.version - old.begun_on > MAX_AGE and",
         "event.version - old.begun_on > 10**9 and",
@@ -251,14 +257,32 @@ MUTANTS = (
     ),
     Mutant(
         "waiting: also for who was late the last time",
-        "if m.punctual and m.lag.value <= next_quorum:",
-        "if m.lag.value <= next_quorum:",
+        "if m.punctual and lag <= next_quorum:",
+        "if lag <= next_quorum:",
         PROTOCOL,
     ),
     Mutant(
         "waiting: at no cost for those that are in",
-        "number - AGE * lag / interval * (len(r.arrived) + number)",
-        "number - AGE * lag / interval",
+        "n * missed - (here + n) * lag for",
+        "n * missed - lag for",
+        PROTOCOL,
+    ),
+    Mutant(
+        "waiting: for an offer that can no longer gain what it costs",
+        "min(longest, next_quorum, even)",
+        "min(longest, next_quorum)",
+        PROTOCOL,
+    ),
+    Mutant(
+        "waiting: an offer that is late is taken for lost",
+        "missed = next_quorum if self.policy.takes_late_work else self.policy.interval * fastest / AGE",
+        "missed = self.policy.interval * fastest / AGE",
+        PROTOCOL,
+    ),
+    Mutant(
+        "asking: a learner whose request comes late is asked no earlier",
+        "late = c.step - max(asked.clock, asked.seen + 1)",
+        "late = 0",
         PROTOCOL,
     ),
     Mutant(

@@ -74,6 +74,12 @@ MUTANTS = (
         WIRE,
     ),
     Mutant(
+        "hosts: the others keep all of a learner's work as an update with an offer of it is applied",
+        '"mixing": mixing, "merged": merged, "rebase": rebase}',
+        '"mixing": mixing, "merged": None, "rebase": rebase}',
+        ("studies/schedules/test_exact_sums.py",),
+    ),
+    Mutant(
         "hosts: a snapshot's checkpoint is said to be there before all hosts have written theirs",
         "self._followers.done(copy, time.monotonic() + bounded_reads.LONGEST)",
         "pass",

@@ -191,7 +191,7 @@ def test_a_learner_with_more_than_a_step_to_spare_is_asked_for_more_the_next_tim
     m = member(step=22, at=22.0, margin=0.5, lead=5.0)
     asking.ask(r, [m], 22.0)
     offer = Contribution(0, 1, 0, 0, 22, 22, 220)
-    asking.arrived(m, offer, arrived_at)
+    asking.arrived(m, RoundId(24, 0), offer, arrived_at)
     r.arrived[0] = offer
     asking.merging(r, of(m), 24.0)
     assert m.margin == pytest.approx(margin)
@@ -204,7 +204,7 @@ def test_leads_and_margins_that_shrink_stop_where_they_began():
     for _ in range(9):
         r = Round(RoundId(24, 0), 0)
         asking.ask(r, [m], 22.0)
-        asking.arrived(m, offer, 22.0)
+        asking.arrived(m, RoundId(24, 0), offer, 22.0)
         r.arrived[0] = offer
         asking.merging(r, of(m), 24.0)
     assert (m.lead, m.margin) == (2.0, 0.0)
@@ -212,17 +212,44 @@ def test_leads_and_margins_that_shrink_stop_where_they_began():
 
 def test_a_delivery_takes_from_the_report_of_the_offered_step_until_the_offer_is_here():
     asking, m = asking_at(22, 22.0), member(step=22, at=22.0)
-    asking.arrived(m, Contribution(0, 1, 0, 0, step=22, steps=22, tokens=220), 22.75)
+    asking.arrived(m, RoundId(24, 0), Contribution(0, 1, 0, 0, step=22, steps=22, tokens=220), 22.75)
     assert m.delivery.value == 0.75
     m = member(step=22, at=22.0)
-    asking.arrived(m, Contribution(0, 1, 0, 0, step=20, steps=20, tokens=200), 22.75)
+    asking.arrived(m, RoundId(24, 0), Contribution(0, 1, 0, 0, step=20, steps=20, tokens=200), 22.75)
     assert m.delivery.value == 2.75, "it was made two steps before the last report"
 
 
 def test_a_question_that_came_after_the_step_that_it_was_about_is_asked_earlier_the_next_time():
     asking, r, m = asking_at(22, 22.0), Round(RoundId(24, 0), 0), member(step=22, at=22.0)
     asking.ask(r, [m], 22.0)
-    asking.arrived(m, Contribution(0, 1, 0, 0, step=24, steps=24, tokens=240), 24.0)
+    asking.arrived(m, RoundId(24, 0), Contribution(0, 1, 0, 0, step=24, steps=24, tokens=240), 24.0)
     assert m.lead == 2.0
-    asking.arrived(m, Contribution(0, 1, 0, 0, step=27, steps=27, tokens=270), 27.0)
+    asking.arrived(m, RoundId(24, 0), Contribution(0, 1, 0, 0, step=27, steps=27, tokens=270), 27.0)
     assert m.lead == 5.0
+
+
+def test_so_is_one_whose_reports_were_of_an_older_version_by_then():
+    """It is so far away that the version had not come to it, and its offers miss their rounds."""
+    asking, r, m = asking_at(4, 4.0), Round(RoundId(24, 0), 1), member(step=4, at=4.0, lead=20.0)
+    assert m.version(0) == 0
+    asking.ask(r, [m], 4.0)
+    asking.arrived(m, RoundId(24, 0), Contribution(0, 1, 0, 1, step=27, steps=22, tokens=220), 37.0)
+    assert m.lead == 23.0
+
+
+def test_an_offer_for_a_round_before_says_nothing_of_the_next_request():
+    asking, m = asking_at(22, 22.0), member(step=22, at=22.0)
+    asking.ask(Round(RoundId(24, 0), 0), [m], 22.0)
+    asking.arrived(m, RoundId(12, 0), Contribution(0, 1, 0, 0, step=27, steps=22, tokens=220), 27.0)
+    assert (m.lead, m.asked[0].arrived_at, m.lag.value) == (2.0, None, None)
+
+
+def test_an_offer_that_comes_once_its_learner_is_asked_for_the_next_round_is_measured():
+    """Else only those that came soon would say how late it is."""
+    asking, m = asking_at(22, 22.0), member(step=22, at=22.0, lead=26.0)
+    asking.ask(Round(RoundId(24, 0), 0), [m], 22.0)
+    m.asked[0].quorum_at = 24.0
+    for _ in range(2):  # as after an offer that failed
+        asking.ask(Round(RoundId(48, 0), 1, unasked={0}), [m], 40.0)
+    asking.arrived(m, RoundId(24, 0), Contribution(0, 1, 0, 0, step=24, steps=22, tokens=220), 41.0)
+    assert (m.lag.value, m.asked[0].arrived_at) == (17.0, None)

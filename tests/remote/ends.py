@@ -213,9 +213,10 @@ class LearnerEnd:
         donor_port=0,
         shard=0,
         book=None,
+        gives_at=None,
     ):
         self.inbox, self.notes = Deliveries(), []
-        of_all = terms, security or Security(), config, self.notes.append, donor_port
+        of_all = terms, security or Security(), config, self.notes.append, gives_at or ("", donor_port)
         book = book or ShardBook(address, terms.shards)
         self.client = SyncerClient(book, shard, learner, process, *of_all)
         self.client.attach(self.inbox)

@@ -21,7 +21,7 @@ LIMIT = 4 * TIMEOUT  # with all that is compiled
 @pytest.fixture
 def begun(data_dir):
     """Begins a learner; gives its assembly, where it looks for a syncer, its result and what stops it."""
-    e = experiment(data_dir, driver="remote", remote={"longest_backoff": 0.25, "donor_host": ""})
+    e = experiment(data_dir, driver="remote", remote={"longest_backoff": 0.25, "donor_port": None})
     assembly, stop = assembly_of(e), threading.Event()
     with reserved_port() as port, concurrent.futures.ThreadPoolExecutor(1) as pool:
         address = f"127.0.0.1:{port}"

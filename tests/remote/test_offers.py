@@ -29,7 +29,7 @@ from tests.remote.ends import (
 def send_by_hand(learner, messages, timeout=TIMEOUT):
     """Sends an offer's messages as the learner would; its answer."""
     until(lambda: learner.client._connection is not None, "the connection")
-    [channel] = learner.client._connection._channels
+    channel = learner.client._connection._channel
     send, metadata = channel.stream_unary(wire.OFFERS), learner.client._connection._metadata
     return send(messages, metadata=metadata, timeout=timeout)
 

@@ -224,3 +224,16 @@ def test_before_the_first_merge_all_begin_alike_whoever_comes_first():
         assert recovery(late).inner_state((0, 0)) is None
         assert not donor.wishes
         assert_same(recovery(late).inner_state((0, 1)), given)
+
+
+def test_a_peer_s_state_that_comes_at_a_tenth_of_the_syncer_s_fragments_is_an_alarm():
+    with peers_and_joiner(Steps(state(2))) as (syncer, late, _):
+        late.client.throughput.add(FORMAT.bytes, 1e-9)
+        recovers = recovery(late)
+        recovers._timed(1.9)  # which delays nobody
+        recovers._timed(4.0)
+        late.client.finish(TIMEOUT)
+        (told,) = [alarm for alarm in syncer.alarms() if "a peer's inner state of" in alarm]
+        assert told.startswith(
+            "learner 0: a peer's inner state of 1.4 MB took 4.0 s, at 0.35 MB/s; before it"
+        )

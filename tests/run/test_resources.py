@@ -47,7 +47,7 @@ def experiment(**groups):
 
 
 def test_a_learner_needs_more_where_it_keeps_copies_and_gives_them_away_and_less_on_several_hosts():
-    plain = experiment(remote={"donor_host": ""}, recovery={"checkpoint_every": 0.0})
+    plain = experiment(remote={"donor_port": None}, recovery={"checkpoint_every": 0.0})
     layout = assembly_of(plain).layout
     whole, inner = sum(layout.bytes), resources.inner_bytes(plain)
     assert 2 * whole <= inner < 2.1 * whole, "two moments"

@@ -40,7 +40,7 @@ cat > /etc/systemd/system/ddiloco.service <<END
 EnvironmentFile=/var/lib/ddiloco/environment
 EnvironmentFile=-/run/ddiloco.restarts
 WorkingDirectory=/opt/ddiloco
-ExecStart=/opt/ddiloco/.venv/bin/python -m experiments.learner {{ fleet.settings | words }} --config.remote.donor_host=$(hostname -I | cut -d" " -f1)
+ExecStart=/opt/ddiloco/.venv/bin/python -m experiments.learner {{ fleet.settings | words }}
 ExecStopPost=/bin/sh -c "echo {{ PREFIX }}RESTARTS=1 > /run/ddiloco.restarts"
 Restart=on-failure
 RestartSec=2

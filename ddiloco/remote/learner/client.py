@@ -101,7 +101,7 @@ class SyncerClient:
         security: Security,
         config: RemoteConfig,
         note: Callable[[str], None] = lambda line: None,
-        donor_port: int = 0,
+        gives_at: tuple[str, int] = ("", 0),
         accepted: Callable[[pb.Accepted], None] = lambda accepted: None,
         decode: FragmentDecoder | None = None,
         followers: Followers | None = None,
@@ -112,10 +112,11 @@ class SyncerClient:
         """`book`: addresses of all shards; `shard`: which of them.
 
         `process`: unix microseconds of the process's start. `note` is called with a line on a lost
-        connection. `donor_port`: where peers may request the inner state; 0: nowhere. `accepted` is called
-        for each connection. `decode`: of updates sent as differences; None: none are. `followers`: the other
-        hosts of the learner, of which this is `host`; both None: a single one. `receipts`: signs offers.
-        `limit`: of what this host sends, which an operator sets; None: one of its own.
+        connection. `gives_at`: host and port at which peers may request the inner state, as of
+        `Donor.open`. `accepted` is called for each connection. `decode`: of updates sent as differences;
+        None: none are. `followers`: the other hosts of the learner, of which this is `host`; both None: a
+        single one. `receipts`: signs offers. `limit`: of what this host sends, which an operator sets; None:
+        one of its own.
         """
         self.outbox = Outbox(learner)
         self.shard, self.book = shard, book
@@ -132,7 +133,7 @@ class SyncerClient:
         self._decode, self._followers, self._host = decode, followers, host
         self._receipts, self._limit = receipts, limit or TokenBucket()
         self._options = wire.options(config.keepalive)
-        self._donor_port, self._accepted = donor_port, accepted
+        self._gives_at, self._accepted = gives_at, accepted
         self._session = ""  # name of the last connection
         self._connection: _Connection | None = None
         self._inbox: Inbox | None = None
@@ -279,10 +280,6 @@ class SyncerClient:
         """
         with contextlib.ExitStack() as stack:
             address = self.book.address(self.shard)
-            channels = [
-                stack.enter_context(self._security.channel(address, self._options))
-                for _ in range(self._config.connections)
-            ]
             number = self.outbox.connected()
             hello = pb.Hello(
                 version=wire.VERSION,
@@ -290,14 +287,16 @@ class SyncerClient:
                 rules=self._terms.rules,
                 learner=self._learner,
                 process=self._process,
-                donor_port=self._donor_port,
+                donor_host=self._gives_at[0],
+                donor_port=self._gives_at[1],
                 run=self.book.run,
                 session=self._session,
                 hosts=1 if self._followers is None else self._followers.count + 1,
                 shard=self.shard,
                 shards=self.book.shards,
             )
-            control = channels[0].stream_stream(wire.CONTROL)(
+            channel = stack.enter_context(self._security.channel(address, self._options))
+            control = channel.stream_stream(wire.CONTROL)(
                 self._say(hello, number), metadata=self._security.metadata
             )
             with self._lock:
@@ -309,7 +308,7 @@ class SyncerClient:
                     raise WireError("unexpected message", "a connection begins by being accepted")
                 if (known := self.book.belongs_to(first.accepted.run)) != first.accepted.run:
                     raise _AnotherRun(f"its run is {first.accepted.run[:8]}, the learner's {known[:8]}")
-                self._connection = _Connection(self, channels, control, first.accepted, address)
+                self._connection = _Connection(self, channel, control, first.accepted, address)
                 self._connection.serve()
             finally:
                 self._connection = None
@@ -326,12 +325,12 @@ class _Connection:
     def __init__(
         self,
         client: SyncerClient,
-        channels: list[grpc.Channel],
+        channel: grpc.Channel,
         control: grpc.Call,
         accepted: pb.Accepted,
         address: str,
     ) -> None:
-        self._client, self._channels, self._control = client, channels, control
+        self._client, self._channel, self._control = client, channel, control
         self._metadata = (*client._security.metadata, (wire.SESSION_KEY, accepted.session))
         self._cause: Exception | None = None  # why the updates ended, if they ended first
         client.newest_incarnation = max(client.newest_incarnation, accepted.newest_incarnation)
@@ -344,12 +343,17 @@ class _Connection:
         if client.connections == 1:
             client.furthest = codec.read(accepted.furthest)
             client.versions = tuple(accepted.versions)
+        elsewhere = accepted.fragments_at if client._config.interface else ""
         if client._followers is not None:  # the other hosts make theirs, too
             named = {"session": client._session, "peers_token": client.peers_token}
-            named["address"] = address if client.shard else ""
+            named["address"] = elsewhere or (address if client.shard else "")
             client._followers.connect(pb.Order.Streams(shard=client.shard, **named), self.broke)
+        more = [
+            client._security.channel(elsewhere or address, client._options)
+            for _ in range(client._config.connections - (not elsewhere))
+        ]
         self._streams = Streams(
-            channels,
+            more if elsewhere else [channel, *more],
             self._metadata,
             client._terms,
             client._decode,
@@ -394,7 +398,7 @@ class _Connection:
 
     def peers(self, timeout: float) -> pb.Peers:
         """As SyncerClient's."""
-        ask = self._channels[0].unary_unary(wire.PEERS)
+        ask = self._channel.unary_unary(wire.PEERS)
         try:
             return parse(pb.Peers, ask(b"", metadata=self._metadata, timeout=timeout))
         except (grpc.RpcError, WireError, ValueError):  # the last: the channel is closed

@@ -20,14 +20,17 @@ import jax
 import numpy as np
 
 from ddiloco.arrays.blocks import Cut, owned
+from ddiloco.dashboard.visitors import is_loopback
 from ddiloco.remote.learner.inner_format import InnerFormat
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire import wire_pb2 as pb
 from ddiloco.remote.wire.blocks import cut_message, cuts_of
+from ddiloco.remote.wire.interfaces import own_address
 from ddiloco.remote.wire.payload import chunks, payload_bytes
 from ddiloco.remote.wire.security import Gate, Security, check_reach
 from ddiloco.remote.wire.token_bucket import TokenBucket
 from ddiloco.remote.wire.validation import WireError, parse
+from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage.learner_state import OfAllHosts, new_number
 from ddiloco.telemetry.records import reason
 from ddiloco.workers.exchange import InnerState, InnerStateWanted
@@ -76,6 +79,20 @@ class Donor:
         handlers = {"Donate": grpc.stream_stream_rpc_method_handler(self._donate)}
         wire.serve(self._server, wire.DONATE, handlers)
         return port
+
+    def open(self, config: RemoteConfig, beside: str) -> tuple[str, int]:
+        """Listens as configured; returns host and port for peers.
+
+        Port 0: there are no such transfers. An empty host is the machine's as the process at `beside`,
+        HOST:PORT, sees it.
+
+        Raises:
+          ConfigError: as `start`.
+        """
+        if config.donor_port is None:
+            return "", 0
+        own = own_address(config.interface) if config.interface else ""
+        return own, self.start(own or ("127.0.0.1" if is_loopback(beside) else "[::]"), config.donor_port)
 
     def admit(self, security: Security) -> None:
         """Sets what peers must show from now on."""

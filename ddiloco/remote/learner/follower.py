@@ -135,7 +135,7 @@ class Follower:
         """
         threading.Thread(target=self._pass_on, args=(stop,), name="leaving", daemon=True).start()
         keepalive, c = self._config.host_timeout / 2, self._config
-        donor_port = self._donor.start(c.donor_host, c.donor_port) if c.donor_host else 0
+        gives_at = self._donor.open(c, self._place.leader)
         copies = self._numbers()  # reads them whole, for which host 0 would not wait
         with self._security.peer_channel(self._place.leader, wire.options(keepalive)) as channel:
             try:
@@ -144,7 +144,7 @@ class Follower:
                 why = f"host 0 of the learner cannot be reached at {self._place.leader}"
                 end_at_once(f"host {self._place.number}: {why}")
             follow = channel.stream_stream(wire.FOLLOW)
-            orders = follow(self._said(donor_port, copies), metadata=self._security.metadata)
+            orders = follow(self._said(gives_at, copies), metadata=self._security.metadata)
             # In another thread: this one may wait for a step that ends no more.
             orders.add_callback(lambda: self._left or self._end_without_host_0("its stream has ended"))
             try:
@@ -176,14 +176,15 @@ class Follower:
             self.alarm(f"{error}: no checkpoint of the learner is used")
             return ()
 
-    def _said(self, donor_port: int, copies: Collection[int]) -> Iterator[bytes]:
+    def _said(self, gives_at: tuple[str, int], copies: Collection[int]) -> Iterator[bytes]:
         following = pb.FromHost.Following(
             host=self._place.number,
             learner=self._learner,
             fingerprint=self._terms.fingerprint,
             rules=self._terms.rules,
             copies=copies,
-            donor_port=donor_port,
+            donor_host=gives_at[0],
+            donor_port=gives_at[1],
         )
         yield pb.FromHost(following=following).SerializeToString()
         while (message := self._say.get()) is not None:

@@ -222,7 +222,7 @@ class Followers:
             if host in self._orders:
                 context.abort(grpc.StatusCode.ALREADY_EXISTS, f"there is a host {host} already")
             self._copies[host] = set(following.copies)
-            donor = donor_address(context.peer(), following.donor_port)
+            donor = donor_address(context.peer(), following.donor_port, following.donor_host)
             if donor is not None:
                 self._donors[host] = donor
             self._orders[host] = orders

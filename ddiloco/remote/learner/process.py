@@ -126,14 +126,14 @@ class LearnerProcess:
             others = tuple if self._lead is None else self._lead.followers.donors
             limit = TokenBucket()
             donor = Donor(security, config.keepalive, others=others, limit=limit)
-            port = donor.start(config.donor_host, config.donor_port) if config.donor_host else 0
+            gives_at = donor.open(config, address)
 
             def accepted(message: pb.Accepted) -> None:
                 donor.admit(security.among_peers(message.peers_token))
 
             decode = self._assembly.decoder()
             book = ShardBook(address, terms.shards)
-            every = learner, process, terms, security, config, note, port, accepted, decode
+            every = learner, process, terms, security, config, note, gives_at, accepted, decode
             more = {"receipts": self._receipts(learner, options.workdir, note), "limit": limit}
 
             def make_clients(*of_hosts: Any) -> SyncerClients:

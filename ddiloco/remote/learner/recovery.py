@@ -24,6 +24,7 @@ from ddiloco.settings.remote import RemoteConfig
 from ddiloco.storage.bounded_reads import bounded
 from ddiloco.storage.learner_state import LearnerState, LearnerStates
 from ddiloco.telemetry import records
+from ddiloco.telemetry.throughput import is_slow, told_slow
 from ddiloco.workers.exchange import InnerState
 from ddiloco.workers.resuming import inner_of
 
@@ -119,11 +120,14 @@ class ProcessRecovery:
                 opened = sorted(self._opened(donations, deadline), key=lambda d: d.trained, reverse=True)
                 for donation in opened:
                     # One that is slow leaves half to the others, and has none of the time for steps.
-                    left = min(deadline - time.monotonic(), timeout)
+                    begun = time.monotonic()
+                    left = min(deadline - begun, timeout)
                     with ended_after(
                         left / 2 if waiting or donation is not opened[-1] else left, donation.close
                     ):
                         state = self._tried(self._taken, donation) if donation.trained >= least else None
+                    if state is not None:
+                        self._timed(time.monotonic() - begun)
                     if state is not None and comparison.agrees(state):
                         return state
                     del state  # the next one needs the memory
@@ -144,6 +148,14 @@ class ProcessRecovery:
     def _taken(self, donation: Donation) -> InnerState:
         """What an open donation holds; raises as it does."""
         return donation.take()
+
+    def _timed(self, seconds: float) -> None:
+        """Raises an alarm if a peer's state came far slower than the syncer's fragments."""
+        rate = self._client.throughput.rate
+        if rate is not None and is_slow(self._inner.bytes, seconds, rate):
+            slow = told_slow(self._inner.bytes, seconds, rate)
+            problem = f"a peer's inner state of {slow} from the syncer (config.remote.interface)"
+            self._client.outbox.record(records.Alarm(problem, time.time()))
 
     def _opened(self, donations: Sequence[Donation], deadline: float) -> list[Donation]:
         """The donations that peers have described so far, once all have or the rest are late."""

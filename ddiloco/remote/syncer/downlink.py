@@ -120,12 +120,16 @@ class Downlink:
         moved: Callable[[int], None] = lambda size: None,
         hosts: int = 1,
         learner: int = 0,
+        timed: Callable[[int, int, float], None] = lambda host, size, seconds: None,
     ) -> None:
-        """`moved` is called with the bytes of each fragment that is sent. `hosts`: their number."""
+        """`moved` is called with the bytes of each fragment before it is sent. `hosts`: their number.
+
+        `timed` is called after an update with the host, its bytes, and the seconds that it took.
+        """
         self._learner = learner
         self.throughput = Throughput()  # of welcomes
         self.limit = TokenBucket()
-        self._newest, self._moved, self.hosts = newest, moved, hosts
+        self._newest, self._moved, self.hosts, self._timed = newest, moved, hosts, timed
         self._items: collections.deque[_Item] = collections.deque()  # which some hosts have not taken yet
         self._first = 0  # number of the first of them
         self._taken = [0] * hosts
@@ -197,8 +201,11 @@ class Downlink:
             begun = time.monotonic()
             yield header.SerializeToString()
             yield from self.limit.delayed(chunks(payload))
+            seconds = time.monotonic() - begun
             if header.welcome:
-                self.throughput.add(header.size, time.monotonic() - begun)
+                self.throughput.add(header.size, seconds)
+            else:
+                self._timed(host, header.size, seconds)
             del item, payload  # while nothing is due, no old version is held
 
     def _next(self, host: int) -> _Item | None:

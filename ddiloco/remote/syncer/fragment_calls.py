@@ -25,6 +25,7 @@ from ddiloco.remote.wire.payload import PayloadReader, payload_bytes
 from ddiloco.remote.wire.validation import WireError, parse
 from ddiloco.settings.remote import HANDSHAKE
 from ddiloco.telemetry import records
+from ddiloco.telemetry.throughput import TransferRates
 
 MAX_SLEEP = 0.2  # seconds until a stream looks again whether its link is still limited
 DECODERS = 4  # threads that decode offers
@@ -55,6 +56,7 @@ class FragmentCalls:
         self._records_hosts = not shard
         self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
+        self._rates: dict[tuple[int, str, int], TransferRates] = {}  # by learner, kind and host
         self._largest = max(sum(part.nbytes for part in form) for each in terms.up for form in each)
         self._decoding = concurrent.futures.ThreadPoolExecutor(DECODERS, "decode")
         self.handlers: dict[str, Handler] = {"Updates": self._updates, "Offers": self._offers}
@@ -73,6 +75,13 @@ class FragmentCalls:
         if learner is not None:
             sentence = f"learner {learner}: what it sent was refused: {error.reason}"
             self._record(records.Alarm(sentence, time.time()))
+
+    def timed(self, learner: int, kind: str, host: int, size: int, seconds: float) -> None:
+        """Raises an alarm if a transfer is far slower than those of its kind before."""
+        rates = self._rates.setdefault((learner, kind, host), TransferRates())
+        if told := rates.add(size, seconds):
+            of = f"learner {learner}: {kind}" + (f" of host {host}" if host else "")
+            self._record(records.Alarm(f"{of} of {told} (config.remote.interface)", time.time()))
 
     async def _updates(self, call: Call) -> None:
         # The one request of a single host is empty and is not waited for: a call without it costs nothing.
@@ -169,8 +178,10 @@ class FragmentCalls:
         formats = self._terms.offers(offer.contribution.learner)[offer.round.fragment]
         cuts = None if session.offers is None else cuts_of(header.arrays, formats)
         received = PayloadReader(formats if cuts is None else block_formats(formats, cuts), header.size)
+        begun = time.monotonic()
         while received.left:
             received.add(await call.read())
+        self.timed(session.learner, "an offer", host, header.size, time.monotonic() - begun)
         if session.offers is None or cuts is None:
             return received.arrays
         return session.offers.add(host, offer, formats, blocks_of(cuts, received.arrays))

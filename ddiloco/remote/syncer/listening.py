@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from ddiloco.remote.syncer.session import MAX_CALLS
 from ddiloco.remote.wire import validation as wire
 from ddiloco.remote.wire.calls import Call, CallServer, Handler, first_message
-from ddiloco.remote.wire.security import Security, host_of
+from ddiloco.remote.wire.interfaces import ANY, own_address
+from ddiloco.remote.wire.security import Security, check_reach, host_of
 from ddiloco.settings.remote import HANDSHAKE, RemoteConfig
 
 _CALLS = 1 + 3 * MAX_CALLS  # of one learner at the same time
@@ -60,7 +61,8 @@ class Listening:
         """`address`: HOST:PORT; 0 is any free port. `answering` is called once it answers."""
         self._answering = answering
         self.port = 0
-        self._address = address
+        self.fragments_at = ""  # HOST:PORT by config.interface, once the port is bound; empty: it is not set
+        self._address, self._security, self._interface = address, security, config.interface
         self.handshakes = Handshakes(HANDSHAKE, num_learners + 4)
         calls = (num_learners + 4) * (1 + _CALLS) + _TO_SPARE
         options = [*wire.options(config.keepalive), *_options(config, num_learners)]
@@ -73,13 +75,19 @@ class Listening:
           ConfigError: it is not available.
         """
         if not self.port:
+            own = own_address(self._interface) if self._interface else ""
             self.port = self.server.listen(self._address)
+            if own:
+                self.fragments_at = f"{own}:{self.port}"
+                if self._address.rpartition(":")[0] not in (*ANY, own):
+                    check_reach(self.fragments_at, self._security)
+                    self.server.listen(self.fragments_at)
 
     @property
     def address(self) -> str:
         """HOST:PORT, once the port is bound."""
         host = self._address.rpartition(":")[0]
-        return f"{socket.gethostname() if host in ('', '0.0.0.0', '[::]') else host}:{self.port}"
+        return f"{socket.gethostname() if host in ANY else host}:{self.port}"
 
     def begin(self, handlers: Mapping[str, Handler]) -> int:
         """Serves from now on; returns the port. Raises ConfigError as `claim`, if that was not called."""

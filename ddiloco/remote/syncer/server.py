@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import secrets
 import threading
@@ -287,10 +288,11 @@ class SyncerServer:
         if present is not None:
             self._end(present, "connected again" if present.process == hello.process else "replaced")
         self._admission.admitted(hello.learner, hello.process)
-        donor = donor_address(call.context.peer(), hello.donor_port)
+        donor = donor_address(call.context.peer(), hello.donor_port, hello.donor_host)
         name = secrets.token_hex(16)
         moved = lambda size: self._record(records.Transferred(hello.learner, sent=0, received=size))  # noqa: E731
-        down = Downlink(self._newest, moved, max(1, hello.hosts), hello.learner)
+        timed = functools.partial(self._calls.timed, hello.learner, "an update")
+        down = Downlink(self._newest, moved, max(1, hello.hosts), hello.learner, timed)
         room = self._terms.room(hello.learner)
         session = Session(name, hello.learner, hello.process, down, donor, caller, room)
         session.control = call
@@ -304,6 +306,7 @@ class SyncerServer:
             peers_token=self._peers_token,
             furthest=dataclasses.asdict(furthest),
             versions=self._syncer.versions,
+            fragments_at=self._listening.fragments_at,
         )
         session.say(pb.ToLearner(accepted=accepted))
         with self._lock:

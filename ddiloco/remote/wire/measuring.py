@@ -24,7 +24,7 @@ _MAX_SECONDS = 120.0  # of one probe
 _ROUND_TRIPS = 9
 
 
-class Link(NamedTuple):
+class MeasuredLink(NamedTuple):
     """What was measured of a link."""
 
     round_trip: float  # seconds, the median
@@ -57,16 +57,15 @@ class Probes:
         probe = parse(pb.Probe, await call.read() or b"")
         if max(probe.up, probe.down) > MAX_PROBE_BYTES:
             raise WireError("too large a probe")
-        arriving = _Arriving(probe.up)
-        while arriving.left:
-            arriving.add(await call.read())
-        answer = pb.Probe(up=probe.up, down=probe.down, up_seconds=arriving.seconds)
-        await call.write(answer.SerializeToString())
+        left = probe.up
+        while left:
+            left = _less(left, await call.read())
+        await call.write(pb.Probe(up=probe.up, down=probe.down).SerializeToString())
         for chunk in _noise(probe.down):
             await call.write(chunk)
 
 
-def measure(address: str, security: Security, size: int, connections: int, timeout: float) -> Link:
+def measure(address: str, security: Security, size: int, connections: int, timeout: float) -> MeasuredLink:
     """Measures the link to a process that answers probes at HOST:PORT, with so many bytes each way.
 
     `connections`: at the same time, which share the bytes. `timeout`: seconds until the first answer.
@@ -78,67 +77,49 @@ def measure(address: str, security: Security, size: int, connections: int, timeo
     options = wire.options(timeout)
     channels = [security.channel(address, options) for _ in range(connections)]
     try:
-        trips = []
         for channel in channels:
             _probe(channel, security, 0, 0, timeout)  # connects
-        for _ in range(_ROUND_TRIPS):
-            begun = time.monotonic()
-            _probe(channels[0], security, 0, 0, timeout)
-            trips.append(time.monotonic() - begun)
-        each = max(2 * CHUNK_BYTES, size // connections)
+        trips = [_probe(channels[0], security, 0, 0, timeout) for _ in range(_ROUND_TRIPS)]
+        each = max(CHUNK_BYTES, size // connections)
         with concurrent.futures.ThreadPoolExecutor(connections) as pool:
 
             def throughput(up: int, down: int) -> float:
-                return sum(pool.map(lambda c: _probe(c, security, up, down, _MAX_SECONDS), channels))
+                seconds = pool.map(lambda c: _probe(c, security, up, down, _MAX_SECONDS), channels)
+                return sum(each / took for took in seconds)
 
             up, down = throughput(each, 0), throughput(0, each)
-        return Link(statistics.median(trips), up, down)
+        return MeasuredLink(statistics.median(trips), up, down)
     finally:
         for channel in channels:
             channel.close()
 
 
 def _probe(channel: grpc.Channel, security: Security, up: int, down: int, timeout: float) -> float:
-    """Bytes a second of the way that has bytes; raises as `measure`."""
+    """Seconds until all has come; raises as `measure`."""
 
     def messages() -> Iterator[bytes]:
         yield pb.Probe(up=up, down=down).SerializeToString()
         yield from _noise(up)
 
+    begun = time.monotonic()
     call = channel.stream_stream(wire.MEASURE)(messages(), metadata=security.metadata, timeout=timeout)
     answer = parse(pb.Probe, next(call, b""))
     if (answer.up, answer.down) != (up, down):
         raise WireError("another probe")
-    seconds = answer.up_seconds if up else _read(down, call)
-    return (max(up, down) - CHUNK_BYTES) / max(seconds, 1e-9) if up or down else 0.0
+    _read(down, call)
+    return time.monotonic() - begun
 
 
-def _read(size: int, messages: Iterator[bytes]) -> float:
-    """Reads so many bytes; seconds from the first message to the last. Raises WireError: others came."""
-    arriving = _Arriving(size)
-    while arriving.left:
-        arriving.add(next(messages, None))
-    return arriving.seconds
+def _read(size: int, messages: Iterator[bytes]) -> None:
+    while size:
+        size = _less(size, next(messages, b""))
 
 
-class _Arriving:
-    """So many bytes that arrive; `left` have not."""
-
-    def __init__(self, size: int) -> None:
-        self.left, self._begun, self._ended = size, 0.0, 0.0
-
-    def add(self, message: bytes | None) -> None:
-        """Adds a message; raises WireError for none, or too long a one."""
-        self._ended = time.monotonic()
-        self._begun = self._begun or self._ended
-        self.left -= len(message or b"") or self.left + 1
-        if self.left < 0:
-            raise WireError("probe of another size")
-
-    @property
-    def seconds(self) -> float:
-        """From the first message to the last."""
-        return self._ended - self._begun
+def _less(left: int, message: bytes | None) -> int:
+    """What is left of so many bytes after a message; raises WireError for none, or too long a one."""
+    if not 0 < len(message or b"") <= left:
+        raise WireError("probe of another size")
+    return left - len(message or b"")
 
 
 def _noise(size: int) -> Iterator[bytes]:

@@ -170,8 +170,10 @@ def host_of(peer: str) -> str:
     return urllib.parse.unquote(rest).rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind
 
 
-def donor_address(peer: str, port: int) -> str | None:
-    """HOST:PORT of the donor at `port` of the host that gRPC calls `peer`; None if there is none."""
+def donor_address(peer: str, port: int, host: str = "") -> str | None:
+    """HOST:PORT of the donor at `port` of the host, else of what gRPC calls `peer`; None: there is none."""
+    if host:
+        return f"{host}:{port}" if is_address(f"{host}:{port}") else None
     known = peer.startswith(("ipv4:", "ipv6:")) and host_of(peer)
     return f"{host_of(peer)}:{port}" if known and 0 < port < 65536 else None
 

@@ -120,7 +120,7 @@ class Compilation:
         e = self.experiment
         if e.snapshot.every or e.recovery.checkpoint_every:
             return self.state_bytes
-        return shard_bytes(self._state.opt_state) if e.remote.donor_host else 0.0
+        return 0.0 if e.remote.donor_port is None else shard_bytes(self._state.opt_state)
 
     @property
     def model_flops(self) -> float:

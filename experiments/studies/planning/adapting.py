@@ -20,7 +20,7 @@ from ddiloco.telemetry.loss_estimate import ERROR, loss_percent
 from ddiloco.virtual.fleet import Fleet
 from ddiloco.virtual.run import RecordingObserver, counting_fleet, play
 from experiments.studies.planning.choices import INTERVALS, MARGIN
-from experiments.studies.planning.weathers import LEARNERS, Weather
+from experiments.studies.planning.fleets import LEARNERS, ChangingFleet
 from experiments.studies.replay.outcomes import FleetOutcome, between, outcome_of
 from experiments.studies.replay.what_if import MeasuredFleet, delays, taken_steps
 from experiments.studies.replay.works import Handled
@@ -120,7 +120,7 @@ class Controller:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """A run through a weather: the estimated loss of its two halves, and the changes of its timing."""
+    """A run through a fleet: the estimated loss of its two halves, and the changes of its timing."""
 
     losses: tuple[float, float]
     changes: Sequence[tuple[float, int, float]] = ()
@@ -128,17 +128,21 @@ class Course:
 
 
 def run(
-    experiment: Experiment, weather: Weather, policy: SyncPolicy, adapts: bool = False, half: int = PHASE
+    experiment: Experiment,
+    changing: ChangingFleet,
+    policy: SyncPolicy,
+    adapts: bool = False,
+    half: int = PHASE,
 ) -> Course:
     """One run of two halves of so many steps; `adapts`: with a controller."""
     layout = assembly_of(experiment).layout
     need = sum(layout.bytes) / experiment.sync.interval
     train = dataclasses.replace(experiment.train, steps=2 * half, tokens=None)
-    e = weather.of(dataclasses.replace(experiment, sync=policy, train=train), need)
+    e = changing.of(dataclasses.replace(experiment, sync=policy, train=train), need)
     sizes, meter = traffic(layout, e.outer), Meter()
     fleet = counting_fleet(e, e.train.steps, sizes, meter)
-    if weather.change is not None:
-        fleet.calendar.at(float(half), weather.change, fleet, need)
+    if changing.change is not None:
+        fleet.calendar.at(float(half), changing.change, fleet, need)
     changes = Controller(fleet, meter, sizes).changes if adapts else ()
     play(fleet, e, meter, threading.Event())
     spans = ((0.0, half), (half, 2.0 * half))
@@ -146,11 +150,11 @@ def run(
     return Course((loss_of(first), loss_of(second)), changes, (first.merged, second.merged))
 
 
-def courses(experiment: Experiment, weather: Weather) -> Mapping[str, Course]:
-    """The weather with each interval, and with a controller that begins with the experiment's."""
+def courses(experiment: Experiment, fleet: ChangingFleet) -> Mapping[str, Course]:
+    """The fleet with each interval, and with a controller that begins with the experiment's."""
     sync = dataclasses.replace(experiment.sync, num_learners=LEARNERS)
     found = {
-        str(h): run(experiment, weather, dataclasses.replace(sync, interval=h))
+        str(h): run(experiment, fleet, dataclasses.replace(sync, interval=h))
         for h in dict.fromkeys((sync.interval, *INTERVALS))
     }
-    return found | {"plan": run(experiment, weather, sync, adapts=True)}
+    return found | {"plan": run(experiment, fleet, sync, adapts=True)}

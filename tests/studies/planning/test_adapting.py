@@ -10,7 +10,7 @@ from ddiloco.settings.experiment import parse
 from ddiloco.virtual.run import counting_fleet
 from experiments.cli import program
 from experiments.studies.planning.adapting import WINDOW, Meter, run
-from experiments.studies.planning.weathers import WEATHERS, Weather
+from experiments.studies.planning.fleets import FLEETS, ChangingFleet
 
 LEARNERS = 2
 
@@ -25,7 +25,7 @@ def experiment():
 def test_what_is_measured_of_the_last_seconds_is_how_the_fleet_is_now(experiment):
     layout, meter = assembly_of(experiment).layout, Meter()
     need = sum(layout.bytes) / experiment.sync.interval
-    e = Weather((1.0,), merge_seconds=0.3).of(experiment, need)
+    e = ChangingFleet((1.0,), merge_seconds=0.3).of(experiment, need)
     sizes = traffic(layout, e.outer)
     fleet = counting_fleet(e, e.train.steps, sizes, meter)
     for link in (fleet.places[1].up, fleet.places[1].down):
@@ -44,7 +44,7 @@ def test_what_is_measured_of_the_last_seconds_is_how_the_fleet_is_now(experiment
 
 def test_over_wide_links_the_interval_becomes_short_once_and_stays(experiment):
     still, found = (
-        run(experiment, WEATHERS["wide links"], experiment.sync, adapts, half=150) for adapts in (False, True)
+        run(experiment, FLEETS["wide links"], experiment.sync, adapts, half=150) for adapts in (False, True)
     )
     [(time, interval, gain)] = found.changes
     assert time < 150 and interval == 6 and gain > 0.3

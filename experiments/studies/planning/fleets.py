@@ -14,7 +14,7 @@ WIDE = 20.0  # times the need: bytes that a learner sends a step in float32 with
 
 
 @dataclasses.dataclass(frozen=True)
-class Weather:
+class ChangingFleet:
     """Links, merges and steps of a fleet.
 
     Attributes:
@@ -36,7 +36,7 @@ class Weather:
         }
 
     def of(self, experiment: Experiment, need: float) -> Experiment:
-        """The experiment in this weather, before it changes."""
+        """The experiment in this fleet, before it changes."""
         virtual = dataclasses.replace(experiment.virtual, **self.settings(need))
         return dataclasses.replace(experiment, virtual=virtual)
 
@@ -66,17 +66,17 @@ def _half_speed(fleet: Fleet, need: float) -> None:
 
 
 ONE_THIN = (0.15, *(WIDE,) * (LEARNERS - 1))
-WEATHERS: Mapping[str, Weather] = {
-    "wide links": Weather(),
-    "links of the need": Weather((1.0,)),
-    "links of half the need": Weather((0.5,)),
-    "links of a quarter": Weather((0.25,)),
-    "a merge takes 1.5 s": Weather(merge_seconds=1.5),
-    "one thin link of six": Weather(ONE_THIN),
-    "links become a hundredth": Weather(change=_links(WIDE / 100)),
-    "links become a hundredfold": Weather((WIDE / 100,), change=_links(WIDE)),
-    "a third of the learners is lost": Weather((1.0,), change=_lost),
-    "merges take 2.5 s, not 0.1": Weather(change=_slow_merges),
-    "a third steps at half speed": Weather((1.0,), change=_half_speed),
-    "one link of six becomes thin": Weather(change=_links(0.15, (0,))),
+FLEETS: Mapping[str, ChangingFleet] = {
+    "wide links": ChangingFleet(),
+    "links of the need": ChangingFleet((1.0,)),
+    "links of half the need": ChangingFleet((0.5,)),
+    "links of a quarter": ChangingFleet((0.25,)),
+    "a merge takes 1.5 s": ChangingFleet(merge_seconds=1.5),
+    "one thin link of six": ChangingFleet(ONE_THIN),
+    "links become a hundredth": ChangingFleet(change=_links(WIDE / 100)),
+    "links become a hundredfold": ChangingFleet((WIDE / 100,), change=_links(WIDE)),
+    "a third of the learners is lost": ChangingFleet((1.0,), change=_lost),
+    "merges take 2.5 s, not 0.1": ChangingFleet(change=_slow_merges),
+    "a third steps at half speed": ChangingFleet((1.0,), change=_half_speed),
+    "one link of six becomes thin": ChangingFleet(change=_links(0.15, (0,))),
 }

@@ -153,7 +153,10 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if value is None and type(None) in typing.get_args(hint):
             return None
-        (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
+        one, *several = (option for option in typing.get_args(hint) if option is not type(None))
+        if several and isinstance(value, str) and "," in value:  # as a command line has it
+            value = [item.strip() for item in value.split(",")]
+        hint = several[0] if several and isinstance(value, list | tuple) else one
     if dataclasses.is_dataclass(hint):
         return build(hint, value, name)  # type: ignore[arg-type]
     kind, inner = typing.get_origin(hint), typing.get_args(hint)

@@ -607,10 +607,10 @@ class LearnerCore:
 
     def _outstanding(self) -> list[int]:
         """The newest due steps of fragments with work to offer and without the update."""
-        out = []
+        out, schedule = [], self.policy.schedule(self.total_steps)
         for session in [s for s in self._sessions if s.member] or self._sessions:
             for p in session.fragments:
-                fragment, step = self._fragments[p], self.policy.schedule.last_due(p, self.clock)
+                fragment, step = self._fragments[p], schedule.last_due(p, self.clock)
                 if self._has_work(fragment) and step > max(fragment.merged_step, session.joined_step):
                     out.append(step)
         return out

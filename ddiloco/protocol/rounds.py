@@ -57,7 +57,7 @@ class Rounds:
         self.total_steps = total_steps
         self.members = members
         self._updates = Updates(policy, state, members.fragments, lineage, shard)
-        self._schedule = dataclasses.replace(policy.schedule, last=total_steps)
+        self._schedule = policy.schedule(total_steps)
         self._prospects = Prospects(policy, self._schedule, members)
         self._open: dict[int, Round] = {}  # by fragment, in the order of opening
         self._next = self._due_from(self._oldest + 1, 0)
@@ -166,7 +166,7 @@ class Rounds:
             return []
         out = self._skip_turns()
         self.policy = self._asking.policy = self._prospects.policy = policy
-        self._schedule = dataclasses.replace(policy.schedule, last=self.total_steps)
+        self._schedule = policy.schedule(self.total_steps)
         self._prospects.schedule = self._schedule
         for m in self.members.present():
             m.lead, m.margin = min(policy.interval, m.lead), min(policy.interval / 4, m.margin)

@@ -130,7 +130,7 @@ class VirtualSyncer:
     ) -> tuple[events.FragmentArrived | events.OfferFailed, Payload]:
         """The event with its arrays; OfferFailed if the fragment is invalid."""
         try:
-            return event, self.arrays.received(event.round.fragment, payload)
+            return event, self.arrays.received(event.round.fragment, payload, event.contribution.learner)
         except InvalidContribution as error:
             c, problem = event.contribution, str(error)
         self._observer.guarded(event.round, (Notice("unsound", c.learner, problem),), self._calendar.now)
@@ -428,8 +428,8 @@ class Fleet:
             self._routes[shard, event.learner, event.incarnation] = process
             connection = syncer.lineage
         if isinstance(event, events.FragmentArrived):
-            size = self.syncer.arrays.traffic.offer[event.round.fragment]
-            self.observer.transferred(event.contribution.learner, size, 0)
+            size = self.syncer.arrays.traffic.offer(process.number)[event.round.fragment]
+            self.observer.transferred(process.number, size, 0)
         times = process.place.up.arrivals(self.calendar.now, size, shard)
         for time in times:
             self.calendar.at(time, syncer.take, event, payload, connection)

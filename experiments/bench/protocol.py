@@ -126,7 +126,7 @@ def _measure(learners: int, fragments: int, count: int) -> tuple[float, float, d
         links = (Link(LinkQuality(latency=0.1), rng) for _ in range(2))
         return VirtualPlace(lambda: 1.0 + 0.1 * rng.random(), *links)
 
-    places, nothing = {m: place() for m in range(learners)}, CountingSyncer(Traffic(sizes, sizes, sizes))
+    places, nothing = {m: place() for m in range(learners)}, CountingSyncer(Traffic(sizes, (sizes,), sizes))
     fleet = Fleet(
         policy, None, places, lambda m: CountingLearner(lambda: TOKENS), nothing, takes=Durations(lambda: 0.1)
     )

@@ -315,7 +315,7 @@ def _offered(assembly: Assembly) -> tuple[np.ndarray, ...]:
             return rng.uniform(0.5, 1.0, form.shape).astype(np.float32)
         return rng.integers(0, 127, form.shape).astype(form.dtype)
 
-    return tuple(map(array, wire_format(assembly.layout, 0, assembly.experiment.outer.codec)))
+    return tuple(map(array, wire_format(assembly.layout, 0, assembly.experiment.outer.codec_of(0))))
 
 
 class _Times(NamedTuple):

@@ -33,7 +33,7 @@ FORMATS = (
     (ArrayFormat((3, 5), F32), ArrayFormat((7,), np.dtype(np.uint8)), ArrayFormat((), F32)),
     (ArrayFormat((700, 1000), F32), ArrayFormat((0, 4), F32)),  # more than two chunks, and an empty array
 )
-TERMS = Terms("layout", "rules", 2, 2, FORMATS, FORMATS, FORMATS, TIMEOUT)
+TERMS = Terms("layout", "rules", 2, 2, (FORMATS,), FORMATS, FORMATS, TIMEOUT)
 
 
 def until(condition, told="it", timeout=TIMEOUT):

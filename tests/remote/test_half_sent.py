@@ -49,7 +49,7 @@ SHAPE = (4000, 1000)  # float32: 16 MB, more than what may be on the way
 THETA = {"kernel": np.zeros(SHAPE, np.float32)}
 LAYOUT = fragment({"kernel": SHAPE}, 1)
 LARGE = tuple(ArrayFormat(shape, np.dtype(np.float32)) for shape in LAYOUT.piece_shapes(0))
-BIG_TERMS = dataclasses.replace(TERMS, up=(LARGE,), down=(LARGE,))
+BIG_TERMS = dataclasses.replace(TERMS, up=((LARGE,),), down=(LARGE,))
 POLICY = SyncPolicy(num_learners=2, num_fragments=1, interval=4, quorum=1, max_grace=0.0)
 THIN = LinkShape(bytes_per_second=8e6, buffer_bytes=1 << 16)
 LARGE_STATE = InnerState(7, (3, 4), [np.ones(SHAPE, np.float32)])

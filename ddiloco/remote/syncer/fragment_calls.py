@@ -57,7 +57,7 @@ class FragmentCalls:
         self._terms, self._find, self._record = terms, find, record
         self._send, self._take_offer = send, take_offer
         self._rates: dict[tuple[int, str, int], TransferRates] = {}  # by learner, kind and host
-        self._largest = max(sum(part.nbytes for part in form) for form in terms.up)
+        self._largest = max(sum(part.nbytes for part in form) for each in terms.up for form in each)
         self._decoding = concurrent.futures.ThreadPoolExecutor(DECODERS, "decode")
         self.handlers: dict[str, Handler] = {"Updates": self._updates, "Offers": self._offers}
 
@@ -175,7 +175,7 @@ class FragmentCalls:
         self, session: Session, host: int, header: pb.UpHeader, offer: events.FragmentArrived, call: Call
     ) -> Sequence[np.ndarray] | None:
         """The offer's arrays; None: other hosts of the learner have not sent all of their blocks."""
-        formats = self._terms.up[offer.round.fragment]
+        formats = self._terms.offers(offer.contribution.learner)[offer.round.fragment]
         cuts = None if session.offers is None else cuts_of(header.arrays, formats)
         received = PayloadReader(formats if cuts is None else block_formats(formats, cuts), header.size)
         begun = time.monotonic()
